@@ -1,8 +1,7 @@
 """mrt-hpc: Meta Reinforcement Fine-Tuning (MRT) of language models on Slurm clusters.
 
-The layers, highest first; imports go only downwards: ``cli`` > ``launch`` > ``roles`` > ``inference``, ``training``,
-``grading``, ``analysis``, ``world`` > ``plan`` > ``mrt`` > ``run`` > ``recipe``. Start reading at :mod:`mrt_hpc.mrt`,
-which holds the method.
+ARCHITECTURE.md has the map of the rooms and the files to read first; imports go only downwards. :mod:`mrt_hpc.mrt`
+holds the method.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

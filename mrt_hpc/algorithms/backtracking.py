@@ -10,18 +10,9 @@ from pydantic import Field
 
 from mrt_hpc.algorithms.base import SupervisedAlgorithm
 from mrt_hpc.algorithms.samples import is_whole
-from mrt_hpc.mrt.backtracking import (
-    Attempt,
-    Revision,
-    StepContinuation,
-    Variant,
-    as_conversation,
-    as_suffix,
-    revise,
-)
+from mrt_hpc.mrt.backtracking import Attempt, Revision, StepContinuation, Variant, as_conversation, as_suffix, revise
 from mrt_hpc.mrt.sft import Conversation, MaskedTokens, Suffix
 from mrt_hpc.recipe.base import misfit
-from mrt_hpc.recipe.prompts import DEFAULT_BACKTRACK
 from mrt_hpc.run.data import read_problems
 
 if TYPE_CHECKING:
@@ -30,6 +21,11 @@ if TYPE_CHECKING:
     from mrt_hpc.algorithms.samples import SampleSource
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.groups import Group
+
+DEFAULT_BACKTRACK = (
+    "Part of this is wrong. Go back to what holds after step {step}, and go on from there to the answer."
+)
+"""Stands between an attempt and its revision; {step} is the number of steps kept."""
 
 
 class Backtracking(SupervisedAlgorithm):

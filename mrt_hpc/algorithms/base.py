@@ -2,7 +2,7 @@
 boundaries the prover values, and which sequences an update learns.
 
 To add an algorithm, write one module with a subclass of ``RolloutAlgorithm`` or ``SupervisedAlgorithm``, and add its
-name to :data:`mrt_hpc.recipe.registry.ALGORITHMS`; or write a class in any module and name it in the recipe as
+name to :data:`mrt_hpc.recipe.kinds.ALGORITHMS`; or write a class in any module and name it in the recipe as
 ``algorithm: {type: my_module:MyAlgorithm}``.
 """
 
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 from mrt_hpc.algorithms.starts import whole_traces
 from mrt_hpc.plan.token_counts import boundaries_per_trace, sequence_tokens, tokens_per_value, trace_tokens
 from mrt_hpc.provers.base import every_boundary
-from mrt_hpc.recipe.algorithm import AlgorithmSettings
 from mrt_hpc.recipe.base import Count, Tokens, as_kind, misfit
+from mrt_hpc.recipe.kinds import AlgorithmSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mrt_hpc.mrt.mrt_online import ScoredTrace
-from mrt_hpc.training.sequence import TrainingSequence
+from mrt_hpc.training.settings import TrainingSequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -69,11 +69,15 @@ class Learnt:
     """The sequences that one iteration learns from."""
 
     sequences: list[TrainingSequence]
-    """The sequences of the rollouts."""
+    """The sequences of the rollouts, or the given samples."""
     branches: list[TrainingSequence] = field(default_factory=list)
     """The sequences of the branches, where these are also learnt."""
     dropped_branches: int = 0
     """The number of branches that should be learnt but cannot be."""
+    digest: str = ""
+    """The identity of the training data; the trainer writes it here."""
+    batch: Batch | None = None
+    """The rollouts that the sequences were made from, which the trainer writes here; None where samples are learnt."""
 
 
 def batch_of(groups: Sequence[Group], question_ids: Callable[[], Sequence[int]] = list) -> Batch:

@@ -13,7 +13,7 @@ from mrt_hpc.algorithms.base import RolloutAlgorithm, check_one_temperature
 from mrt_hpc.algorithms.batch import Learnt, sampled_sequence
 from mrt_hpc.algorithms.starts import trace_settings
 from mrt_hpc.inference.protocol import SamplingSettings
-from mrt_hpc.inference.thoughts import answer_start
+from mrt_hpc.inference.tokens import answer_start
 from mrt_hpc.inference.traces import PromptedGroup, Start
 from mrt_hpc.mrt.mrt import (
     Baseline,
@@ -25,10 +25,10 @@ from mrt_hpc.mrt.mrt import (
     stop_advantages,
 )
 from mrt_hpc.plan.token_counts import branch_tokens, tokens_per_value, trace_tokens
-from mrt_hpc.recipe.algorithm import Refreshed
 from mrt_hpc.recipe.base import misfit
+from mrt_hpc.recipe.kinds import Refreshed
 from mrt_hpc.run.layout import is_collection
-from mrt_hpc.training.sequence import TrainingSequence
+from mrt_hpc.training.settings import TrainingSequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mrt_hpc.algorithms.batch import Batch
     from mrt_hpc.algorithms.starts import StartContext, Starts
     from mrt_hpc.inference.traces import SampledTrace
-    from mrt_hpc.recipe.prover import ProverSettings
+    from mrt_hpc.recipe.kinds import ProverSettings
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.records import Problem, Rollout
 

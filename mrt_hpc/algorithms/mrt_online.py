@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mrt_hpc.algorithms.batch import Batch
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.records import Branch, Rollout
-    from mrt_hpc.training.sequence import TrainingSequence
+    from mrt_hpc.training.settings import TrainingSequence
 
 LEARNT_BRANCHES = 1 / 3
 """The share of the branches that are learnt: those whose boundary has both right and wrong ones."""

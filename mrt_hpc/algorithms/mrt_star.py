@@ -9,10 +9,10 @@ from pydantic import Field
 
 from mrt_hpc.algorithms.base import SupervisedAlgorithm, check_keep
 from mrt_hpc.algorithms.samples import is_whole, trace_name, values_of
-from mrt_hpc.mrt.mrt_star import select_progressing
 from mrt_hpc.mrt.sft import MaskedTokens, mask_suffix
-from mrt_hpc.recipe.algorithm import Refreshed
+from mrt_hpc.mrt.star import select_progressing
 from mrt_hpc.recipe.base import Count, misfit
+from mrt_hpc.recipe.kinds import Refreshed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 from mrt_hpc.algorithms.base import SupervisedAlgorithm, check_keep
 from mrt_hpc.algorithms.samples import is_whole
 from mrt_hpc.mrt.star import select_correct
-from mrt_hpc.recipe.algorithm import Refreshed
 from mrt_hpc.recipe.base import Count
+from mrt_hpc.recipe.kinds import Refreshed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

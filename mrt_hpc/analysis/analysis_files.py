@@ -9,14 +9,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.line_figures import draw
+from mrt_hpc.analysis.figures import draw
 from mrt_hpc.run.atomic import write_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from mrt_hpc.analysis.figures import LineFigure
     from mrt_hpc.analysis.intervals import IntervalEstimate
-    from mrt_hpc.analysis.line_figures import LineFigure
 
 Cell = str | int | float
 
@@ -54,7 +54,9 @@ def write_analysis(analysis: Analysis, directory: Path) -> list[Path]:
         write_text(path, as_csv(table))
         paths.append(path)
     for figure in analysis.figures:
-        paths += draw(figure, directory)
+        drawn = [directory / f"{figure.name}.{ending}" for ending in ("png", "svg")]
+        draw(figure, *drawn)
+        paths += drawn
     return paths
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from mrt_hpc.analysis.model_samples import evaluated_problems
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import TraceCurve, tokens_to_answer
-from mrt_hpc.run.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,6 +67,6 @@ def valued_traces(
     """
     found = {
         problem: [curve_of(trace, counted) for trace in traces if any(b.value is not None for b in trace.boundaries)]
-        for problem, traces in evaluated_problems(map(Outcomes.of, parts), adds_stages=adds_stages).items()
+        for problem, traces in evaluated_problems(parts, adds_stages=adds_stages).items()
     }
     return {problem: curves for problem, curves in found.items() if curves}

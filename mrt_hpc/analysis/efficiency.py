@@ -12,8 +12,8 @@ import numpy as np
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells
 from mrt_hpc.analysis.curves import curve_of
+from mrt_hpc.analysis.figures import Line, LineFigure, Panel
 from mrt_hpc.analysis.intervals import CONFIDENCE, IntervalEstimate, share_interval
-from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
 from mrt_hpc.mrt.token_budget import first_reached, reward_within
 
 if TYPE_CHECKING:
@@ -203,9 +203,8 @@ def _figure(found: Sequence[ModelEfficiency]) -> LineFigure:
             model.name,
             tuple(map(float, model.allowed)),
             tuple(share_interval(by_problem) for by_problem in model.accuracy.T),
-            number,
         )
-        for number, model in enumerate(found)
+        for model in found
     )
     title = "Accuracy within a number of tokens"
     y_label = "accuracy (mean, 95 % interval)"

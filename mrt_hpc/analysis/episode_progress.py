@@ -14,8 +14,8 @@ from scipy.stats import rankdata
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text, name_of_file
 from mrt_hpc.analysis.curves import curve_of
+from mrt_hpc.analysis.figures import Line, LineFigure, Panel
 from mrt_hpc.analysis.intervals import clustered_mean
-from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
 from mrt_hpc.mrt.progress import progress
 from mrt_hpc.mrt.votes import RIGHT
 
@@ -157,7 +157,7 @@ def _figures(curves: Sequence[ProgressCurve], models: Sequence[str], fewest: int
 
 def _figure_of_all(curves: Sequence[ProgressCurve], fewest: int) -> LineFigure:
     whole = [curve for curve in curves if curve.split == "none"]
-    lines = tuple(_line(curve, curve.model, number, fewest) for number, curve in enumerate(whole))
+    lines = tuple(_line(curve, curve.model, None, fewest) for curve in whole)
     title = "Progress by episode" if len(lines) > 1 else f"Progress by episode of {lines[0].label}"
     return LineFigure("progress", (Panel(title, "episode j", Y_LABEL, lines, whole_numbers=True, level=0.0),))
 
@@ -175,7 +175,7 @@ def _panel(curves: Sequence[ProgressCurve], split: str, title: str, fewest: int)
     return Panel(title, "episode j", y_label, lines, whole_numbers=True, level=0.0)
 
 
-def _line(curve: ProgressCurve, label: str, colour: int, fewest: int) -> Line:
+def _line(curve: ProgressCurve, label: str, colour: int | None, fewest: int) -> Line:
     shown = [episode for episode in curve.episodes if episode.problems >= fewest]
     return Line(label, tuple(float(e.episode) for e in shown), tuple(e.mean for e in shown), colour)
 

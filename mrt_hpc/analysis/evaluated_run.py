@@ -9,23 +9,20 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.model_samples import ModelSamples, evaluated_problems
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
-from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.find import expanded
+from mrt_hpc.recipe.kinds import ModeSettings
 from mrt_hpc.recipe.lock import look_at_lock, read_lock
-from mrt_hpc.recipe.mode import ModeSettings
-from mrt_hpc.run.evaluation_settings import has_samples, settings_of
-from mrt_hpc.run.fingerprint import fingerprint_of
+from mrt_hpc.run.evaluation_settings import fingerprint_of, has_samples, settings_of
+from mrt_hpc.run.groups import read_outcomes
 from mrt_hpc.run.layout import existing_run
 from mrt_hpc.run.manifest import read_manifest
-from mrt_hpc.run.outcomes import read_outcomes
 from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel, Experiment
-    from mrt_hpc.recipe.sections.evaluation import Benchmark
+    from mrt_hpc.recipe.schema import EvaluatedModel, Experiment
+    from mrt_hpc.recipe.sections import Benchmark
     from mrt_hpc.run.evaluation_settings import EvaluationSettings
     from mrt_hpc.run.layout import RunLayout
 
@@ -69,7 +66,7 @@ class EvaluatedRun:
     @property
     def models(self) -> tuple[EvaluatedModel, ...]:
         """The models of an evaluation on its own; none for a run."""
-        return self.recipe.models if isinstance(self.recipe, EvaluationRecipe) else ()
+        return self.recipe.models
 
     @property
     def model_names(self) -> list[str]:
@@ -134,15 +131,15 @@ class EvaluatedRun:
         )
 
     def _compared(self, version: int, benchmark: str) -> dict[str, str]:
-        """What decides samples and verdicts. Shards of an earlier version of mrt-hpc do not name their grader."""
-        found = fingerprint_of(self.layout, self.recipe, self._benchmark(benchmark), "").compared
+        """What decides samples and verdicts."""
         graders = {str(read_manifest(shard).about.get("grader", "")) for shard in self._shards(version, benchmark)}
-        return found if "" in graders else {**found, "grader": " ".join(sorted(graders))}
+        found = fingerprint_of(self.layout, self.recipe, self._benchmark(benchmark), "").compared
+        return {**found, "grader": " ".join(sorted(graders))}
 
     def _budgets(self, name: str) -> tuple[int, ...]:
         """The tokens that the boundaries of the traces stand for, where the way of evaluating says so."""
         benchmark = self._benchmark(name)
-        base = benchmark_sampling(self.recipe, benchmark).max_tokens
+        base = self.recipe.sampling_of(benchmark).max_tokens
         return () if benchmark.mode is None else benchmark.mode.boundary_budgets(base)
 
     def _settings(self, benchmark: str) -> EvaluationSettings:

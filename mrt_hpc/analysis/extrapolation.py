@@ -13,8 +13,8 @@ import numpy as np
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text
 from mrt_hpc.analysis.comparing import compare, verdict
+from mrt_hpc.analysis.figures import Line, LineFigure, Panel
 from mrt_hpc.analysis.intervals import paired_difference, share_interval
-from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
 from mrt_hpc.analysis.problem_measures import MeanMeasure
 from mrt_hpc.errors import UserError
 
@@ -136,7 +136,7 @@ def _table_of_gains(found: Sequence[ModelExtrapolation]) -> DataTable:
 
 
 def _figure(found: Sequence[ModelExtrapolation]) -> LineFigure:
-    lines = tuple(Line(m.name, tuple(map(float, m.budgets)), m.accuracy, n) for n, m in enumerate(found))
+    lines = tuple(Line(m.name, tuple(map(float, m.budgets)), m.accuracy) for m in found)
     title = "Accuracy past the first budget"
     label = "accuracy when made to stop (95 % interval)"
     return LineFigure("extrapolation", (Panel(title, "budget (tokens)", label, lines, percent=True),))

@@ -1,7 +1,6 @@
 """The numbers that roles write down and that the report reads back: one JSON file each, whole or absent.
 
-Owns their names, units and round trip. Leaves out how they are computed (``statistics``) and shown (``report``,
-``plots``).
+The module has their names, units and round trip; ``rows`` computes with them, and ``report`` shows them.
 """
 
 from __future__ import annotations
@@ -92,9 +91,9 @@ class EvaluationSummary(Record):
     pass_at_k: dict[int, float] = {}
     """Unbiased pass@k for k = 1, 2, 4 .. n."""
     pass_by_problem: dict[str, tuple[float, ...]] = {}
-    """[P][K] pass@k of each problem, by problem id, in the order of ``pass_at_k``; older files have none."""
+    """[P][K] pass@k of each problem, by problem id, in the order of ``pass_at_k``."""
     majority_by_problem: dict[str, tuple[float, ...]] = {}
-    """[P][K] maj@k of each problem, the same; older files have none."""
+    """[P][K] maj@k of each problem, the same; empty without answers."""
     tokens_per_rollout: float | None = None
     """Mean number of tokens of a sample: of its completion, or of all its rounds."""
     truncated_share: float | None = None
@@ -112,15 +111,14 @@ class EvaluationSummary(Record):
     """Accuracy by stage, where a sample has several: by round of revision, or by budget. The last stage is that of
     ``accuracy`` and all other numbers; empty where a sample is one completion."""
     stages_by_problem: dict[str, tuple[float, ...]] = {}
-    """[P][stages] mean reward of each problem in each stage, by problem id, in the order of ``stages``; older files
-    have none."""
+    """[P][stages] mean reward of each problem in each stage, by problem id, in the order of ``stages``."""
     graders: int = 1
     """The number of graders whose verdicts it holds: more than one where mrt-hpc or math-verify was changed between two
     parts of the evaluation."""
     seconds: float | None = None
     """Wall time of the evaluation."""
     settings: str | None = None
-    """The digest of the settings of the evaluation; older files have none."""
+    """The digest of the settings of the evaluation."""
 
     @model_validator(mode="after")
     def _rows_fit(self) -> Self:

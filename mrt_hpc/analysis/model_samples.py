@@ -13,7 +13,8 @@ from mrt_hpc.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from mrt_hpc.run.outcomes import Outcomes, RolloutOutcome
+    from mrt_hpc.run.groups import BranchOutcome, Outcomes, RolloutOutcome, Sampled
+    from mrt_hpc.run.records import Branch, Rollout
 
 EvaluatedProblems = dict[str, "tuple[EvaluatedTrace, ...]"]
 """The traces of each problem, by its id."""
@@ -24,7 +25,7 @@ Counted = Literal["sampled", "all"]
 
 
 @dataclass(frozen=True)
-class ForcedAnswer:
+class GradedAnswer:
     """One answer that the prover gave at a boundary: a branch."""
 
     answer: str | None
@@ -44,7 +45,7 @@ class EvaluatedBoundary:
     """The sampled tokens before it, those of earlier rounds included."""
     value: float | None
     """V_j; None where the prover was not asked."""
-    forced: tuple[ForcedAnswer, ...]
+    forced: tuple[GradedAnswer, ...]
     """[G] the answers that were forced there."""
 
 
@@ -156,7 +157,7 @@ def _mean(numbers: Iterable[float]) -> float:
 # -- from the records of an evaluation
 
 
-def evaluated_problems(parts: Iterable[Outcomes], *, adds_stages: bool = False) -> EvaluatedProblems:
+def evaluated_problems(parts: Iterable[Outcomes | Sampled], *, adds_stages: bool = False) -> EvaluatedProblems:
     """The traces of each problem, in the order of their numbers, from the records of an evaluation. Of a sample with
     several rounds or budgets the last one counts.
 
@@ -172,7 +173,7 @@ def evaluated_problems(parts: Iterable[Outcomes], *, adds_stages: bool = False) 
     return {problem: tuple(traces[sample] for sample in sorted(traces)) for problem, traces in found.items()}
 
 
-def tokens_of_earlier_rounds(rollouts: Iterable[RolloutOutcome]) -> Mapping[tuple[str, int], int]:
+def tokens_of_earlier_rounds(rollouts: Iterable[RolloutOutcome | Rollout]) -> Mapping[tuple[str, int], int]:
     """The tokens of all rounds of a sample but the last one, by problem and by the number of the sample."""
     found = Counter[tuple[str, int]]()
     for rollout in (r for r in rollouts if not r.counts):
@@ -185,21 +186,22 @@ class _BoundaryRecords:
     """Values and forced answers by problem, sample and boundary."""
 
     values: Mapping[tuple[str, int, int], float]
-    forced: Mapping[tuple[str, int, int], list[ForcedAnswer]]
+    forced: Mapping[tuple[str, int, int], list[GradedAnswer]]
     earlier: Mapping[tuple[str, int], int]
     """The tokens that a sample took before its last round, by problem and number."""
 
     @classmethod
-    def of(cls, part: Outcomes, earlier: Mapping[tuple[str, int], int]) -> _BoundaryRecords:
+    def of(cls, part: Outcomes | Sampled, earlier: Mapping[tuple[str, int], int]) -> _BoundaryRecords:
         """The records of one shard; all records of a sample are in the same shard."""
-        forced: dict[tuple[str, int, int], list[ForcedAnswer]] = defaultdict(list)
-        for branch in sorted(part.branches, key=lambda b: b.branch):
+        forced: dict[tuple[str, int, int], list[GradedAnswer]] = defaultdict(list)
+        branches: Sequence[Branch | BranchOutcome] = part.branches
+        for branch in sorted(branches, key=lambda b: b.branch):
             where = branch.problem_id, branch.sample, branch.boundary
-            forced[where].append(ForcedAnswer(branch.answer, branch.reward, branch.tokens, branch.prompt_tokens))
+            forced[where].append(GradedAnswer(branch.answer, branch.reward, branch.tokens, branch.prompt_tokens))
         values = {(value.problem_id, value.sample, value.boundary): value.value for value in part.values}
         return cls(values, forced, earlier)
 
-    def trace(self, rollout: RolloutOutcome) -> EvaluatedTrace:
+    def trace(self, rollout: RolloutOutcome | Rollout) -> EvaluatedTrace:
         """One trace with its boundaries."""
         before = self.earlier.get((rollout.problem_id, rollout.sample // rollout.stages), 0)
         boundaries = [

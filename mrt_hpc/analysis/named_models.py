@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.find import expanded
-from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import AT, FIRST, LAST, RunLayout, split_at, version_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,25 +20,14 @@ if TYPE_CHECKING:
 
     from mrt_hpc.analysis.model_samples import ModelSamples
 
-AT = "@"
-"""Stands between a directory and its weights versions, or the name of a model. The name may hold it as well."""
-FIRST, LAST = "first", "last"
-
 
 @dataclass(frozen=True)
 class NamedModel:
     """One weights version of a run, or one model of an evaluation on its own."""
 
     run: EvaluatedRun
-    version: int | None = None
-    """Its number; None where a word stands for it, or nothing."""
-    word: str | None = None
-    """``first`` or ``last``."""
-
-    @property
-    def is_whole_run(self) -> bool:
-        """Whether a run was named without a version."""
-        return self.version is None and self.word is None
+    version: int | str | None = None
+    """Its number, ``first`` or ``last``; None where a run was named without a version."""
 
     def number(self, benchmarks: Sequence[str]) -> int:
         """The number of the weights version; ``last`` is the last that was evaluated on all of these benchmarks.
@@ -45,7 +35,7 @@ class NamedModel:
         Raises:
             UserError: no version has been evaluated on all of them.
         """
-        if self.version is not None:
+        if isinstance(self.version, int):
             return self.version
         whole = [set(self.run.versions(benchmark)) for benchmark in benchmarks]
         if not (shared := sorted(set.intersection(*whole))):
@@ -54,7 +44,7 @@ class NamedModel:
                 where=self.run.layout.root,
                 advice=f"mrt-hpc status {self.run.typed}",
             )
-        return shared[0 if self.word == FIRST else -1]
+        return shared[0 if self.version == FIRST else -1]
 
 
 # -- what is typed
@@ -74,21 +64,14 @@ def named_models(texts: Sequence[str], *, trust: bool = False) -> list[NamedMode
 
 
 def _models_of(text: str, *, trust: bool) -> list[NamedModel]:
-    directory, name = _split(text)
+    directory, name = split_at(text)
     run = EvaluatedRun.open(directory, trust=trust)
     if run.models:
         return [NamedModel(run, number) for number in _numbers(run, name)]
-    return [NamedModel(run)] if name is None else [_version(run, word.strip()) for word in name.split(",")]
-
-
-def _split(text: str) -> tuple[str, str | None]:
-    """A run directory, and the text after it. Of several the longest counts, since paths may hold an ``@``."""
-    parts = text.split(AT)
-    for count in range(len(parts), 0, -1):
-        directory = AT.join(parts[:count])
-        if RunLayout(expanded(directory)).plan.is_file():
-            return directory, AT.join(parts[count:]) if count < len(parts) else None
-    return parts[0], None
+    if name is None:
+        return [NamedModel(run)]
+    last, root = read_plan(run.layout.plan).iterations, run.layout.root
+    return [NamedModel(run, version_named(word, last, root)) for word in name.split(",")]
 
 
 def _numbers(run: EvaluatedRun, name: str | None) -> Sequence[int]:
@@ -112,25 +95,6 @@ def _numbers(run: EvaluatedRun, name: str | None) -> Sequence[int]:
     return [names.index(name)]
 
 
-def _version(run: EvaluatedRun, word: str) -> NamedModel:
-    """A weights version of a run.
-
-    Raises:
-        UserError: the word is none.
-    """
-    if word in (FIRST, LAST):
-        return NamedModel(run, word=word)
-    if not (word.isascii() and word.isdigit()):
-        raise UserError(
-            "there is no such weights version",
-            value=word,
-            where=run.layout.root,
-            expected=f"a number, {FIRST} or {LAST}",
-            advice=f"{run.typed}{AT}{LAST}",
-        )
-    return NamedModel(run, int(word))
-
-
 def models_to_evaluate(texts: Sequence[str]) -> list[str]:
     """The arguments as ``mrt-hpc eval`` takes them: an evaluation on its own stands for its models.
 
@@ -141,7 +105,7 @@ def models_to_evaluate(texts: Sequence[str]) -> list[str]:
 
 
 def _to_evaluate(text: str) -> list[str]:
-    directory, name = _split(text)
+    directory, name = split_at(text)
     if not RunLayout(expanded(directory)).plan.is_file():
         return [text]
     run = EvaluatedRun.looked_at(directory)
@@ -179,7 +143,7 @@ def chosen_benchmarks(models: Sequence[NamedModel], wanted: Sequence[str]) -> li
 
 def _evaluable(models: Sequence[NamedModel]) -> str:
     """The models as ``mrt-hpc eval`` takes them."""
-    return " ".join(m.run.typed if m.version is None else m.run.evaluable(m.version) for m in models)
+    return " ".join(m.run.evaluable(m.version) if isinstance(m.version, int) else m.run.typed for m in models)
 
 
 def read_models(models: Sequence[NamedModel], benchmarks: Sequence[str]) -> list[list[ModelSamples]]:

@@ -40,8 +40,8 @@ def decimal_text(estimate: IntervalEstimate) -> str:
 
 
 def _with_ends(estimate: IntervalEstimate, written: Callable[[float], str]) -> str:
-    told = written(estimate.mean)
-    return f"{told} ({written(estimate.low)} to {written(estimate.high)})" if math.isfinite(estimate.low) else told
+    mean = written(estimate.mean)
+    return f"{mean} ({written(estimate.low)} to {written(estimate.high)})" if math.isfinite(estimate.low) else mean
 
 
 def interval(estimate: IntervalEstimate) -> str:

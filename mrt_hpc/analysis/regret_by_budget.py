@@ -13,8 +13,8 @@ import numpy as np
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text
 from mrt_hpc.analysis.comparing import compare, verdict
 from mrt_hpc.analysis.curves import curves_of
+from mrt_hpc.analysis.figures import Line, LineFigure, Panel
 from mrt_hpc.analysis.intervals import mean_of_shares, paired_difference, ratio_interval
-from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
 from mrt_hpc.analysis.problem_measures import Regret
 from mrt_hpc.mrt.regret import area_of_episodes, regret_by_problem
 
@@ -134,13 +134,13 @@ def _table_of_areas(found: Sequence[ModelRegret]) -> DataTable:
 
 
 def _figure_of_regret(found: Sequence[ModelRegret]) -> LineFigure:
-    lines = tuple(Line(m.name, tuple(map(float, m.budgets)), m.regret, n) for n, m in enumerate(found))
+    lines = tuple(Line(m.name, tuple(map(float, m.budgets)), m.regret) for m in found)
     title = "Normalised regret" if len(found) > 1 else f"Normalised regret of {found[0].name}"
     return LineFigure("regret", (Panel(title, "budget (tokens)", "normalised regret (mean, 95 % interval)", lines),))
 
 
 def _figure_of_areas(found: Sequence[ModelRegret]) -> LineFigure:
-    lines = tuple(Line(m.name, tuple(map(float, range(len(m.areas)))), m.areas, n) for n, m in enumerate(found))
+    lines = tuple(Line(m.name, tuple(map(float, range(len(m.areas)))), m.areas) for m in found)
     title = "Area of the first episodes" if len(found) > 1 else f"Area of the first episodes of {found[0].name}"
     y_label = f"area / area of whole traces, {found[0].budgets[-1]} tokens"
     panel = Panel(title, "episodes kept", y_label, lines, percent=True, whole_numbers=True, level=1.0)

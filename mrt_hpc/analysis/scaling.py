@@ -9,29 +9,297 @@ of which one has to be right (pass@k), at k times the mean tokens of a sample.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text, name_of_file
-from mrt_hpc.analysis.earlier_votes import (
-    equal_tokens_verdict,
-    progress_verdict,
-    table_of_earlier_votes,
-    table_of_equal_tokens,
+from mrt_hpc.analysis.comparing import can_show, quantity
+from mrt_hpc.analysis.figures import Line, LineFigure, Panel
+from mrt_hpc.analysis.intervals import (
+    SIGNIFICANCE,
+    MeanGain,
+    detectable,
+    holm,
+    mean_gain,
+    mean_of_shares,
+    paired_difference,
 )
-from mrt_hpc.analysis.intervals import paired_difference
-from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
 from mrt_hpc.analysis.model_samples import VALUED_SUITE
-from mrt_hpc.analysis.scaling_curves import VOTE, VOTERS, ScalingCurve, direct_curves, prefix_curve, votes_of
+from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK
 from mrt_hpc.errors import UserError
-from mrt_hpc.mrt.votes import RULE
+from mrt_hpc.mrt.votes import RULE, AnswerCounts, majority_at_k
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from mrt_hpc.analysis.line_figures import Dash
-    from mrt_hpc.analysis.model_samples import ModelSamples
+    from mrt_hpc.analysis.figures import Dash
+    from mrt_hpc.analysis.intervals import IntervalEstimate
+    from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, ModelSamples
+
+
+# -- the points of the curves
+
+
+VOTE = "maj@k"
+"""The name of the vote of complete samples."""
+VOTERS = (1, 2, 4, 8)
+"""p: the sizes of the votes at a prefix (paper, Section 5)."""
+
+
+@dataclass(frozen=True)
+class ScalingPoint:
+    """One point of a scaling curve."""
+
+    index: int
+    """j, the number of episodes; or k, the number of complete samples."""
+    tokens: float
+    by_problem: dict[str, float]
+    """The expected accuracy of each problem."""
+
+    @property
+    def accuracy(self) -> IntervalEstimate:
+        """The mean over problems with its interval."""
+        return mean_of_shares(self.by_problem)
+
+
+@dataclass(frozen=True)
+class ScalingCurve:
+    """One line: a vote of p at the prefixes, or complete samples."""
+
+    model: str
+    way: str
+    """As ``maj@4 at prefix`` or ``pass@k``."""
+    points: tuple[ScalingPoint, ...]
+    voters: int | None = None
+    """p of a vote at the prefixes."""
+
+
+# -- votes at prefixes
+
+
+def votes_of(model: ModelSamples) -> list[int]:
+    """p for which every boundary has enough answers."""
+    fewest = model.fewest_forced
+    return [voters for voters in VOTERS if voters <= fewest]
+
+
+def prefix_curve(model: ModelSamples, voters: int) -> ScalingCurve:
+    """[maj@p]_j for j = 0 .. the most episodes of a trace, each over all traces."""
+    most = max(len(trace.boundaries) for traces in model.problems.values() for trace in traces)
+    points = [_prefix_point(model, voters, j) for j in range(most)]
+    return ScalingCurve(model.name, f"maj@{voters} at prefix", tuple(points), voters)
+
+
+def _prefix_point(model: ModelSamples, voters: int, j: int) -> ScalingPoint:
+    accuracy = _means(model, lambda trace: forced_majority(_boundary(trace, j), voters))
+    tokens = _means(model, lambda trace: forced_tokens(_boundary(trace, j), voters))
+    return ScalingPoint(j, float(np.mean(list(tokens.values()))), accuracy)
+
+
+def _boundary(trace: EvaluatedTrace, j: int) -> EvaluatedBoundary:
+    """Boundary j, or the last one of a trace with fewer episodes."""
+    return trace.boundaries[min(j, len(trace.boundaries) - 1)]
+
+
+def _means(model: ModelSamples, of: Callable[[EvaluatedTrace], float]) -> dict[str, float]:
+    """The mean over the traces of each problem."""
+    return {problem: float(np.mean([of(trace) for trace in traces])) for problem, traces in model.problems.items()}
+
+
+def forced_majority(boundary: EvaluatedBoundary, voters: int) -> float:
+    """The expected reward of a vote of p of the answers that were forced at a boundary."""
+    return majority_at_k(AnswerCounts.of((f.answer, f.reward) for f in boundary.forced), voters)
+
+
+def forced_tokens(boundary: EvaluatedBoundary, voters: int) -> float:
+    """The tokens of a vote of p answers at a boundary: those of the prefix, and p times the mean of an answer."""
+    return boundary.tokens + voters * float(np.mean([f.tokens for f in boundary.forced]))
+
+
+# -- complete samples
+
+
+def direct_curves(model: ModelSamples) -> tuple[ScalingCurve, ScalingCurve]:
+    """maj@k and pass@k of complete samples, for k = 1, 2, 4 .. up to the fewest samples of a problem."""
+    sizes = [1 << exponent for exponent in range(model.fewest.bit_length())]
+    votes, passes = (tuple(_direct_point(model, of(k)) for k in sizes) for of in (MajorityAtK, PassAtK))
+    return ScalingCurve(model.name, VOTE, votes), ScalingCurve(model.name, "pass@k", passes)
+
+
+def _direct_point(model: ModelSamples, measure: MajorityAtK | PassAtK) -> ScalingPoint:
+    return ScalingPoint(measure.k, measure.k * model.mean_tokens, measure.values(model))
+
+
+# -- the vote at the last prefix against all earlier ones, by problem, with Holm's correction, and against complete
+#    samples of as many tokens
+
+
+@dataclass(frozen=True)
+class EarlierVote:
+    """A vote at an earlier prefix, beside the same vote at the last one."""
+
+    episode: int
+    """j."""
+    tokens: float
+    saved: float
+    """The tokens that the vote at the last prefix takes more."""
+    gain: MeanGain
+    """Of the vote at the last prefix over this one, paired by problem."""
+    corrected_p: float
+    """The p-value with Holm's correction for all earlier votes."""
+    together: int
+    """The number of these."""
+    problems: int
+
+    @property
+    def shown(self) -> bool:
+        """Whether the two votes differ by more than chance gives."""
+        return self.corrected_p < SIGNIFICANCE
+
+    @property
+    def is_beaten(self) -> bool:
+        """Whether thinking on is shown to gain something."""
+        return self.shown and self.gain.mean > 0
+
+    @property
+    def detectable(self) -> float:
+        """The smallest gain that 80 % of such comparisons would show; infinite for a single problem."""
+        return detectable(self.gain.error, self.gain.degrees, self.together)
+
+
+@dataclass(frozen=True)
+class EqualTokens:
+    """A vote at the last prefix beside one of complete samples that takes as many tokens."""
+
+    curve: ScalingCurve
+    complete: float
+    """The accuracy of complete samples."""
+    gain: MeanGain
+    """Of the vote at the last prefix over them, paired by problem."""
+
+
+def earlier_votes(curve: ScalingCurve) -> list[EarlierVote]:
+    """The votes at all prefixes but the last.
+
+    Args:
+        curve: of votes at prefixes.
+    """
+    *earlier, last = curve.points
+    gains = [mean_gain([(point.by_problem, last.by_problem)]) for point in earlier]
+    corrected = holm([gain.p_value for gain in gains])
+    return [
+        EarlierVote(point.index, point.tokens, last.tokens - point.tokens, gain, p, len(earlier), len(last.by_problem))
+        for point, gain, p in zip(earlier, gains, corrected, strict=True)
+    ]
+
+
+def equal_tokens(curve: ScalingCurve, complete: ScalingCurve) -> EqualTokens | None:
+    """The vote at the last prefix beside complete samples of equal tokens; None where there are none.
+
+    Args:
+        curve: of votes at prefixes.
+        complete: of votes of complete samples. Between two numbers of samples each problem's accuracy is linear.
+    """
+    last, tokens = curve.points[-1], [point.tokens for point in complete.points]
+    if not tokens[0] <= last.tokens <= tokens[-1]:
+        return None
+    by_problem = {
+        problem: float(np.interp(last.tokens, tokens, [point.by_problem[problem] for point in complete.points]))
+        for problem in last.by_problem
+    }
+    accuracy = float(np.mean(list(by_problem.values())))
+    return EqualTokens(curve, accuracy, mean_gain([(by_problem, last.by_problem)]))
+
+
+# -- in words
+
+
+def progress_verdict(curve: ScalingCurve) -> str | None:
+    """Whether thinking on pays, in one sentence; None where there is no earlier prefix."""
+    votes, measure = earlier_votes(curve), MajorityAtK(curve.voters or 1)
+    if not votes:
+        return None
+    head = f"{curve.model}, {measure.name} at the prefixes"
+    enough = next((vote for vote in votes if not vote.is_beaten), None)
+    if enough is None:
+        return f"{head}: thinking on gains {_at_least(votes, measure)} over a vote at every earlier episode"
+    saved = f"{enough.saved:,.0f} of {curve.points[-1].tokens:,.0f} tokens"
+    if enough.shown:
+        better = quantity(measure, -enough.gain.mean)
+        return f"{head}: a vote at episode {enough.episode} is better by {better}, and would have saved {saved}"
+    limit = can_show(measure, enough.problems, enough.detectable)
+    if enough.detectable > 1:
+        return f"{head}: whether thinking on gains anything cannot be told: {limit}"
+    as_well = f"a vote at episode {enough.episode} would have done as well, and saved {saved}"
+    return f"{head}: {as_well}: it cannot be told from the last one, and {limit}"
+
+
+def _at_least(votes: Sequence[EarlierVote], measure: MajorityAtK) -> str:
+    """The smallest of the gains."""
+    text = quantity(measure, min(vote.gain.mean for vote in votes))
+    return text if len(votes) == 1 else f"{text} or more"
+
+
+def equal_tokens_verdict(curve: ScalingCurve, complete: ScalingCurve) -> str:
+    """Whether complete samples of equal tokens would have done as well, in one sentence."""
+    measure, last = MajorityAtK(curve.voters or 1), curve.points[-1]
+    head = f"{curve.model}, {measure.name} at the last prefix against a vote of complete samples of equal tokens"
+    found = equal_tokens(curve, complete)
+    if found is None:
+        return f"{head}: not compared, {_out_of_range(last.tokens, complete)}"
+    gain, problems = found.gain, len(last.by_problem)
+    told = f"{head}: {interval_text(gain.interval, signed=True)}"
+    if gain.p_value < SIGNIFICANCE:
+        return f"{told}, it is {'better' if gain.mean > 0 else 'worse'} by {quantity(measure, abs(gain.mean))}"
+    limit = can_show(measure, problems, detectable(gain.error, gain.degrees))
+    return f"{told}, cannot be told apart: {limit}"
+
+
+def _out_of_range(tokens: float, complete: ScalingCurve) -> str:
+    """Why there are no complete samples of so many tokens."""
+    first, last = complete.points[0], complete.points[-1]
+    if tokens < first.tokens:
+        return f"it takes {tokens:,.0f} tokens, and one complete sample {first.tokens:,.0f}"
+    return f"it takes {tokens:,.0f} tokens, and the complete samples ({last.index} of a problem) {last.tokens:,.0f}"
+
+
+# -- as tables
+
+
+def table_of_earlier_votes(curves: Sequence[ScalingCurve]) -> DataTable:
+    """All earlier votes, a row each."""
+    rows = [
+        (
+            curve.model, curve.way, vote.episode, vote.tokens, vote.saved,
+            *interval_cells(vote.gain.interval), vote.gain.p_value, vote.corrected_p,
+        )
+        for curve in curves
+        for vote in earlier_votes(curve)
+    ]  # fmt: skip
+    columns = (
+        "model", "way", "episodes", "tokens", "tokens_saved", "gain_of_the_last", "low", "high", "p", "corrected_p",
+    )  # fmt: skip
+    return DataTable("earlier_votes", columns, tuple(rows))
+
+
+def table_of_equal_tokens(pairs: Sequence[tuple[ScalingCurve, ScalingCurve]]) -> DataTable:
+    """The votes at the last prefixes beside complete samples of equal tokens, where there are such.
+
+    Args:
+        pairs: votes at prefixes, and votes of complete samples of the same model.
+    """
+    found = [one for one in (equal_tokens(*pair) for pair in pairs) if one is not None]
+    rows = [
+        (
+            one.curve.model, one.curve.way, one.curve.points[-1].tokens, one.curve.points[-1].accuracy.mean,
+            one.complete, *interval_cells(one.gain.interval), one.gain.p_value,
+        )
+        for one in found
+    ]  # fmt: skip
+    columns = ("model", "way", "tokens", "accuracy", "complete_samples", "difference", "low", "high", "p")
+    return DataTable("equal_tokens", columns, tuple(rows))
 
 
 def analyse_scaling(models: Sequence[ModelSamples]) -> Analysis:
@@ -103,20 +371,20 @@ def _table(curves: Sequence[ScalingCurve]) -> DataTable:
 def _figure(model: str, curves: Sequence[ScalingCurve], several: bool) -> LineFigure:
     """The votes at the prefixes of one model, and complete samples of this model and of those without prefixes."""
     most = max(curve.voters for curve in curves if curve.voters is not None)
-    lines = tuple(_line(curve, number, model, most) for number, curve in enumerate(curves))
+    lines = tuple(_line(curve, model, most) for curve in curves)
     title, x_label, y_label = f"Scaling of {model}", "tokens (logarithmic)", "accuracy (mean; bands: 95 % interval)"
     panel = Panel(title, x_label, y_label, lines, percent=True, logarithmic=True)
     return LineFigure(name_of_file("scaling", model) if several else "scaling", (panel,))
 
 
-def _line(curve: ScalingCurve, number: int, model: str, most: int) -> Line:
+def _line(curve: ScalingCurve, model: str, most: int) -> Line:
     """Votes at prefixes are solid, complete samples broken. Only the largest vote at prefixes and the vote of complete
     samples have a band: more of them would hide each other.
     """
     name = curve.way if curve.voters is not None else f"{curve.way}, complete samples"
     label = name if curve.model == model else f"{name} of {curve.model}"
     x, y = tuple(point.tokens for point in curve.points), tuple(point.accuracy for point in curve.points)
-    return Line(label, x, y, number, _dash(curve), band=curve.voters == most or curve.way == VOTE)
+    return Line(label, x, y, dash=_dash(curve), band=curve.voters == most or curve.way == VOTE)
 
 
 def _dash(curve: ScalingCurve) -> Dash:

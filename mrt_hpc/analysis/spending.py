@@ -7,23 +7,181 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.analysis.attempts import attempts
 from mrt_hpc.plan.compile import role_resources
-from mrt_hpc.plan.cost import UseHours
+from mrt_hpc.plan.hours import UseHours
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.run.uses import Use
+from mrt_hpc.run.events import PROGRESS, EventKind, Use, events_by_process
+from mrt_hpc.run.heartbeats import last_beat
+from mrt_hpc.run.task_state import TaskState, shown_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from mrt_hpc.analysis.attempts import Attempt
     from mrt_hpc.analysis.measures import EvaluationSummary
     from mrt_hpc.plan.jobs import JobResources, Plan
-    from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.recipe.schema import Experiment
     from mrt_hpc.run.layout import RunLayout
+
+    Event = Mapping[str, Any]
+
+
+# -- attempts ----------------------------------------------------------------------------------------------------------
+# The attempts of a run's tasks, as their events tell of them: begin, end, and what the time between was used for.
+
+
+Uses = tuple[tuple[float, Use], ...]
+"""When each use of the time of a process began, by time."""
+OF_NO_WORK = frozenset({Use.WAITING, Use.ENDING})
+"""Uses that are not lost with an attempt: another attempt does not have to do them again."""
+
+
+@dataclass(frozen=True)
+class SpentTime:
+    """One attempt at an array task. Times are seconds since the epoch, by the clock of its node."""
+
+    job: str
+    task: int
+    """The index of the task within its job."""
+    name: str
+    """On Slurm the task's id, a dot, and how often it was started again."""
+    started: float
+    """When its process began to run the task."""
+    began: float
+    """When its job began; where the job script did not tell, the same as ``started``."""
+    ended: float
+    """When its job ended; where nothing tells, the last sign of life."""
+    uses: tuple[tuple[float, Use], ...]
+    """When each use began. The first one began with the attempt."""
+    kept: float
+    """When it had its last result that stays; ``began`` where it had none."""
+    loses: bool
+    """Whether its work after ``kept`` is lost."""
+    branch_share: float
+    """The share of the prover's branches in the tokens that it sampled."""
+
+    @property
+    def task_id(self) -> str:
+        """The id of its task in the queue, as ``1234_5``."""
+        return self.name.rpartition(".")[0]
+
+    def time_by_use(self, began: float, seconds: float) -> dict[Use, float]:
+        """The seconds of each use, which add up to all seconds.
+
+        Args:
+            began: the start of the time that is divided; ``began`` of this attempt, or of its job by accounting.
+            seconds: the length of that time.
+        """
+        ended, spent = began + seconds, dict.fromkeys(Use, 0.0)
+        changes = (min(time, ended) for time, _ in self.uses[1:])
+        times = [*accumulate([began, *changes], max), ended]  # a clock may have been set back
+        for (_, use), start, end in zip(self.uses, times[:-1], times[1:], strict=True):
+            safe = min(max(self.kept, start), end) if self.loses and use not in OF_NO_WORK else end
+            spent[use] += safe - start
+            spent[Use.LOST] += end - safe
+        spent[Use.BRANCHING] = self.branch_share * spent[Use.GENERATING]
+        spent[Use.GENERATING] -= spent[Use.BRANCHING]
+        return {use: time for use, time in spent.items() if time}
+
+
+def attempts(layout: RunLayout) -> list[SpentTime]:
+    """All attempts of a run, as the first rank of each wrote them, by their begin."""
+    processes = list(events_by_process(layout.events))
+    signs = _signs_of_life(processes)
+    begun = [events for events in processes if events[0]["kind"] == EventKind.TASK_STARTED]
+    firsts = [events for events in begun if not events[0]["rank"]]
+    companions = {events[0]["attempt"]: events for events in begun if _is_companion(events[0])}
+    found = (_attempt(layout, events, signs, companions.get(events[0]["attempt"], ())) for events in firsts)
+    return sorted(found, key=lambda attempt: attempt.began)
+
+
+def _is_companion(first: Event) -> bool:
+    """Whether a process that began with this event samples for a colocated task."""
+    return bool(first["rank"]) and first["rank"] == first.get("world_size")
+
+
+def _signs_of_life(processes: Sequence[Sequence[Event]]) -> dict[str, float]:
+    """By attempt, the end that its job script told, or the last heartbeat that the next attempt found."""
+    signs: dict[str, float] = {}
+    for event in (event for events in processes for event in events):
+        if event["kind"] == EventKind.ALLOCATION_ENDED:
+            signs[event["attempt"]] = max(event["time"], signs.get(event["attempt"], 0.0))
+        elif event["kind"] == EventKind.TASK_STARTED and event.get("earlier") is not None:
+            earlier = event["earlier"]
+            signs[earlier["attempt"]] = max(earlier["until"], signs.get(earlier["attempt"], 0.0))
+    return signs
+
+
+def _attempt(
+    layout: RunLayout, events: Sequence[Event], signs: Mapping[str, float], companion: Sequence[Event]
+) -> SpentTime:
+    first, name = events[0], str(events[0]["attempt"])
+    began = min(first["time"], first.get("began") or first["time"])
+    told = [event for event in events if event["kind"] == EventKind.TASK_ENDED]
+    outcome = TaskState(told[-1]["outcome"]) if told else None
+    uses = _uses(events, began)
+    if companion:
+        uses = _joined(uses, _uses(companion, companion[0]["time"]))
+    events = sorted([*events, *companion], key=lambda event: float(event["time"]))
+    waited = max((use for use in uses if use[1] is not Use.ENDING), key=lambda use: use[0])[1] is Use.WAITING
+    finished = outcome is TaskState.DONE or (outcome is TaskState.GAVE_BACK and waited)
+    ended = max(events[-1]["time"], signs.get(name, 0.0), 0.0 if told else _last_beat(layout, first))
+    kept = max((event["time"] for event in events if event["kind"] in PROGRESS), default=began)
+    return SpentTime(
+        job=first["job"],
+        task=first["task"],
+        name=name,
+        started=first["time"],
+        began=began,
+        ended=ended,
+        uses=uses,
+        kept=kept,
+        loses=not finished and not (outcome is None and _runs(layout, first)),
+        branch_share=_branch_share(events),
+    )
+
+
+def _uses(events: Sequence[Event], began: float) -> Uses:
+    """When each use began."""
+    changes = [(event["time"], Use(event["use"])) for event in events if event["kind"] == EventKind.USE]
+    ends = [(event["time"], Use.ENDING) for event in events if event["kind"] == EventKind.TASK_ENDED]
+    return ((began, Use.STARTING), *changes, *ends[-1:])
+
+
+def _joined(mine: Uses, companions: Uses) -> Uses:
+    """When each use of a task began whose trainer and companion take turns: while the trainer waits, what the
+    companion does counts.
+    """
+    times = sorted({time for time, _ in (*mine, *companions) if time >= mine[0][0]})
+    both = [(time, _use_at(mine, time), _use_at(companions, time)) for time in times]
+    return tuple((time, other if own is Use.WAITING and other is not Use.ENDING else own) for time, own, other in both)
+
+
+def _use_at(uses: Uses, time: float) -> Use:
+    """What the time of a process is used for at a moment; a process that has not begun waits."""
+    return next((use for began, use in reversed(uses) if began <= time), Use.WAITING)
+
+
+def _last_beat(layout: RunLayout, first: Event) -> float:
+    """The last heartbeat of an attempt that has not ended; 0 where it has none."""
+    beat = last_beat(layout.heart(first["job"], first["task"]))
+    return beat[1] if beat is not None and beat[0] == first["attempt"] else 0.0
+
+
+def _runs(layout: RunLayout, first: Event) -> bool:
+    """Whether an attempt that recorded no end is the one that its task is in now."""
+    record = shown_task(layout, first["job"], first["task"])
+    return record.state is TaskState.RUNNING and record.attempt == first["attempt"]
+
+
+def _branch_share(events: Sequence[Event]) -> float:
+    branches = sum(event.get("branch_tokens", 0) for event in events)
+    every = branches + sum(event.get("rollout_tokens", 0) for event in events)
+    return branches / every if every else 0.0
+
 
 HOUR_S = 3600.0
 CLOCKS_APART_S = 60.0
@@ -34,23 +192,28 @@ TRAINING_ROLES = frozenset({Role.PREPARE, Role.INFERENCE, Role.TRAINER, Role.COL
 
 @dataclass(frozen=True)
 class Allocation:
-    """What one attempt of a task held, by the queue's accounting."""
+    """What one attempt of a task held: by the queue's accounting, or by the run's events."""
 
-    job: str
-    """The name of the job in the plan."""
     task_id: str
-    """The id of the task in the queue, as ``1234_5``."""
+    """The id of the task in the queue, as ``1234`` or ``1234_5``."""
     began: float
     """Seconds since the epoch."""
     seconds: float
     """Until its end, or until now."""
     gpus: int | None
-    """None where accounting does not name GPUs."""
+    """On all of its nodes; None where accounting does not name GPUs."""
     cpus: int | None
-    queued_s: float
-    """Seconds that it waited in the queue after it could have started."""
-    failed: bool
+    queued_s: float | None
+    """Seconds that it waited in the queue after it could have started; None where that is not known."""
+    failed: bool = False
     """Whether it ended otherwise than well."""
+    job: str = ""
+    """The name of the job in the plan, which the queue does not know."""
+
+    @property
+    def job_id(self) -> str:
+        """The id of its job in the queue."""
+        return self.task_id.partition("_")[0]
 
 
 @dataclass(frozen=True)
@@ -67,16 +230,11 @@ class Accounts:
 class SpentAttempt:
     """The reckoning of one attempt."""
 
-    job: str
+    held: Allocation
+    """With the resources of the plan where accounting names none."""
     role: Role
-    began: float
-    seconds: float
     by_use: Mapping[Use, float]
-    """Seconds, which add up to ``seconds``."""
-    gpus: int
-    cpus: int
-    queued_s: float | None
-    """Seconds in the queue before it; None where that is not known."""
+    """Seconds, which add up to those of ``held``."""
 
 
 @dataclass(frozen=True)
@@ -112,34 +270,35 @@ class Spending:
         for attempt in self.attempts:
             for use, seconds in attempt.by_use.items():
                 hours = found[attempt.role, use]
-                for column, number in enumerate((1, attempt.gpus, attempt.cpus)):
+                for column, number in enumerate((1, attempt.held.gpus or 0, attempt.held.cpus or 0)):
                     hours[column] += seconds * number / HOUR_S
         return [UseHours(role, use, *found[role, use]) for role in Role for use in Use if (role, use) in found]
 
     @property
     def gpu_hours(self) -> float:
         """Of all attempts."""
-        return sum(attempt.seconds * attempt.gpus for attempt in self.attempts) / HOUR_S
+        return sum(attempt.held.seconds * (attempt.held.gpus or 0) for attempt in self.attempts) / HOUR_S
 
     @property
     def core_hours(self) -> float:
         """Of all attempts."""
-        return sum(attempt.seconds * attempt.cpus for attempt in self.attempts) / HOUR_S
+        return sum(attempt.held.seconds * (attempt.held.cpus or 0) for attempt in self.attempts) / HOUR_S
 
     @property
     def wall_seconds(self) -> float | None:
         """From the begin of the first attempt to the end of the last; None before the first."""
         if not self.attempts:
             return None
-        return max(a.began + a.seconds for a in self.attempts) - min(a.began for a in self.attempts)
+        held = [attempt.held for attempt in self.attempts]
+        return max(one.began + one.seconds for one in held) - min(one.began for one in held)
 
     @property
     def queue_hours(self) -> dict[Role, float]:
         """The hours that tasks of each role waited in the queue, where they are known. Nothing was allocated then."""
         found: dict[Role, float] = {}
         for attempt in self.attempts:
-            if attempt.queued_s is not None:
-                found[attempt.role] = found.get(attempt.role, 0.0) + attempt.queued_s / HOUR_S
+            if attempt.held.queued_s is not None:
+                found[attempt.role] = found.get(attempt.role, 0.0) + attempt.held.queued_s / HOUR_S
         return {role: found[role] for role in Role if role in found}
 
 
@@ -158,26 +317,26 @@ def spending(layout: RunLayout, plan: Plan, recipe: Experiment, accounts: Accoun
     allocations = [one for one in accounts.allocations if is_job(one.job, plan)]
     strange = len(every) - len(found) + len(accounts.allocations) - len(allocations)
     pairs, rest = matched(allocations, found)
-    known = {one.task_id.partition("_")[0] for one in allocations}
+    known = {one.job_id for one in allocations}
     uncounted = [a for a in rest if a.task_id.partition("_")[0] in known]
     spent = [_by_account(one, attempt, plan, recipe) for one, attempt in pairs]
     ready = Readiness(plan, found, accounts.submitted or {})
     spent += [_by_events(attempt, plan, recipe, ready) for attempt in rest]
-    notes = [*_notes(allocations, uncounted, found, plan, recipe)]
+    notes = [*_notes(allocations, uncounted, plan, recipe)]
     if strange:
         notes.append(
             f"{strange} attempt(s) do not count, as they name a job that no plan has: their records are damaged"
         )
-    ordered = sorted(spent, key=lambda one: one.began)
+    ordered = sorted(spent, key=lambda one: one.held.began)
     return Spending(tuple(ordered), bool(allocations), tuple(notes))
 
 
 def matched(
-    allocations: Iterable[Allocation], found: Iterable[Attempt]
-) -> tuple[list[tuple[Allocation, Attempt | None]], list[Attempt]]:
+    allocations: Iterable[Allocation], found: Iterable[SpentTime]
+) -> tuple[list[tuple[Allocation, SpentTime | None]], list[SpentTime]]:
     """Each allocation with the attempt that ran in it, if any wrote events, and the attempts that are left."""
     left = sorted(found, key=lambda attempt: attempt.started)
-    pairs: list[tuple[Allocation, Attempt | None]] = []
+    pairs: list[tuple[Allocation, SpentTime | None]] = []
     for one in sorted(allocations, key=lambda one: one.began):
         mine = [a for a in left if a.task_id == one.task_id and _within(one, a)]
         attempt = min(mine, key=lambda a: abs(a.started - one.began), default=None)
@@ -187,35 +346,27 @@ def matched(
     return pairs, left
 
 
-def _within(one: Allocation, attempt: Attempt) -> bool:
+def _within(one: Allocation, attempt: SpentTime) -> bool:
     return one.began - CLOCKS_APART_S <= attempt.started <= one.began + one.seconds + CLOCKS_APART_S
 
 
-def _by_account(one: Allocation, attempt: Attempt | None, plan: Plan, recipe: Experiment) -> SpentAttempt:
+def _by_account(one: Allocation, attempt: SpentTime | None, plan: Plan, recipe: Experiment) -> SpentAttempt:
     """The reckoning of an allocation. Of one in which no attempt began, only its end is known."""
     asked = resources_of(one.job, plan, recipe)
     if attempt is not None:
         by_use = attempt.time_by_use(one.began, one.seconds)
     else:
         by_use = {Use.LOST if one.failed else Use.UNACCOUNTED: one.seconds}
-    return SpentAttempt(
-        job=one.job,
-        role=role_of(one.job, plan),
-        began=one.began,
-        seconds=one.seconds,
-        by_use=by_use,
-        gpus=asked.gpus if one.gpus is None else one.gpus,
-        cpus=asked.cpus if one.cpus is None else one.cpus,
-        queued_s=one.queued_s,
-    )
+    gpus, cpus = asked.gpus if one.gpus is None else one.gpus, asked.cpus if one.cpus is None else one.cpus
+    return SpentAttempt(replace(one, gpus=gpus, cpus=cpus), role_of(one.job, plan), by_use)
 
 
-def _by_events(attempt: Attempt, plan: Plan, recipe: Experiment, ready: Readiness) -> SpentAttempt:
+def _by_events(attempt: SpentTime, plan: Plan, recipe: Experiment, ready: Readiness) -> SpentAttempt:
     asked, seconds = resources_of(attempt.job, plan, recipe), attempt.ended - attempt.began
-    by_use = attempt.time_by_use(attempt.began, seconds)
-    role = role_of(attempt.job, plan)
-    queued_s = ready.queued_s(attempt)
-    return SpentAttempt(attempt.job, role, attempt.began, seconds, by_use, asked.gpus, asked.cpus, queued_s)
+    held = Allocation(
+        attempt.task_id, attempt.began, seconds, asked.gpus, asked.cpus, ready.queued_s(attempt), job=attempt.job
+    )
+    return SpentAttempt(held, role_of(attempt.job, plan), attempt.time_by_use(attempt.began, seconds))
 
 
 @dataclass(frozen=True)
@@ -225,11 +376,11 @@ class Readiness:
     """
 
     plan: Plan
-    attempts: Sequence[Attempt]
+    attempts: Sequence[SpentTime]
     submitted: Mapping[str, float]
     """By the id of a job."""
 
-    def queued_s(self, attempt: Attempt) -> float | None:
+    def queued_s(self, attempt: SpentTime) -> float | None:
         """Seconds from then until it started; None for a job of no queue."""
         submitted = self.submitted.get(attempt.task_id.partition("_")[0])
         if submitted is None:
@@ -245,8 +396,7 @@ class Readiness:
 
 def _notes(
     allocations: Sequence[Allocation],
-    uncounted: Sequence[Attempt],
-    found: Sequence[Attempt],
+    uncounted: Sequence[SpentTime],
     plan: Plan,
     recipe: Experiment,
 ) -> Iterable[str]:
@@ -254,8 +404,6 @@ def _notes(
         yield "accounting does not name GPUs here (AccountingStorageTRES lacks gres/gpu): those of the plan are counted"
     if uncounted:
         yield f"{len(uncounted)} attempt(s) are not in accounting, and count by their own events"
-    if silent := sum(attempt.uses[0][1] is Use.UNACCOUNTED for attempt in found):
-        yield f"{silent} attempt(s) ran with an earlier version of mrt-hpc, which recorded no uses: {Use.UNACCOUNTED}"
 
 
 def role_of(job: str, plan: Plan) -> Role:

@@ -1,1 +1,1 @@
-"""The command line: thin commands over ``launch``; see ``mrt-hpc --help``."""
+"""The command line: thin commands over the rooms below; see ``mrt-hpc --help``."""

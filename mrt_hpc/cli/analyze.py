@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from mrt_hpc.cli import options
-from mrt_hpc.cli.generation import Generation, Wanted, generated, generating
+from mrt_hpc.cli.generation import AnalysisAsked, Generation, generated, generating
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.analysed_benchmark import Needs
+from mrt_hpc.evaluate.analysed_benchmark import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,7 +103,7 @@ def regret(
         return analyse_regret(counted, budgets)
 
     needs = Needs(values=True, answers=tokens == "all", episodes=True)
-    _write("regret", Asked(what, out, benchmark, generation, needs), analyse)
+    _write(AnalysisAsked("regret", what, out, benchmark, generation, needs), analyse)
 
 
 @analyze.command(short_help="Votes at each episode against complete samples of equal tokens.", epilog=options.WHAT)
@@ -122,7 +122,7 @@ def scaling(what: tuple[str, ...], out: Path | None, benchmark: str | None, gene
     from mrt_hpc.analysis.scaling import analyse_scaling
 
     needs = Needs(values=True, answers=True, episodes=True)
-    _write("scaling", Asked(what, out, benchmark, generation, needs), analyse_scaling)
+    _write(AnalysisAsked("scaling", what, out, benchmark, generation, needs), analyse_scaling)
 
 
 @analyze.command(short_help="Mean progress by episode, split by outcome and difficulty.", epilog=options.WHAT)
@@ -140,7 +140,7 @@ def progress(what: tuple[str, ...], out: Path | None, benchmark: str | None, gen
     from mrt_hpc.analysis.episode_progress import analyse_progress
 
     needs = Needs(values=True, episodes=True)
-    _write("progress", Asked(what, out, benchmark, generation, needs), analyse_progress)
+    _write(AnalysisAsked("progress", what, out, benchmark, generation, needs), analyse_progress)
 
 
 @analyze.command(short_help="Tokens to a given accuracy, and their ratio between models.", epilog=options.WHAT)
@@ -172,8 +172,8 @@ def efficiency(
     """
     from mrt_hpc.analysis.efficiency import analyse_efficiency
 
-    asked = Asked(what, out, benchmark, generation, Needs())
-    _write("efficiency", asked, lambda models: analyse_efficiency(models, accuracies, seed))
+    asked = AnalysisAsked("efficiency", what, out, benchmark, generation, Needs())
+    _write(asked, lambda models: analyse_efficiency(models, accuracies, seed))
 
 
 @analyze.command(short_help="Accuracy past the budget of the training.", epilog=options.WHAT)
@@ -192,40 +192,27 @@ def extrapolate(what: tuple[str, ...], out: Path | None, benchmark: str | None, 
     from mrt_hpc.analysis.extrapolation import analyse_extrapolation
 
     needs = Needs(values=True, budgets=True)
-    _write("extrapolate", Asked(what, out, benchmark, generation, needs), analyse_extrapolation)
+    _write(AnalysisAsked("extrapolate", what, out, benchmark, generation, needs), analyse_extrapolation)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The arguments and options that all analyses have."""
-
-    what: tuple[str, ...]
-    out: Path | None
-    benchmark: str | None
-    generation: Generation | None
-    needs: Needs
-    """What the analysis needs of the evaluation, where that is still to be made."""
-
-
-def _write(name: str, asked: Asked, analyse: Callable[[list[ModelSamples]], Analysis]) -> None:
+def _write(asked: AnalysisAsked, analyse: Callable[[list[ModelSamples]], Analysis]) -> None:
     """Read the models, write the analysis, and print its summary and paths. Where a suite is named, what is not there
     yet is generated or queued before.
     """
     from mrt_hpc.analysis.analysis_files import write_analysis
     from mrt_hpc.analysis.model_samples import other_settings
     from mrt_hpc.analysis.named_models import named_models
-    from mrt_hpc.cli.console import print_notes
+    from mrt_hpc.cli.options import print_notes
 
     what: Sequence[str] = asked.what
     if asked.generation is not None:
-        wanted = Wanted(name, asked.what, asked.benchmark, asked.needs, asked.generation)
-        if (evaluation := generated(wanted)) is None:
+        if (evaluation := generated(asked, asked.generation)) is None:
             return
         what = [str(evaluation)]
     named = named_models(what)
     models = _read(named, asked.benchmark)
     analysis = analyse(models)
-    out = asked.out or named[0].run.layout.root / "analysis" / name
+    out = asked.out or named[0].run.layout.root / "analysis" / asked.analysis
     out.mkdir(parents=True, exist_ok=True)
     paths = write_analysis(analysis, out)
     _print_table(f"{analysis.summary.name} on {models[0].benchmark}", analysis.summary)
@@ -260,7 +247,7 @@ def _read(named: Sequence[NamedModel], benchmark: str | None) -> list[ModelSampl
 def _print_table(title: str, table: DataTable) -> None:
     from rich.table import Table
 
-    from mrt_hpc.cli.console import console_of
+    from mrt_hpc.cli.options import console_of
 
     shown = Table(title=title, title_justify="left")
     for column in table.columns:

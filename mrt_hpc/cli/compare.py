@@ -1,4 +1,4 @@
-"""``mrt-hpc compare``."""
+"""``mrt-hpc compare`` and ``regrade``: tables of differences between models, and of verdicts that changed."""
 
 from __future__ import annotations
 
@@ -11,31 +11,35 @@ import click
 from rich.table import Table
 
 from mrt_hpc.analysis import published
-from mrt_hpc.analysis.comparing import compare
-from mrt_hpc.analysis.comparison_table import csv_of, notes, row_of
-from mrt_hpc.analysis.named_models import FIRST, LAST, chosen_benchmarks, named_models, read_models
+from mrt_hpc.analysis.comparing import compare, csv_of, notes, row_of
+from mrt_hpc.analysis.named_models import chosen_benchmarks, named_models, read_models
+from mrt_hpc.analysis.number_formats import percent
 from mrt_hpc.analysis.problem_measures import measure_of
-from mrt_hpc.cli.console import console_of, print_notes
-from mrt_hpc.errors import UserError
+from mrt_hpc.cli.options import console_of, print_notes
+from mrt_hpc.cli.status import open_run
+from mrt_hpc.errors import UserError, word
+from mrt_hpc.evaluate.regrade import regrade_run
 from mrt_hpc.run.atomic import write_text
+from mrt_hpc.run.layout import FIRST, LAST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from mrt_hpc.analysis.comparison_table import ComparisonRow
+    from mrt_hpc.analysis.comparing import ComparisonRow
     from mrt_hpc.analysis.named_models import NamedModel
+    from mrt_hpc.evaluate.regrade import Regraded
 
 
 @dataclass(frozen=True)
-class Asked:
+class ComparisonOptions:
     """What the user wants to see."""
 
     benchmarks: tuple[str, ...]
     """Empty for all that the models share."""
     measures: tuple[str, ...]
     points: float
-    """The difference to be told."""
+    """The difference to be shown."""
     csv: Path | None
     as_json: bool
     published: bool
@@ -43,7 +47,7 @@ class Asked:
     """Whether code of the runs is imported also where another user can change it."""
 
 
-def print_comparison(what: tuple[str, ...], asked: Asked) -> None:
+def print_comparison(what: tuple[str, ...], asked: ComparisonOptions) -> None:
     """Compare models with the first of them, and print what that shows.
 
     Args:
@@ -78,8 +82,8 @@ def compared_models(what: Sequence[str], *, trust: bool) -> list[NamedModel]:
         UserError: there are fewer than two.
     """
     models = named_models(what, trust=trust)
-    if len(models) == 1 and models[0].is_whole_run:
-        return [replace(models[0], word=FIRST), replace(models[0], word=LAST)]
+    if len(models) == 1 and models[0].version is None:
+        return [replace(models[0], version=FIRST), replace(models[0], version=LAST)]
     if len(models) < 2:
         raise UserError(
             "a comparison needs two models", value=what[0], advice=f"mrt-hpc compare {what[0]} {_another(models[0])}"
@@ -91,11 +95,10 @@ def _another(model: NamedModel) -> str:
     """A model that this one may be compared with, as the user types it."""
     if model.run.models:
         return "RUN"
-    is_first = model.word == FIRST or model.version == 0
-    return f"{model.run.typed}@{LAST if is_first else FIRST}"
+    return f"{model.run.typed}@{LAST if model.version in (FIRST, 0) else FIRST}"
 
 
-# -- how it is shown --------------------------------------------------------------------------------------------------
+# -- how a comparison is shown
 
 
 def as_json(rows: Sequence[ComparisonRow], remarks: Sequence[str], with_published: bool) -> str:
@@ -124,14 +127,14 @@ def _numbers(row: ComparisonRow) -> tuple[str, str, str]:
     shares = row.measure != "tokens"
     factor, digits = (100.0, 1) if shares else (1.0, 0)
 
-    def told(mean: float, low: float | None, high: float | None, sign: str = "") -> str:
+    def with_interval(mean: float, low: float | None, high: float | None, sign: str = "") -> str:
         one, *ends = ("" if x is None else f"{x * factor:{sign},.{digits}f}" for x in (mean, low, high))
         return f"{one} ({' to '.join(ends)})" if all(ends) else one
 
     return (
-        f"{row.first}: {told(row.first_mean, row.first_low, row.first_high)}",
-        f"{row.second}: {told(row.second_mean, row.second_low, row.second_high)}",
-        told(row.difference, row.difference_low, row.difference_high, "+"),
+        f"{row.first}: {with_interval(row.first_mean, row.first_low, row.first_high)}",
+        f"{row.second}: {with_interval(row.second_mean, row.second_low, row.second_high)}",
+        with_interval(row.difference, row.difference_low, row.difference_high, "+"),
     )
 
 
@@ -175,3 +178,36 @@ def own_accuracies(rows: Sequence[ComparisonRow]) -> dict[str, dict[str, float]]
         found.setdefault(row.first, {})[row.benchmark] = row.first_mean
         found.setdefault(row.second, {})[row.benchmark] = row.second_mean
     return found
+
+
+# -- regrade
+
+
+def regrade(runs: Sequence[Path]) -> None:
+    """Judge the samples of runs' evaluations again, and print the verdicts that changed.
+
+    Raises:
+        UserError: a directory is no run, or its tasks are queued or running.
+    """
+    console = console_of(sys.stdout)
+    for run in runs:
+        layout, _ = open_run(run)
+        for one in regrade_run(layout, click.echo):
+            before, now = (percent(accuracy) for accuracy in one.accuracy)
+            click.echo(
+                f"version {one.version} on {one.benchmark}: {len(one.changed)} of {one.samples} verdicts changed, "
+                f"pass@1 {before} -> {now}"
+            )
+            if one.changed:
+                console.print(_table(one))
+        click.echo(f"mrt-hpc report {word(run)} writes the report with these verdicts")
+
+
+def _table(regraded: Regraded) -> Table:
+    table = Table(title="changed verdicts", title_justify="left")
+    for column in ("problem", "sample", "gold", "answer before", "answer now", "reward before", "reward now"):
+        table.add_column(column, overflow="fold")
+    for one in regraded.changed:
+        answers = [answer or "none" for answer in one.answers]
+        table.add_row(one.problem_id, str(one.sample), one.gold, *answers, *(f"{reward:g}" for reward in one.rewards))
+    return table

@@ -12,7 +12,7 @@ from mrt_hpc.cli import options
 from mrt_hpc.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from mrt_hpc.launch.slurm.site import Container
+    from mrt_hpc.backends.slurm.site import Container
 
 IMAGE = click.Path(path_type=Path, dir_okay=False)
 
@@ -90,7 +90,7 @@ def build(
       mrt-hpc container build debian debian.sif
       mrt-hpc container build cpu cpu.sif --base debian.sif
     """
-    from mrt_hpc.launch.images.build import ImageAsked, build_image
+    from mrt_hpc.images import ImageAsked, build_image
 
     if image.exists() and not force:
         raise UserError("the image file exists already", value=str(image), advice="--force replaces it")
@@ -118,9 +118,9 @@ def _build_on_node(site: str | None, arguments: list[str]) -> None:
     import shutil
     import subprocess
 
-    from mrt_hpc.launch.sites import find_site
-    from mrt_hpc.launch.slurm.image_on_node import srun_command
-    from mrt_hpc.launch.slurm.site import required
+    from mrt_hpc.backends.sites import find_site
+    from mrt_hpc.backends.slurm.containers import srun_command
+    from mrt_hpc.backends.slurm.site import required
 
     profile = required(find_site(site))
 
@@ -147,9 +147,9 @@ def check(image: Path | None, site: str | None, executable: str) -> None:
     """
     from rich.table import Table
 
-    from mrt_hpc.cli.console import console_of
-    from mrt_hpc.launch.images.check import check_image
-    from mrt_hpc.launch.slurm.image_on_node import profile_with_image
+    from mrt_hpc.backends.slurm.containers import profile_with_image
+    from mrt_hpc.cli.options import console_of
+    from mrt_hpc.images import check_image
 
     profile = profile_with_image(image, site)
     how = _container(image, None if profile is None else profile.container, executable)
@@ -177,8 +177,8 @@ def shell(image: Path | None, site: str | None, executable: str) -> None:
     """
     import os
 
-    from mrt_hpc.launch.images.build import require_apptainer
-    from mrt_hpc.launch.slurm.image_on_node import profile_with_image
+    from mrt_hpc.backends.slurm.containers import profile_with_image
+    from mrt_hpc.images import require_apptainer
 
     profile = profile_with_image(image, site)
     how = _container(image, None if profile is None else profile.container, executable)
@@ -194,7 +194,7 @@ def _container(image: Path | None, found: Container | None, executable: str) -> 
     Raises:
         UserError: neither an image nor a site with one is named.
     """
-    from mrt_hpc.launch.slurm.site import Container
+    from mrt_hpc.backends.slurm.site import Container
 
     if image is not None:
         return Container(image=str(image.absolute()), executable=executable)

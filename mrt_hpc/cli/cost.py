@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mrt_hpc.cli.status import open_run
 from mrt_hpc.errors import word
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def cost(run: Path, csv_file: Path | None, as_json: bool) -> None:
       mrt-hpc cost runs/mrt-online
       mrt-hpc cost runs/mrt-online --csv cost.csv
     """
-    found = _found(run)
+    found = _reckoned(run)
     if csv_file is not None:
         from mrt_hpc.run.atomic import write_text
 
@@ -59,7 +60,7 @@ def cost(run: Path, csv_file: Path | None, as_json: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Found:
+class Reckoning:
     """The reckoning of a run, and what a reader has to know of it."""
 
     spent: Spending
@@ -72,37 +73,34 @@ class Found:
         return self.spent.gpu_hours > 0
 
 
-def _found(run: Path) -> Found:
+def _reckoned(run: Path) -> Reckoning:
     from mrt_hpc.analysis.collect import read_measurements
     from mrt_hpc.analysis.spending import prices, spending
-    from mrt_hpc.cli.status import open_run
-    from mrt_hpc.launch.accounts import accounts
-    from mrt_hpc.plan.compile import evaluated_versions
+    from mrt_hpc.backends.queued_jobs import accounts
     from mrt_hpc.recipe.lock import look_at_lock
-    from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.evaluation_settings import evaluation_settings
     from mrt_hpc.run.events import event_faults
     from mrt_hpc.run.typed_file import UnreadableError
 
     layout, plan = open_run(run)
     recipe = look_at_lock(layout.recipe_lock)
-    known, untold = accounts(layout)
-    untold += event_faults(layout.events)
+    known, unread = accounts(layout)
+    unread += event_faults(layout.events)
     spent = spending(layout, plan, recipe, known)
-    if not isinstance(recipe, Recipe):
-        return Found(spent, (), (*untold, *spent.notes))
+    if not recipe.trains:
+        return Reckoning(spent, (), (*unread, *spent.notes))
     benchmarks = [benchmark.name for benchmark in recipe.evaluation.benchmarks]
     try:
         settings = evaluation_settings(layout, recipe)
     except UnreadableError as error:
-        return Found(spent, (), (*untold, error.line, *spent.notes))
-    measured = read_measurements(layout, 0, evaluated_versions(recipe), benchmarks, settings)
-    return Found(spent, prices(spent, measured.evaluations), (*untold, *measured.unreadable, *spent.notes))
+        return Reckoning(spent, (), (*unread, error.line, *spent.notes))
+    measured = read_measurements(layout, 0, recipe.evaluated_versions, benchmarks, settings)
+    return Reckoning(spent, prices(spent, measured.evaluations), (*unread, *measured.unreadable, *spent.notes))
 
 
 def as_csv(spent: Spending) -> str:
     """The hours by role and use. The time in the queue has rows of its own, without GPU-hours."""
-    from mrt_hpc.plan.cost import UseHours
+    from mrt_hpc.plan.hours import UseHours
 
     stream = StringIO()
     writer = csv.DictWriter(stream, [field.name for field in fields(UseHours)], lineterminator="\n")
@@ -112,7 +110,7 @@ def as_csv(spent: Spending) -> str:
     return stream.getvalue()
 
 
-def as_data(found: Found) -> dict[str, Any]:
+def as_data(found: Reckoning) -> dict[str, Any]:
     """The numbers for ``--json``."""
     spent = found.spent
     return {
@@ -128,10 +126,10 @@ def as_data(found: Found) -> dict[str, Any]:
     }
 
 
-def _print(found: Found, run: Path) -> None:
+def _print(found: Reckoning, run: Path) -> None:
     from mrt_hpc.analysis.number_formats import duration
-    from mrt_hpc.cli.console import console_of, print_notes
-    from mrt_hpc.cli.hours_table import FEW_HOURS, hours_table
+    from mrt_hpc.cli.options import console_of, print_notes
+    from mrt_hpc.cli.tables import FEW_HOURS, hours_table
 
     spent = found.spent
     if not spent.attempts:
@@ -145,8 +143,8 @@ def _print(found: Found, run: Path) -> None:
         f"attempt(s) within {duration(spent.wall_seconds)}"
     )
     if spent.queue_hours:
-        told = ", ".join(f"{role} {hours:,.2f} h" for role, hours in spent.queue_hours.items())
-        click.echo(f"time in the queue, all tasks together, not counted above: {told}")
+        queued = ", ".join(f"{role} {hours:,.2f} h" for role, hours in spent.queue_hours.items())
+        click.echo(f"time in the queue, all tasks together, not counted above: {queued}")
     for price in found.prices:
         click.echo(price_text(price, of_gpus=found.of_gpus))
     print_notes(found.notes)

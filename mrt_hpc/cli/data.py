@@ -1,12 +1,49 @@
-"""``mrt-hpc data``: prepare and check data files."""
+"""``mrt-hpc data`` fetches, prepares and checks data files, and prints what it has made and found."""
 
 from __future__ import annotations
 
+import json
+import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from mrt_hpc.cli.options import console_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from mrt_hpc.datasets.check import CheckReport, Finding, Place
+    from mrt_hpc.datasets.named import Fetched
+    from mrt_hpc.datasets.prepare import Prepared
+
+
 FILE = click.Path(path_type=Path, dir_okay=False)
+LISTED = 10
+"""The number of rows that were left out that are listed one by one."""
+SHOWN = 10
+"""The number of findings of one kind that are listed for a file, or for two files."""
+DOUBTFUL_SHOWN = 5
+"""The number of rows with several boxes that are named."""
+SHOWN_CHARS = 100
+"""The number of characters of a text in a list."""
+TITLES = {
+    "changed_file": "changed files",
+    "bad_line": "bad lines",
+    "repeated_id": "repeated ids",
+    "repeated_problem": "repeated problems",
+    "similar_problem": "similar problems",
+    "unreadable_answer": "unreadable answers",
+    "special_token": "special tokens",
+    "shared_problem": "problems in both",
+    "shared_similar_problem": "similar problems in both",
+}
+"""The kinds of findings, and how they are named in tables."""
+OF_PAIRS = ("shared_problem", "shared_similar_problem")
+OF_FILES = tuple(kind for kind in TITLES if kind not in OF_PAIRS)
 
 
 @click.group(short_help="Prepare and check data files.")
@@ -69,11 +106,11 @@ def prepare(
       mrt-hpc data prepare quiz.json data/quiz.jsonl --choices options --ignore table
       mrt-hpc data prepare hub:HuggingFaceH4/MATH-500/test data/math500.jsonl
     """
-    from mrt_hpc.cli.data_tables import print_prepared
+
     from mrt_hpc.datasets.columns import Asked
     from mrt_hpc.datasets.prepare import Order
     from mrt_hpc.datasets.prepare import prepare as prepare_file
-    from mrt_hpc.datasets.repository import Selection
+    from mrt_hpc.datasets.sources import Selection
 
     columns = Asked(problem, answer, id_column, new_ids, choices, ignored, any_answer)
     print_prepared(prepare_file(Order(source, output, Selection(revision, config, split), columns, drop_bad, force)))
@@ -117,7 +154,7 @@ def check(files: tuple[Path, ...], against: tuple[Path, ...], verifier: str, mod
       mrt-hpc data check data/train.jsonl --against data/aime24.jsonl --against data/math500.jsonl
       mrt-hpc data check data/quiz.jsonl --verifier choice --json
     """
-    from mrt_hpc.cli.data_tables import print_checked
+
     from mrt_hpc.datasets.check import Check
     from mrt_hpc.datasets.check import check as check_files
     from mrt_hpc.errors import ExitCode
@@ -126,3 +163,178 @@ def check(files: tuple[Path, ...], against: tuple[Path, ...], verifier: str, mod
     print_checked(report, as_json=as_json)
     if not report.clean:
         click.get_current_context().exit(int(ExitCode.FATAL))
+
+
+@data.command(short_help="Fetch a data set from the Hugging Face hub.")
+@click.argument("name", required=False)
+@click.argument("output", metavar="[OUT]", required=False, type=FILE)
+@click.option("--list", "listing", is_flag=True, help="List the names that are known, and what each of them means.")
+@click.option("--drop-bad", is_flag=True, help="Leave out rows of a data set of the hub that make no problem.")
+@click.option("--force", is_flag=True, help="Replace OUT if it is there.")
+def fetch(name: str | None, output: Path | None, listing: bool, drop_bad: bool, force: bool) -> None:
+    """Fetch the data set NAME and write it to OUT, one JSON object a line with id, problem and answer.
+
+    NAME is one of the data sets of the paper, whose commits are fixed, or hub:OWNER/NAME[@REVISION][/SPLIT]. Without
+    OUT the file is data/NAME.jsonl. OUT.source.json keeps the commit and the checksums. Type it on a node with network
+    access; a file that is there already is not fetched again.
+
+    \b
+    Examples:
+      mrt-hpc data fetch --list
+      mrt-hpc data fetch math500
+      mrt-hpc data fetch numina_math_4000 /shared/me/data/numina_math_4000.jsonl
+      mrt-hpc data fetch hub:openai/gsm8k/test
+    """
+    from mrt_hpc.datasets.named import fetch_data
+    from mrt_hpc.errors import UserError
+
+    if listing:
+        _print_list()
+        return
+    if name is None:
+        raise UserError("the name of a data set is missing", advice="mrt-hpc data fetch --list")
+    _print_fetched(fetch_data(name, output, drop_bad=drop_bad, force=force))
+
+
+def _print_fetched(fetched: Fetched) -> None:
+    """Print what was written, where it is from, and what to type next."""
+    from mrt_hpc.datasets.prepare import record_file
+
+    record, output = fetched.prepared.record, fetched.prepared.output
+    drawn = f", a sample of {record.sampled_of:,} with seed {record.sample_seed}" if record.sampled_of else ""
+    kept = f", {record.kept}" if record.kept else ""
+    click.echo(f"{'wrote' if fetched.new else 'there already:'} {output}: {record.problems:,} problems{kept}{drawn}")
+    commit = "" if record.revision is None or record.revision in record.source else f", commit {record.revision}"
+    click.echo(f"  from {record.source}{commit}: {record.rows:,} rows")
+    if record.dropped:
+        click.echo(f"  {record.dropped:,} rows made no problem and were left out")
+    for row in () if drawn else fetched.prepared.dropped[:LISTED]:
+        click.echo(f"    {row.where}: {row.reason}")
+    click.echo(f"  source and checksums: {record_file(output)}")
+    click.echo(f"next: mrt-hpc data check {output}")
+
+
+def _print_list() -> None:
+    """Print the known data sets."""
+    from rich.table import Table
+
+    from mrt_hpc.datasets.named import SOURCES
+
+    table = Table(title="data sets of the paper", title_justify="left")
+    for column in ("name", "problems", "of rows", "meaning", "on the hub", "split", "columns"):
+        table.add_column(column, justify="right" if column in ("problems", "of rows") else "left", overflow="fold")
+    for source in SOURCES:
+        columns = f"{source.columns.problem}, {source.columns.answer}"
+        place = f"{source.repository}@{source.revision[:8]}"
+        counts = (f"{source.problems:,}", f"{source.rows:,}")
+        table.add_row(source.name, *counts, source.about, place, source.split, columns)
+    console = console_of(sys.stdout)
+    console.print(table)
+    console.print("next: mrt-hpc data fetch NAME", highlight=False)
+
+
+def print_prepared(prepared: Prepared) -> None:
+    """Print what was written, from which columns, and which rows were left out."""
+    from mrt_hpc.datasets.prepare import record_file
+
+    record = prepared.record
+    part = f" ({record.config}, {record.split})" if record.split else ""
+    revision = f" at {record.revision}" if record.revision else ""
+    click.echo(f"wrote {prepared.output}: {record.problems} problems of {record.rows} rows")
+    click.echo(f"  from {record.source}{part}{revision}: {', '.join(file.name for file in record.files)}")
+    click.echo(
+        f"  problem from column {record.columns.problem}, answer from {record.columns.answer}, "
+        + (f"id from {record.columns.id}" if record.columns.id else "ids made")
+    )
+    if record.columns.choices:
+        click.echo(f"  choices from {record.columns.choices}: the answers are letters, for the verifier choice")
+    if prepared.unread:
+        click.echo(f"  not read: {_printable(', '.join(prepared.unread))}")
+    if prepared.doubtful:
+        shown = ", ".join(prepared.doubtful[:DOUBTFUL_SHOWN])
+        click.echo(
+            f"  {len(prepared.doubtful)} solutions box different answers, of which the last is the gold answer: "
+            f"look at {_printable(shown)}"
+        )
+    click.echo(f"  its source is told in {record_file(prepared.output)}")
+    for row in prepared.dropped:
+        click.echo(f"left out {_printable(row.where)}: {_printable(row.reason)}", err=True)
+
+
+def print_checked(report: CheckReport, *, as_json: bool) -> None:
+    """Print the findings: as tables of their numbers and lists of the first of each kind, or all as JSON."""
+    if as_json:
+        click.echo(json.dumps({"clean": report.clean, **asdict(report)}, indent=2))
+        return
+    console = console_of(sys.stdout)
+    console.print(_file_table(report))
+    if report.compared:
+        pairs = _pair_table(report)
+        console.print(pairs if pairs.rows else pairs.title, highlight=False)
+    for kind in TITLES:
+        _print_kind(console, report, kind)
+    console.print("nothing was found" if report.clean else f"{len(report.findings)} findings", highlight=False)
+
+
+def _file_table(report: CheckReport) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="each file", title_justify="left")
+    for column in ("file", "problems", *(TITLES[kind] for kind in OF_FILES)):
+        table.add_column(column, justify="left" if column == "file" else "right", overflow="fold")
+    for checked in report.files:
+        counts = [str(len(report.of(kind, checked.file)) or "") for kind in OF_FILES]
+        table.add_row(escape(checked.file), str(checked.problems), *counts)
+    return table
+
+
+def _pair_table(report: CheckReport) -> Table:
+    """The pairs that share problems; the title counts all."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title_justify="left")
+    for column in ("file", "other file", *(TITLES[kind] for kind in OF_PAIRS)):
+        table.add_column(column, justify="left" if column.endswith("file") else "right", overflow="fold")
+    for one, other in report.compared:
+        counts = [len(report.of(kind, one, other)) for kind in OF_PAIRS]
+        if any(counts):
+            table.add_row(escape(one), escape(other), *(str(count or "") for count in counts))
+    table.title = f"{table.row_count} of {len(report.compared)} pairs of files share problems"
+    return table
+
+
+def _print_kind(console: Console, report: CheckReport, kind: str) -> None:
+    """List the findings of one kind, the first of each file or pair of files."""
+    from rich.markup import escape
+
+    found = [finding for finding in report.findings if finding.kind == kind]
+    for files in dict.fromkeys(finding.files for finding in found):
+        of_files = [finding for finding in found if finding.files == files]
+        console.print(f"[bold]{TITLES[kind]}:[/] {escape(' and '.join(files))}", highlight=False, soft_wrap=True)
+        for finding in of_files[:SHOWN]:
+            console.print(f"  {escape(_line(finding))}", highlight=False, soft_wrap=True)
+        if len(of_files) > SHOWN:
+            console.print(f"  and {len(of_files) - SHOWN} more; --json tells all", highlight=False)
+
+
+def _line(finding: Finding) -> str:
+    """The places of a finding, and what was found."""
+    places = ", ".join(_place(place) for place in finding.places if place.line)
+    overlap = f"overlap {finding.overlap:.2f}" if finding.overlap is not None else ""
+    return _printable("; ".join(filter(None, (places, overlap, _cut(finding.detail)))))
+
+
+def _place(place: Place) -> str:
+    return f"line {place.line}" + (f" ({place.id})" if place.id else "")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 3] + "..."
+
+
+def _printable(text: str) -> str:
+    """A text that any terminal can show: halves of characters and control characters are written as escapes."""
+    plain = text.encode("utf-8", "backslashreplace").decode()
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)

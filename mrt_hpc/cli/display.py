@@ -1,137 +1,122 @@
-"""Shows the progress of a local run: bars on a terminal, plain lines elsewhere."""
+"""Shows a run while it goes on, one snapshot after the other: ``status --watch``, and a run on this machine."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
+from rich.live import Live
 
-from mrt_hpc.launch.run_progress import Progress, progress
-from mrt_hpc.plan.jobs import Role
+from mrt_hpc.cli.run_view import view
+from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.run.task_state import TaskState
+from mrt_hpc.view.run_look import ENDED, NO_QUEUES, RunState
+from mrt_hpc.view.snapshot_reader import SnapshotReader
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
-    from mrt_hpc.launch.backend import RunningHere
+    from mrt_hpc.backends.queued_jobs import QueueLook
     from mrt_hpc.run.layout import RunLayout
+    from mrt_hpc.view.snapshot import Snapshot
 
-LOOK_EVERY_S = 0.5
-"""The seconds between two checks of the run directory."""
+LOOK_EVERY_S = 2.0
+"""The seconds between two looks at the run directory."""
+SHARE_OF_TIME = 0.05
+"""The largest share of the time that looks may take: those at a run of thousands of tasks are further apart."""
 
 
 class Display(ABC):
-    """Shows a run's progress; use as a context manager."""
+    """Shows a run; use as a context manager, at whose end the run is shown once more."""
 
-    def __init__(self, layout: RunLayout) -> None:
-        self.layout = layout
+    def __init__(self, layout: RunLayout, queues: Callable[[], QueueLook] = lambda: NO_QUEUES) -> None:
+        self.reader = SnapshotReader.of(layout, read_plan(layout.plan))
+        self.queues = queues
+        self.state = RunState.RUNNING
         self._next_look = 0.0
 
-    @staticmethod
-    def of(terminal: bool, layout: RunLayout) -> Display:
-        """Bars where there is a terminal, lines where there is none."""
-        return BarDisplay(layout) if terminal else LineDisplay(layout)
+    def look(self) -> None:
+        """Show the run as it is now, unless that was just done."""
+        if time.monotonic() >= self._next_look:
+            self._look()
 
-    def show(self, run: RunningHere) -> None:
-        """Read the progress once, unless it was just read and tasks still run."""
-        if time.monotonic() < self._next_look and run.roles:
-            return
-        self._next_look = time.monotonic() + LOOK_EVERY_S
-        self.update(progress(run.plan, self.layout), doing(run))
+    def has_ended(self) -> bool:
+        """Show the run as ``look`` does, and return whether it has ended."""
+        self.look()
+        return self.state in ENDED
+
+    def _look(self) -> None:
+        began = time.monotonic()
+        snapshot = self.reader.read(self.queues())
+        self.show(snapshot)
+        self.state = snapshot.state
+        now = time.monotonic()
+        self._next_look = now + max(LOOK_EVERY_S, (now - began) / SHARE_OF_TIME)
 
     @abstractmethod
-    def update(self, now: Progress, doing: str) -> None:
-        """Show the progress of one moment."""
+    def show(self, run: Snapshot) -> None:
+        """Show one snapshot."""
 
     def __enter__(self) -> Display:
         return self
 
-    @abstractmethod
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """End the display."""
+        if kind is None:
+            self._look()
+
+
+class LiveDisplay(Display):
+    """The view of the run, which a terminal shows in its place."""
+
+    def __enter__(self) -> Display:
+        self._live = Live(console=Console(), auto_refresh=False, vertical_overflow="ellipsis")
+        self._live.start()
+        return self
+
+    def show(self, run: Snapshot) -> None:
+        """Replace the frame on the terminal."""
+        self._live.update(view(run, self._live.console.width), refresh=True)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            super().__exit__(kind, error, at)
+        finally:
+            self._live.stop()
 
 
 class LineDisplay(Display):
-    """Prints a line for each change, with the time since the start."""
-
-    def __init__(self, layout: RunLayout) -> None:
-        super().__init__(layout)
-        self._started = time.monotonic()
-        self._last = ("", "", "")
-
-    def update(self, now: Progress, doing: str) -> None:
-        """Print a line where tasks, iterations or evaluations have changed."""
-        said = (doing, iterations_text(now), evaluations_text(now))
-        if said != self._last:
-            self._last = said
-            seconds = int(time.monotonic() - self._started)
-            told = "; ".join(filter(None, (said[1], said[2], said[0])))
-            print(f"[{seconds // 60:3d}:{seconds % 60:02d}] {told}", flush=True)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        pass  # lines need no end
-
-
-class BarDisplay(Display):
-    """Two bars, for iterations and evaluations."""
-
-    def __init__(self, layout: RunLayout) -> None:
-        super().__init__(layout)
-        self._bars = Bars(
-            TextColumn("{task.description:<12}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            console=Console(),
-        )
-        self._training = self._bars.add_task("iterations", total=None, note="")
-        self._evaluating = self._bars.add_task("evaluations", total=None, note="")
+    """A line for each change, with the time since the start."""
 
     def __enter__(self) -> Display:
-        self._bars.start()
+        self._started, self._last = time.monotonic(), ""
         return self
 
-    def update(self, now: Progress, doing: str) -> None:
-        """Move the bars."""
-        reward = "" if now.reward is None else f"reward {now.reward:.2f}; "
-        note = collection_text(now) + reward + doing
-        trains = now.iterations > 0
-        self._bars.update(
-            self._training, total=now.iterations, completed=now.iterations_done, note=note, visible=trains
-        )
-        note = "" if trains else doing
-        self._bars.update(self._evaluating, total=now.evaluations, completed=now.evaluations_done, note=note)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._bars.stop()
+    def show(self, run: Snapshot) -> None:
+        """Print a line where tasks, iterations or evaluations have changed."""
+        line = one_line(run)
+        if line != self._last:
+            self._last = line
+            seconds = int(time.monotonic() - self._started)
+            print(f"[{seconds // 60:3d}:{seconds % 60:02d}] {line}", flush=True)
 
 
-def doing(run: RunningHere) -> str:
-    """The roles that are running, and the number of tasks of each."""
-    counts = {role: run.roles.count(role) for role in Role}
-    busy = [f"{role} x{count}" if count > 1 else str(role) for role, count in counts.items() if count]
-    return ("running " + ", ".join(busy) if busy else "nothing runs") + (f"; {run.failed} FAILED" if run.failed else "")
-
-
-def iterations_text(now: Progress) -> str:
-    """Iterations done, and the reward of the last; empty for an evaluation on its own, which has none."""
-    if not now.iterations:
-        return ""
-    reward = "" if now.reward is None else f", reward {now.reward:.2f}"
-    return f"iteration {now.iterations_done}/{now.iterations}{reward}"
-
-
-def collection_text(now: Progress) -> str:
-    """The progress of the collection before the next iteration; empty if there is none."""
-    if now.groups_collected is None:
-        return ""
-    return f"{now.groups_collected} groups collected; "
-
-
-def evaluations_text(now: Progress) -> str:
-    """Evaluations done."""
-    return f"evaluations {now.evaluations_done}/{now.evaluations}"
+def one_line(run: Snapshot) -> str:
+    """The progress of a run, and the roles of its running tasks, in one line."""
+    trained, evaluations = run.iterations, run.evaluations
+    reward = run.measured[-1].reward if run.measured else None
+    running = Counter(task.role for task in run.tasks if task.alive)
+    failed = sum(job.states.get(TaskState.FAILED, 0) for job in run.jobs)
+    parts = [
+        f"iteration {trained.done}/{trained.planned}" if trained.planned else "",
+        "" if reward is None else f"reward {reward:.2f}",
+        f"evaluations {evaluations.done}/{evaluations.planned}",
+        "running " + ", ".join(f"{role} x{count}" if count > 1 else role for role, count in running.items())
+        if running
+        else "nothing runs",
+        f"{failed} FAILED" if failed else "",
+    ]
+    return "; ".join(filter(None, parts))

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from mrt_hpc.launch.backend import Site
-    from mrt_hpc.launch.run_site import ChosenSite
-    from mrt_hpc.launch.slurm.doctor.findings import Finding
-    from mrt_hpc.launch.slurm.doctor.situation import Situation
+    from mrt_hpc.backends.backend import Site
+    from mrt_hpc.backends.sites import ChosenSite
+    from mrt_hpc.cluster.doctor.checks import CheckResult
+    from mrt_hpc.cluster.doctor.situation import Situation
     from mrt_hpc.recipe.schema import Recipe
 
 COLOURS = {"ok": "green", "doubtful": "yellow", "fails": "red", "not checked": "dim"}
@@ -59,9 +59,9 @@ def doctor(
       mrt-hpc doctor --recipe mrt_online --run /shared/me/runs/mrt-online --on-node
       mrt-hpc doctor --recipe quickstart --json
     """
-    from mrt_hpc.cli.submit import told_site
+    from mrt_hpc.cli.options import site_of_command
+    from mrt_hpc.cluster.doctor.diagnosis import can_start, diagnose
     from mrt_hpc.errors import ExitCode
-    from mrt_hpc.launch.slurm.doctor.diagnosis import can_start, diagnose
     from mrt_hpc.plan.limits import check_segments
     from mrt_hpc.recipe.find import RECIPES, find
     from mrt_hpc.recipe.load import load_recipe
@@ -71,31 +71,31 @@ def doctor(
     if recipe is not None:
         check_segments(recipe)
     root = options.run_path(recipe.name if recipe else "doctor", run)
-    chosen = told_site(site, RunLayout(root))
+    chosen = site_of_command(site, RunLayout(root))
     situation = _situation(chosen.site, recipe, root)
     if on_node:
         situation = _with_nodes(situation, wait_minutes * 60)
-    findings = [*_of_choice(chosen), *diagnose(situation)]
+    results = [*_of_choice(chosen), *diagnose(situation)]
     if as_json:
-        _print_json(findings)
+        _print_json(results)
     else:
-        _print_table(findings)
-        click.echo(_conclusion(findings, site, recipe_name, run, asked=on_node or situation.slurm is None))
-    if not can_start(findings):
+        _print_table(results)
+        click.echo(_conclusion(results, site, recipe_name, run, asked=on_node or situation.slurm is None))
+    if not can_start(results):
         click.get_current_context().exit(int(ExitCode.FATAL))
 
 
-def _of_choice(chosen: ChosenSite) -> Iterator[Finding]:
+def _of_choice(chosen: ChosenSite) -> Iterator[CheckResult]:
     """Why the tasks may not run on this machine, where nothing names it."""
-    from mrt_hpc.launch.slurm.doctor.findings import Finding, Verdict
+    from mrt_hpc.cluster.doctor.checks import CheckResult, CheckVerdict
 
     if (error := chosen.refusal()) is not None:
-        yield Finding("site", Verdict.FAILS, error.evidence, str(error.advice))
+        yield CheckResult("site", CheckVerdict.FAILS, error.evidence, str(error.advice))
 
 
 def _situation(profile: Site, recipe: Recipe | None, root: Path) -> Situation:
     """What the checks look at, without the nodes."""
-    from mrt_hpc.launch.slurm.doctor.situation import situation_of
+    from mrt_hpc.cluster.doctor.situation import situation_of
 
     return situation_of(profile, recipe, root)
 
@@ -108,8 +108,8 @@ def _with_nodes(situation: Situation, wait_s: float) -> Situation:
     """
     from dataclasses import replace
 
+    from mrt_hpc.cluster.doctor.on_node import ask_nodes
     from mrt_hpc.errors import UserError
-    from mrt_hpc.launch.slurm.doctor.on_node import ask_nodes
 
     if situation.slurm is None:
         raise UserError(
@@ -118,29 +118,29 @@ def _with_nodes(situation: Situation, wait_s: float) -> Situation:
     return replace(situation, answers=ask_nodes(situation, wait_s, lambda sentence: click.echo(sentence, err=True)))
 
 
-def _print_json(findings: Sequence[Finding]) -> None:
+def _print_json(results: Sequence[CheckResult]) -> None:
     import json
 
-    from mrt_hpc.launch.slurm.doctor.diagnosis import can_start
+    from mrt_hpc.cluster.doctor.diagnosis import can_start
 
-    click.echo(json.dumps({"can_start": can_start(findings), "checks": [asdict(one) for one in findings]}, indent=2))
+    click.echo(json.dumps({"can_start": can_start(results), "checks": [asdict(one) for one in results]}, indent=2))
 
 
-def _print_table(findings: Sequence[Finding]) -> None:
+def _print_table(results: Sequence[CheckResult]) -> None:
     """A table on a terminal; elsewhere a line for each check, and one for its remedy."""
     from rich.markup import escape
     from rich.table import Table
 
-    from mrt_hpc.cli.console import console_of
+    from mrt_hpc.cli.options import console_of
 
     if not sys.stdout.isatty():
-        for one in findings:
+        for one in results:
             click.echo(f"{one.verdict}: {one.check}: {one.evidence}")
             if one.remedy:
                 click.echo(f"  next: {one.remedy}")
         return
     table = Table("verdict", "what was seen, and what to do")
-    for one in findings:
+    for one in results:
         seen = f"[bold]{escape(one.check)}:[/] {escape(one.evidence)}"
         remedy = f"\n[bold]next:[/] {escape(one.remedy)}" if one.remedy else ""
         colour = COLOURS[one.verdict]
@@ -149,16 +149,16 @@ def _print_table(findings: Sequence[Finding]) -> None:
 
 
 def _conclusion(
-    findings: Sequence[Finding], site: str | None, recipe: str | None, run: Path | None, *, asked: bool
+    results: Sequence[CheckResult], site: str | None, recipe: str | None, run: Path | None, *, asked: bool
 ) -> str:
     """How many checks failed, and what to type next."""
-    from mrt_hpc.launch.slurm.doctor.findings import Verdict
+    from mrt_hpc.cluster.doctor.checks import CheckVerdict
 
-    counts = {verdict: sum(one.verdict is verdict for one in findings) for verdict in Verdict}
+    counts = {verdict: sum(one.verdict is verdict for one in results) for verdict in CheckVerdict}
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     place = f" --site {site}" if site else ""
     where = f" --run {run}" if run else ""
-    if counts[Verdict.FAILS]:
+    if counts[CheckVerdict.FAILS]:
         return (
             f"{told}: a run cannot start. Do what stands below the checks that fail, then type the same command again."
         )

@@ -7,24 +7,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mrt_hpc.cli.console import console_of
-from mrt_hpc.cli.options import run_path
+from mrt_hpc.cli.options import console_of, run_path, site_of_command
 from mrt_hpc.cli.plan import print_cost, print_jobs, print_memory, print_missing, print_objections, print_starts
-from mrt_hpc.cli.submit import listener, told_site
-from mrt_hpc.launch.evaluated_models import models_asked
-from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe, submit_evaluation
-from mrt_hpc.launch.pinned_models import refuse_lost_models
+from mrt_hpc.cli.submit import listener
+from mrt_hpc.evaluate.evaluation import evaluation_recipe, submit_evaluation
+from mrt_hpc.evaluate.models import models_asked, refuse_lost_models
 from mrt_hpc.plan.compile import evaluation_plan
-from mrt_hpc.plan.expected import expected_hours
-from mrt_hpc.plan.throughput import throughput
+from mrt_hpc.plan.hours import expected_hours, throughput
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from mrt_hpc.launch.run_site import ChosenSite
-    from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+    from mrt_hpc.backends.sites import ChosenSite
+    from mrt_hpc.recipe.schema import EvaluationRecipe
 
 
 def evaluate(
@@ -44,9 +41,9 @@ def evaluate(
         UserError: models, suite, site or data are wrong, the site refuses, or a task failed.
     """
     asked = models_asked(models)
-    recipe = evaluation_recipe(EvaluationAsked(asked, suite, overrides, results, data))
+    recipe = evaluation_recipe(asked, suite, overrides, results, data)
     root = run_path(recipe.name, run)
-    chosen = told_site(site_name, RunLayout(root))
+    chosen = site_of_command(site_name, RunLayout(root))
     if plan_only:
         refuse_lost_models(recipe, root)
         print_evaluation_plan(recipe, chosen, root)

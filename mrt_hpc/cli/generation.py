@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from mrt_hpc.launch.analysed_benchmark import Needs
-    from mrt_hpc.launch.evaluated_models import ModelsAsked
-    from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+    from mrt_hpc.evaluate.analysed_benchmark import Needs
+    from mrt_hpc.evaluate.models import ModelsAsked
+    from mrt_hpc.recipe.schema import EvaluationRecipe
 
 
 SUITE_HELP = (
@@ -78,24 +78,21 @@ def generating(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """An analysis whose samples are to be generated."""
+class AnalysisAsked:
+    """The arguments and options that all analyses have."""
 
     analysis: str
     """The name of the command."""
     what: tuple[str, ...]
+    out: Path | None
     benchmark: str | None
+    generation: Generation | None
+    """None where no suite is named, so that nothing is generated."""
     needs: Needs
-    generation: Generation
-
-    def typed(self, suite: str | None, benchmark: str) -> str:
-        """Return the command on a suite (None for the same one) and a benchmark, as the user types it."""
-        generation = self.generation if suite is None else replace(self.generation, suite=suite)
-        words = ["mrt-hpc", "analyze", self.analysis, *self.what, *generation.options(), "--benchmark", benchmark]
-        return shlex.join(words)
+    """What the analysis needs of the evaluation, where that is still to be made."""
 
 
-def generated(wanted: Wanted) -> Path | None:
+def generated(analysis: AnalysisAsked, how: Generation) -> Path | None:
     """Evaluate models on a benchmark of a suite, and return the directory of the finished evaluation; None while it is
     queued.
 
@@ -104,18 +101,19 @@ def generated(wanted: Wanted) -> Path | None:
             or a task failed.
     """
     from mrt_hpc.analysis.named_models import models_to_evaluate
-    from mrt_hpc.cli.submit import listener, told_site
-    from mrt_hpc.launch.evaluated_models import models_asked
-    from mrt_hpc.launch.evaluation import submit_evaluation
-    from mrt_hpc.launch.run_progress import progress
+    from mrt_hpc.attempt.run_progress import progress
+    from mrt_hpc.cli.options import site_of_command
+    from mrt_hpc.cli.submit import listener
+    from mrt_hpc.evaluate.evaluation import submit_evaluation
+    from mrt_hpc.evaluate.models import models_asked
     from mrt_hpc.plan.jobs import read_plan
     from mrt_hpc.run.layout import RunLayout
 
-    asked = models_asked(models_to_evaluate(wanted.what))
-    recipe = suiting_recipe(wanted, asked)
+    asked = models_asked(models_to_evaluate(analysis.what))
+    recipe = suiting_recipe(analysis, how, asked)
     root = options.run_path(recipe.name, None)
     layout = RunLayout(root)
-    site = told_site(wanted.generation.site, layout).checked().site
+    site = site_of_command(how.site, layout).checked().site
     submit_evaluation(recipe, asked.awaited, site, root, listener())
     now = progress(read_plan(layout.plan), layout)
     if now.evaluations_done == now.evaluations:
@@ -124,15 +122,19 @@ def generated(wanted: Wanted) -> Path | None:
     return None
 
 
-def suiting_recipe(wanted: Wanted, asked: ModelsAsked) -> EvaluationRecipe:
+def suiting_recipe(analysis: AnalysisAsked, how: Generation, asked: ModelsAsked) -> EvaluationRecipe:
     """Return the recipe of the evaluation on the one benchmark that the analysis is of.
 
     Raises:
         UserError: suite or data are wrong, or the evaluation does not suit the analysis.
     """
-    from mrt_hpc.launch.analysed_benchmark import analysed_benchmark
-    from mrt_hpc.launch.evaluation import RESULTS, EvaluationAsked, evaluation_recipe, narrowed
+    from mrt_hpc.evaluate.analysed_benchmark import analysed_benchmark
+    from mrt_hpc.evaluate.evaluation import evaluation_recipe, narrowed
 
-    how = wanted.generation
-    recipe = evaluation_recipe(EvaluationAsked(asked, how.suite, how.overrides, how.results or RESULTS, how.data))
-    return narrowed(recipe, analysed_benchmark(recipe, wanted.needs, wanted.benchmark, wanted.typed))
+    def typed(suite: str | None, benchmark: str) -> str:
+        """Return the command on a suite (None for the same one) and a benchmark, as the user types it."""
+        words = (how if suite is None else replace(how, suite=suite)).options()
+        return shlex.join(["mrt-hpc", "analyze", analysis.analysis, *analysis.what, *words, "--benchmark", benchmark])
+
+    recipe = evaluation_recipe(asked, how.suite, how.overrides, how.results, how.data)
+    return narrowed(recipe, analysed_benchmark(recipe, analysis.needs, analysis.benchmark, typed))

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from mrt_hpc.launch.filesystems import Filesystem
-    from mrt_hpc.launch.login_node import LoginNode
-    from mrt_hpc.launch.slurm.cluster_facts import Survey
-    from mrt_hpc.launch.slurm.questions import Question, Wishes
+    from mrt_hpc.backends.slurm.survey import Survey
+    from mrt_hpc.cluster.filesystems import Filesystem
+    from mrt_hpc.cluster.login_node import LoginNode
+    from mrt_hpc.cluster.questions import Question, Wishes
 
 
 @click.command(short_help="Describe this cluster in a site profile.")
@@ -61,11 +61,11 @@ def init(
       mrt-hpc init mycluster --yes
       mrt-hpc init mycluster --account my-project --gpu-partition a100 --setup 'module load gcc'
     """
-    from mrt_hpc.launch.login_node import look_at_login_node
-    from mrt_hpc.launch.settings import read_settings, write_default_site
-    from mrt_hpc.launch.slurm.questions import Wishes, open_questions
-    from mrt_hpc.launch.slurm.survey import survey
-    from mrt_hpc.launch.slurm.write_profile import profile_path, refuse_existing, site_name, write_profile
+    from mrt_hpc.backends.sites import read_settings, write_default_site
+    from mrt_hpc.backends.slurm.survey import survey
+    from mrt_hpc.cluster.login_node import look_at_login_node
+    from mrt_hpc.cluster.profile import profile_path, refuse_existing, site_name, write_profile
+    from mrt_hpc.cluster.questions import Wishes, open_questions
 
     before, found, node = read_settings().site, survey(), look_at_login_node()
     name = site_name(name, found)
@@ -92,8 +92,8 @@ def _answered(found: Survey, node: LoginNode, wishes: Wishes, *, yes: bool) -> W
     Raises:
         UserError: there are questions, and no terminal to ask at.
     """
+    from mrt_hpc.cluster.questions import open_questions, with_proposals
     from mrt_hpc.errors import UserError
-    from mrt_hpc.launch.slurm.questions import open_questions, with_proposals
 
     if yes:
         return with_proposals(found, node, wishes)
@@ -141,7 +141,7 @@ def _print_seen(found: Survey, node: LoginNode) -> None:
 
 def _print_default(site: str, before: str | None) -> None:
     """Print that the profile is the user's default now, and how to change that."""
-    from mrt_hpc.launch.settings import VARIABLE, settings_file
+    from mrt_hpc.backends.sites import VARIABLE, settings_file
 
     was = f" (it was {before})" if before not in (None, site) else ""
     click.echo(f"all your commands take the site {site} now{was}: it is the line `site:` of {settings_file()}")

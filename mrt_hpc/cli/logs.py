@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -10,17 +11,18 @@ import click
 
 from mrt_hpc.cli import options
 from mrt_hpc.cli.completion import RUN
-from mrt_hpc.errors import word
+from mrt_hpc.cli.status import open_run
+from mrt_hpc.errors import UserError, word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from mrt_hpc.launch.view.log_follower import LogFollower, LogLine
-    from mrt_hpc.launch.view.queue_looks import QueueLooks
-    from mrt_hpc.launch.view.run_look import RunLook
     from mrt_hpc.plan.jobs import Plan
     from mrt_hpc.run.layout import RunLayout
+    from mrt_hpc.view.logs import LogFollower, LogLine
+    from mrt_hpc.view.run_look import RunLook
+    from mrt_hpc.view.snapshot_reader import QueueLooks
 
 READ_EVERY_S = 1.0
 """The seconds between two looks at the logs."""
@@ -50,18 +52,26 @@ def logs(run: Path, role: str | None, lines: int, everything: bool, follow: bool
     if follow:
         _follow(run, role, lines)
         return
-    from mrt_hpc.cli.status import print_logs
+    from mrt_hpc.view.logs import log_files, written
 
-    print_logs(run, role, lines, everything)
+    layout, _ = open_run(run)
+    found = sorted((log.path for log in log_files(layout, role) if log.path.stat().st_size), key=written)
+    if not found:
+        raise UserError(
+            "the run has no such log yet", where=layout.logs, value=role, advice=f"mrt-hpc status {word(run)}"
+        )
+    for path in found if everything else found[-1:]:
+        click.secho(f"==> {path}", bold=True)
+        with path.open(errors="replace") as stream:
+            click.echo("".join(deque(stream, maxlen=lines)), nl=False)
 
 
 def _follow(run: Path, role: str | None, lines: int) -> None:
     """Print what is written to the logs until the run has ended, or the user stops reading."""
-    from mrt_hpc.cli.status import open_run
-    from mrt_hpc.launch.view.log_follower import LogFollower
-    from mrt_hpc.launch.view.queue_looks import QueueLooks
-    from mrt_hpc.launch.view.run_look import end_in_words
     from mrt_hpc.run.waiting import wait_until
+    from mrt_hpc.view.logs import LogFollower
+    from mrt_hpc.view.run_look import end_in_words
+    from mrt_hpc.view.snapshot_reader import QueueLooks
 
     layout, plan = open_run(run)
     with QueueLooks(layout) as queues:
@@ -84,13 +94,13 @@ class _Reading:
         self._next_look = time.monotonic() + LOOK_EVERY_S
 
     def _look(self) -> RunLook:
-        from mrt_hpc.launch.view.run_look import RunLook
+        from mrt_hpc.view.run_look import RunLook
 
         return RunLook.at(self.layout, self.plan, self.queues.latest())
 
     def print_failure(self, role: str | None) -> None:
         """Print why the first task has failed, and the last traceback in its logs."""
-        from mrt_hpc.launch.view.explain import failure_text
+        from mrt_hpc.view.explain import failure_text
 
         if (text := failure_text(self.look, role)) is not None:
             click.secho(text, fg="red")

@@ -10,24 +10,18 @@ import click
 import mrt_hpc
 from mrt_hpc.cli import options
 from mrt_hpc.cli.analyze import analyze
-from mrt_hpc.cli.clean import clean
-from mrt_hpc.cli.command_group import CommandGroup
 from mrt_hpc.cli.completion import RUN, complete_fields, complete_run, complete_suite
 from mrt_hpc.cli.container import container
 from mrt_hpc.cli.cost import cost
 from mrt_hpc.cli.data import data
-from mrt_hpc.cli.data_fetch import fetch
 from mrt_hpc.cli.doctor import doctor
-from mrt_hpc.cli.explain import explain
-from mrt_hpc.cli.extend import extend
-from mrt_hpc.cli.fork import fork
 from mrt_hpc.cli.init import init
+from mrt_hpc.cli.life import cancel, clean, extend, fork, sync
 from mrt_hpc.cli.logs import logs
-from mrt_hpc.cli.model import model
-from mrt_hpc.cli.recipes import recipes
-from mrt_hpc.cli.runs import runs
-from mrt_hpc.cli.sync import sync
-from mrt_hpc.cli.validate import validate
+from mrt_hpc.cli.models import model
+from mrt_hpc.cli.options import CommandGroup
+from mrt_hpc.cli.recipes import recipes, validate
+from mrt_hpc.cli.status import explain, report, runs, status
 from mrt_hpc.errors import UserError
 
 
@@ -117,8 +111,8 @@ def serve(
       mrt-hpc serve mrt_online
       mrt-hpc serve quickstart --model runs/quickstart/weights/v000000
     """
-    from mrt_hpc.cli.serve import serve as serve_recipe
-    from mrt_hpc.launch.run_site import refuse_work_here
+    from mrt_hpc.backends.sites import refuse_work_here
+    from mrt_hpc.cli.models import serve as serve_recipe
     from mrt_hpc.recipe.load import load_recipe
 
     refuse_work_here(site)
@@ -189,73 +183,6 @@ def evaluate(
     evaluate_models(models, suite, site, overrides, results, data, run, plan_only=plan_only)
 
 
-@main.command(short_help="Show the state of a run.")
-@click.argument("run", type=RUN)
-@click.option("--watch", "live", is_flag=True, help="A live view, until the run has ended; Ctrl-C ends the view alone.")
-@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
-def status(run: Path, live: bool, as_json: bool) -> None:
-    """Show the state of RUN: its jobs, iterations, evaluations and failures.
-
-    \b
-    Examples:
-      mrt-hpc status runs/quickstart
-      mrt-hpc status runs/quickstart --watch
-      mrt-hpc status runs/quickstart --json
-    """
-    if as_json:
-        from mrt_hpc.cli.watch import print_json
-
-        print_json(run)
-    elif live:
-        from mrt_hpc.cli.watch import watch
-
-        watch(run)
-    else:
-        from mrt_hpc.cli.status import print_status
-
-        print_status(run)
-
-
-@main.command(short_help="Stop a run.")
-@click.argument("run", type=RUN)
-def cancel(run: Path) -> None:
-    """Stop RUN. All results stay, and submit continues from there.
-
-    \b
-    Examples:
-      mrt-hpc cancel runs/quickstart
-    """
-    from mrt_hpc.cli.status import cancel_run
-
-    cancel_run(run)
-
-
-@main.command(short_help="Write a run's report from its results so far.")
-@click.argument("runs", type=RUN, nargs=-1, required=True, metavar="RUN...")
-@click.option(
-    "--page",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write only the page, to this file. Without it: report.md, plots and report.html in RUN.",
-)
-@options.trust
-def report(runs: tuple[Path, ...], page: Path | None, trust: bool) -> None:
-    """Write report.md, plots and report.html of RUN from the results that exist now.
-
-    The page needs no network and no server: open it in a browser. Several runs share one page, side by side.
-
-    \b
-    Examples:
-      mrt-hpc report runs/quickstart
-      mrt-hpc report runs/grpo runs/mrt-online --page compared.html
-    """
-    from mrt_hpc.cli.status import print_comparison, print_report
-
-    if len(runs) == 1:
-        print_report(runs[0], page, trust=trust)
-    else:
-        print_comparison(runs, page, trust=trust)
-
-
 @main.command(short_help="Judge stored samples again with today's grader.")
 @click.argument("runs", nargs=-1, required=True, type=RUN, metavar="RUN...")
 @options.here
@@ -267,8 +194,8 @@ def regrade(runs: tuple[Path, ...], site: str | None) -> None:
     Examples:
       mrt-hpc regrade runs/quickstart
     """
-    from mrt_hpc.cli.regrade import regrade as regrade_runs
-    from mrt_hpc.launch.run_site import refuse_work_here
+    from mrt_hpc.backends.sites import refuse_work_here
+    from mrt_hpc.cli.compare import regrade as regrade_runs
 
     refuse_work_here(site)
     regrade_runs(runs)
@@ -294,7 +221,7 @@ def regrade(runs: tuple[Path, ...], site: str | None) -> None:
     default=1.0,
     show_default=True,
     metavar="POINTS",
-    help="How many problems or samples tell this difference? Per cent of the first model's tokens for tokens.",
+    help="How many problems or samples show this difference? Per cent of the first model's tokens for tokens.",
 )
 @click.option("--csv", type=click.Path(path_type=Path, dir_okay=False), help="Also write the numbers to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
@@ -322,9 +249,10 @@ def compare(
       mrt-hpc compare runs/mrt@0 runs/mrt@248 --measure regret@8192 --difference 0.5 --csv regret.csv
       mrt-hpc compare runs/eval-paper_20@grpo@248 runs/paper-20@mrt@248
     """
-    from mrt_hpc.cli.compare import Asked, print_comparison
+    from mrt_hpc.cli.compare import ComparisonOptions, print_comparison
 
-    print_comparison(what, Asked(benchmarks, measures, difference, csv, as_json, published, trust))
+    asked = ComparisonOptions(benchmarks, measures, difference, csv, as_json, published, trust)
+    print_comparison(what, asked)
 
 
 @main.command(short_help="List the fields of a recipe or a site profile.")
@@ -346,7 +274,7 @@ def fields(words: tuple[str, ...], markdown: Path | None) -> None:
     if markdown is None:
         print_fields(words)
         return
-    from mrt_hpc.cli.fields_markdown import write_reference
+    from mrt_hpc.cli.fields import write_reference
 
     if words:
         advice = f"mrt-hpc fields --markdown {markdown}"
@@ -355,22 +283,11 @@ def fields(words: tuple[str, ...], markdown: Path | None) -> None:
         click.echo(f"written: {path}")
 
 
-main.add_command(data)
-main.add_command(analyze)
-main.add_command(container)
-main.add_command(explain)
-main.add_command(logs)
-main.add_command(runs)
-main.add_command(validate)
-main.add_command(init)
-main.add_command(doctor)
-main.add_command(model)
-main.add_command(recipes)
-data.add_command(fetch)
-main.add_command(clean)
-main.add_command(cost)
-main.add_command(extend)
-main.add_command(fork)
-main.add_command(sync)
+for command in (
+    analyze, cancel, clean, container, cost, data, doctor, explain, extend, fork, init, logs, model, recipes, report,
+    runs, status, sync, validate,
+):  # fmt: skip
+    main.add_command(command)
+
 if __name__ == "__main__":
     sys.exit(main())

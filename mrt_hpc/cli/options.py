@@ -1,15 +1,28 @@
-"""Options that several commands share."""
+"""What several commands share: options and arguments, how errors are shown, and the console."""
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
+from io import TextIOWrapper
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
+from rich.console import Console
 
 from mrt_hpc.cli.completion import complete_override, complete_recipe, complete_run, complete_site
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.recipe.find import RECIPES, expanded, find
+from mrt_hpc.run.retries import FULL, error_number, shortage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mrt_hpc.backends.sites import ChosenSite
+    from mrt_hpc.run.layout import RunLayout
+
 
 ROLES = ["prepare", "inference", "trainer", "colocated", "evaluation", "report"]
 
@@ -33,7 +46,7 @@ def checked_run_directory(_: click.Context, __: click.Parameter, text: str | Non
 
 
 def _recipe_file(_: click.Context, __: click.Parameter, name: str) -> Path:
-    """The recipe of this path or name, which is told where it is not the path typed.
+    """The recipe of this path or name, which is printed where it is not the path typed.
 
     Raises:
         UserError: there is none.
@@ -98,3 +111,124 @@ data_folder = click.option(
 def run_path(name: str, run: Path | None) -> Path:
     """The run directory: the one given, or the default for a recipe's name."""
     return (run if run is not None else Path("runs") / name).absolute()
+
+
+# -- errors: those of the user are shown as text, all others as defects of the program
+
+
+NO_PLACE = frozenset(
+    {
+        errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS,
+        errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO, errno.ESTALE, errno.EIO, errno.ETIMEDOUT,
+    }
+)  # fmt: skip
+"""The errors of the system that mean a wrong path or a filesystem that fails, not a defect of the program."""
+
+
+class CommandGroup(click.Group):
+    """Shows a user's error as its text, and every other error as a defect of the program."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; a UserError becomes its text and exit code."""
+        _forget_no_width()
+        _print_any_text()
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            self._tell(ctx, error)
+        except ModuleNotFoundError as error:
+            from mrt_hpc.attempt.python_look import light_installation
+
+            if (light := light_installation(error)) is None:
+                raise
+            self._tell(ctx, light)
+        except OSError as error:
+            if error_number(error) in FULL:
+                self._tell(ctx, full_disk(error))
+            elif error_number(error) in NO_PLACE or _working_directory_is_gone(error):
+                self._tell(ctx, no_place(error))
+            else:
+                raise
+        except KeyboardInterrupt:
+            click.echo("stopped; the same command continues the run", err=True)
+            ctx.exit(int(ExitCode.INTERRUPTED))
+
+    @staticmethod
+    def _tell(ctx: click.Context, error: UserError) -> None:
+        click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+        click.echo(error.message(), err=True)
+        ctx.exit(int(error.exit_code))
+
+
+def _forget_no_width() -> None:
+    """Drop a variable COLUMNS that is no width, such as the 0 of a shell without a terminal: tables would be empty."""
+    width = os.environ.get("COLUMNS", "")
+    if not width.isdecimal() or int(width) == 0:
+        os.environ.pop("COLUMNS", None)
+
+
+def _print_any_text() -> None:
+    """Print characters that the terminal's encoding lacks by their numbers: what sites and problems say holds any."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def full_disk(error: OSError) -> UserError:
+    """The error of a command that cannot write; tasks of a run wait for space instead."""
+    lacking = shortage(error)
+    return UserError(
+        f"{lacking.what}: {error.strerror or error}",
+        where=error.filename,
+        advice=f"{lacking.next} ({lacking.shown_by} shows what is left), and type the same command again: no partial "
+        "file was left",
+        exit_code=ExitCode.RETRYABLE,
+    )
+
+
+def _working_directory_is_gone(error: OSError) -> bool:
+    """Whether the working directory does not exist: the system then names no file."""
+    return isinstance(error, FileNotFoundError) and error.filename is None
+
+
+def no_place(error: OSError) -> UserError:
+    """The error of a command if a file or folder is missing, has another kind, or may not be read or written."""
+    where = error.filename if error.filename is not None else "the working directory"
+    return UserError(
+        f"the file or folder cannot be used: {error.strerror or error}",
+        where=where,
+        advice="change to a directory that exists and that you own, or name another place where the command has an "
+        "option for it (--run DIRECTORY, --output FILE)",
+    )
+
+
+# -- what commands print to
+
+
+FILE_WIDTH = 160
+"""Columns of a table that goes to a file or a pipe."""
+
+
+def console_of(stream: TextIO) -> Console:
+    """A console as wide as the terminal or as the variable COLUMNS says; wide where there is neither."""
+    return Console(file=stream, width=None if stream.isatty() or os.environ.get("COLUMNS") else FILE_WIDTH)
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print what a reader has to know beside the numbers, a line each."""
+    for note in notes:
+        click.echo(f"note: {note}")
+
+
+def site_of_command(name: str | None, *runs: RunLayout, trust: bool = False) -> ChosenSite:
+    """The site of a command as :func:`chosen_site` finds it, which is printed where the command does not name it.
+
+    Raises:
+        UserError: there is no such site.
+    """
+    from mrt_hpc.backends.sites import chosen_site
+
+    chosen = chosen_site(name, *runs, trust=trust)
+    if chosen.why:
+        click.echo(chosen.text, err=True)
+    return chosen

@@ -14,41 +14,32 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from mrt_hpc.cli.console import console_of
-from mrt_hpc.cli.hours_table import FEW_HOURS, hours_table
-from mrt_hpc.cli.memory_table import memory_json, memory_lines, memory_table, memory_warnings
-from mrt_hpc.cli.options import run_path
-from mrt_hpc.cli.submit import told_site
+from mrt_hpc.cli.options import console_of, run_path, site_of_command
+from mrt_hpc.cli.tables import FEW_HOURS, hours_table, memory_json, memory_lines, memory_table, memory_warnings
 from mrt_hpc.datasets.named import fetch_command
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.changes import refuse_other_recipe
-from mrt_hpc.launch.create import check_model
-from mrt_hpc.launch.submission import foreseen, jobs_left, kept_recipe, objections_to
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.plan.cost import plan_cost
-from mrt_hpc.plan.expected import expected_hours, expected_uses, late_checkpoint
-from mrt_hpc.plan.fits import fits
-from mrt_hpc.plan.throughput import RATES, throughput
+from mrt_hpc.plan.hours import RATES, expected_hours, expected_uses, late_checkpoint, plan_cost, throughput
+from mrt_hpc.plan.memory_fit import fits
 from mrt_hpc.plan.token_counts import lengths_taken
-from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.recipe.sections.model import HuggingFaceModel
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import prompt_files
+from mrt_hpc.submit.changes import refuse_other_recipe
+from mrt_hpc.submit.create import check_model
+from mrt_hpc.submit.submission import foreseen, jobs_left, kept_recipe, objections_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
-    from mrt_hpc.launch.backend import Backend, StartEstimate
-    from mrt_hpc.launch.run_site import ChosenSite
-    from mrt_hpc.plan.expected import ExpectedHours
+    from mrt_hpc.backends.backend import Backend, StartEstimate
+    from mrt_hpc.backends.sites import ChosenSite
+    from mrt_hpc.plan.hours import ExpectedHours, Throughput
     from mrt_hpc.plan.jobs import Job, Plan
-    from mrt_hpc.plan.throughput import Throughput
-    from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.recipe.schema import Experiment
     from mrt_hpc.recipe.site import SiteSettings
 
 TABLE_WIDTH = 140
@@ -61,7 +52,7 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
     """Print the jobs, their expected hours, and the hours of their time limits."""
     recipe = load_recipe(recipe_path, overrides)
     layout = RunLayout(run_path(recipe.name, run))
-    chosen = told_site(site_name, layout)
+    chosen = site_of_command(site_name, layout)
     recipe, site = kept_recipe(layout, recipe, click.echo), chosen.site
     plan, rates = compile_plan(recipe, site), throughput(recipe, site)
     expected = {} if rates is None else expected_hours(plan, recipe, rates)
@@ -225,7 +216,7 @@ def print_plan_as_json(recipe_path: Path, site_name: str | None, overrides: tupl
     """Print jobs, expected hours by job, and memory by role, as one JSON object."""
     recipe = load_recipe(recipe_path, overrides)
     layout = RunLayout(run_path(recipe.name, run))
-    site = told_site(site_name, layout).site
+    site = site_of_command(site_name, layout).site
     recipe = kept_recipe(layout, recipe, lambda _: None)
     plan, rates = compile_plan(recipe, site), throughput(recipe, site)
     expected = {} if rates is None else expected_hours(plan, recipe, rates)
@@ -241,7 +232,7 @@ def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str,
     """
     recipe = load_recipe(recipe_path, overrides)
     layout = RunLayout(run_path(recipe.name, run))
-    site = told_site(site_name, layout).site
+    site = site_of_command(site_name, layout).site
     if layout.recipe_lock.is_file():
         recipe = kept_recipe(layout, recipe, click.echo)
         refuse_other_recipe(layout, recipe)
@@ -254,7 +245,7 @@ def cost_lines(
 ) -> Iterator[str]:
     """The cost of the plan, in sentences."""
     if rates is None:
-        needed = RATES if isinstance(recipe, Recipe) else RATES[:1]
+        needed = RATES if recipe.trains else RATES[:1]
         fields = " and ".join(f"throughput.{name}" for name in needed)
         yield (
             f"The expected hours and what they are used for are unknown: state {fields} in the site profile (mrt-hpc "
@@ -341,10 +332,9 @@ def _clock(minutes: int) -> str:
 
 def awaited_models(recipe: Experiment) -> Iterator[str]:
     """The models of an evaluation that a run has yet to publish."""
-    if isinstance(recipe, EvaluationRecipe):
-        for model in recipe.models:
-            if model.run is not None and not Path(model.path).is_dir():
-                yield f"model {model.name} {model.path}"
+    for model in recipe.models:
+        if model.run is not None and not Path(model.path).is_dir():
+            yield f"model {model.name} {model.path}"
 
 
 def missing_inputs(recipe: Experiment) -> Iterator[str]:
@@ -359,7 +349,7 @@ def missing_inputs(recipe: Experiment) -> Iterator[str]:
 
 def _missing_of_models(recipe: Experiment) -> Iterator[str]:
     """Models and files of prompts that do not exist."""
-    for what, directory in _model_directories(recipe).items():
+    for what, directory in recipe.model_directories.items():
         if unfetched := not_fetched(directory):
             yield f"{what}: {unfetched}"
         elif not Path(directory).is_dir():
@@ -369,17 +359,6 @@ def _missing_of_models(recipe: Experiment) -> Iterator[str]:
             yield f"{what} {file.resolve()}"
 
 
-def _model_directories(recipe: Experiment) -> dict[str, str]:
-    """The model directories that have to be there, by what they are in words."""
-    if isinstance(recipe, EvaluationRecipe):
-        return {f"model {model.name}": model.path for model in recipe.models if model.run is None}
-    found = {"model.path": recipe.model.path} if isinstance(recipe.model, HuggingFaceModel) else {}
-    if recipe.prover is not None and recipe.prover.model is not None:
-        found["prover.model"] = recipe.prover.model
-    return found
-
-
 def _problem_sources(recipe: Experiment) -> dict[str, object]:
     """The sources of training data and of problems, by what they are in words."""
-    training: dict[str, object] = {"data": recipe.data} if isinstance(recipe, Recipe) else {}
-    return {**training, **{f"benchmark {b.name}": b.problems for b in recipe.evaluation.benchmarks}}
+    return {"data": recipe.data, **{f"benchmark {b.name}": b.problems for b in recipe.evaluation.benchmarks}}

@@ -1,15 +1,23 @@
-"""``mrt-hpc recipes``: list the recipes, suites and site profiles that can be named, and copy one to edit it."""
+"""``mrt-hpc recipes`` and ``validate``: list the recipes, suites and site profiles that can be named, copy one to edit
+it, and check a recipe.
+"""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from mrt_hpc.cli import options
+
 if TYPE_CHECKING:
-    from mrt_hpc.recipe.catalogue import Copy, Entry
+    from mrt_hpc.plan.jobs import Plan
+    from mrt_hpc.recipe.find import CatalogueEntry
+    from mrt_hpc.recipe.schema import Recipe
+
 
 NEXT = {
     "recipe": "mrt-hpc plan {}",
@@ -43,7 +51,7 @@ def list_recipes(as_json: bool) -> None:
       mrt-hpc recipes list
       mrt-hpc recipes list --json
     """
-    from mrt_hpc.recipe.catalogue import KINDS, entries
+    from mrt_hpc.recipe.find import KINDS, entries
 
     found = [entry for kind in KINDS for entry in entries(kind)]
     if as_json:
@@ -54,7 +62,7 @@ def list_recipes(as_json: bool) -> None:
     click.echo("next: mrt-hpc plan NAME, or mrt-hpc recipes copy NAME to edit one")
 
 
-def _print_json(found: list[Entry]) -> None:
+def _print_json(found: list[CatalogueEntry]) -> None:
     import json
 
     rows = [
@@ -63,9 +71,9 @@ def _print_json(found: list[Entry]) -> None:
     click.echo(json.dumps(rows, indent=2))
 
 
-def _print_table(title: str, found: list[Entry]) -> None:
+def _print_table(title: str, found: list[CatalogueEntry]) -> None:
     """Print the files of one kind under the folder that each is in, each on one line, which a terminal cuts."""
-    from mrt_hpc.cli.console import console_of
+    from mrt_hpc.cli.options import console_of
 
     console, piped = console_of(sys.stdout), not sys.stdout.isatty()
     width = max((len(entry.name) for entry in found), default=0)
@@ -84,7 +92,7 @@ def _print_table(title: str, found: list[Entry]) -> None:
             )
 
 
-def _root(entry: Entry) -> Path:
+def _root(entry: CatalogueEntry) -> Path:
     """The folder in which the name of a file is looked up."""
     return entry.path.parents[len(Path(entry.name).parts) - 1]
 
@@ -106,8 +114,6 @@ def copy(name: str, output: Path | None, force: bool) -> None:
       mrt-hpc recipes copy mrt_online my_recipe.yaml
       mrt-hpc recipes copy example slurm/sites/mycluster.yaml
     """
-    from mrt_hpc.recipe.catalogue import copy_of
-
     wanted = copy_of(name, output)
     _refuse_existing(wanted, force)
     _write(wanted)
@@ -115,6 +121,75 @@ def copy(name: str, output: Path | None, force: bool) -> None:
         click.echo(f"wrote {place}")
     click.echo(f"  a copy of {wanted.entry.path}")
     click.echo(f"next: edit it, then {NEXT[wanted.entry.kind.word].format(wanted.output)}")
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A file to write so that a user can edit it."""
+
+    entry: CatalogueEntry
+    output: Path
+    beside: dict[Path, Path]
+    """Further files that it names in its own folder, and the place of the copy of each."""
+
+
+def copy_of(name: str, output: Path | None) -> Copy:
+    """What has to be copied for a recipe, a suite or a site profile.
+
+    Args:
+        name: as commands take it, with or without the folder and the suffix.
+        output: the copy; None takes the same name below ``recipes/``, ``recipes/suites/`` or ``slurm/sites/`` in the
+            working directory, where commands find it before that of the package.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    entry = _entry(name)
+    place = output if output is not None else entry.kind.checkout / f"{entry.name}.yaml"
+    return Copy(entry, place, {path: place.parent / path.relative_to(entry.path.parent) for path in _beside(entry)})
+
+
+def _entry(name: str) -> CatalogueEntry:
+    """The file of a name, of whatever kind.
+
+    Raises:
+        UserError: there is none.
+    """
+    from mrt_hpc.errors import UserError, nearest
+    from mrt_hpc.recipe.find import KINDS, RECIPES, CatalogueEntry, entries, expanded, spellings
+
+    wanted = expanded(name)
+    known = [entry for kind in KINDS for entry in entries(kind)]
+    for entry in known:
+        bare = wanted.relative_to(entry.kind.checkout) if wanted.is_relative_to(entry.kind.checkout) else wanted
+        if Path(entry.name) in (bare, bare.with_suffix("")):
+            return entry
+    for path in spellings(wanted):
+        if path.is_file():
+            return CatalogueEntry(RECIPES, path.stem, path)
+    names = [entry.name for entry in known]
+    guess = nearest(name, names)
+    raise UserError(
+        "there is no recipe, suite or site profile of this name",
+        value=name,
+        expected=f"{guess} is the nearest" if guess else "a name that `mrt-hpc recipes list` shows",
+        advice=f"mrt-hpc recipes copy {guess}" if guess else "mrt-hpc recipes list",
+    )
+
+
+def _beside(entry: CatalogueEntry) -> list[Path]:
+    """The files in its own folder that a recipe or a suite names by relative paths."""
+    from mrt_hpc.recipe.find import SITES, SUITES
+    from mrt_hpc.recipe.load import SECTION, named_paths
+    from mrt_hpc.recipe.source import read_source
+
+    if entry.kind is SITES:
+        return []
+    data = read_source(entry.path, advice=f"mrt-hpc recipes copy {entry.name}").data
+    folder = entry.path.parent
+    named = [Path(text) for text in named_paths({SECTION: data} if entry.kind is SUITES else data)]
+    inside = [folder / path for path in named if not path.is_absolute() and ".." not in path.parts]
+    return list(dict.fromkeys(path for path in inside if path.is_file()))
 
 
 def _refuse_existing(wanted: Copy, force: bool) -> None:
@@ -136,3 +211,57 @@ def _write(wanted: Copy) -> None:
     for path, place in {**wanted.beside, wanted.entry.path: wanted.output}.items():
         place.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(place, path.read_bytes())
+
+
+# -- validate
+
+
+@click.command(short_help="Check a recipe.")
+@options.recipe
+@options.overrides
+def validate(recipe: Path, overrides: tuple[str, ...]) -> None:
+    """Check RECIPE, with what it extends and the fields set, and say what it would do. Nothing is made or submitted.
+
+    The exit status is 0 for a recipe that is valid, also where its model or data are not there yet, and 2 otherwise.
+
+    \b
+    Examples:
+      mrt-hpc validate mrt_online
+      mrt-hpc validate my_recipe.yaml --set training.learning_rate=2e-6
+    """
+    from mrt_hpc.cli.options import console_of
+    from mrt_hpc.cli.plan import print_missing
+    from mrt_hpc.plan.compile import build_plan
+    from mrt_hpc.plan.limits import check_segments
+    from mrt_hpc.recipe.load import load_recipe
+
+    found = load_recipe(recipe, overrides)
+    check_segments(found)
+    plan = build_plan(found, max_array_size=None)
+    click.secho("valid", fg="green", bold=True)
+    click.echo(f"  {trained(found)}")
+    click.echo(f"  {evaluated(found, plan)}")
+    print_missing(console_of(sys.stdout), found, "submit")
+    click.echo(f"next: mrt-hpc plan {recipe}{''.join(f' --set {one}' for one in overrides)}")
+
+
+def trained(recipe: Recipe) -> str:
+    """The name, the algorithm and what it trains, in a line."""
+    prover = "" if recipe.prover is None else f" with prover {recipe.prover.type}"
+    model = getattr(recipe.model, "path", None) or recipe.model.type
+    sampled = ""
+    if recipe.algorithm.samples_rollouts:
+        sampling = recipe.sampling
+        sampled = f" of {sampling.problems_per_iteration} problems x {sampling.rollouts_per_problem} rollouts"
+    return (
+        f"{recipe.name}: {recipe.algorithm.type}{prover} on {model}, {recipe.schedule.iterations} iterations{sampled}"
+    )
+
+
+def evaluated(recipe: Recipe, plan: Plan) -> str:
+    """What is evaluated, and the number of jobs, in a line."""
+
+    benchmarks = [f"{one.name} ({one.samples} samples)" for one in recipe.evaluation.benchmarks]
+    count = len(recipe.evaluated_versions)
+    evaluated = f"{', '.join(benchmarks)} of {count} weights versions" if benchmarks else "no evaluation"
+    return f"{evaluated}; {plan.segments} segment(s), {len(plan.jobs)} jobs, {plan.tasks} tasks"

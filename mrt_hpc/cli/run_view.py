@@ -1,8 +1,10 @@
-"""What a terminal shows of a run at one moment."""
+"""The view of a run at one moment: ``status`` prints it, ``status --watch`` and a local run keep it up to date."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -11,16 +13,16 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from mrt_hpc.cli.sparkline import sparkline
-from mrt_hpc.launch.view.run_look import RunState
+from mrt_hpc.backends.backend import QueueState
 from mrt_hpc.run.task_state import TaskState
+from mrt_hpc.view.run_look import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from rich.console import RenderableType
 
-    from mrt_hpc.launch.view.snapshot import Evaluated, JobView, Measured, Snapshot, TaskView
+    from mrt_hpc.view.snapshot import Evaluated, JobView, Measured, Snapshot, TaskView
 
 COLOURS = {
     RunState.RUNNING: "green",
@@ -37,26 +39,31 @@ TASK_COLOURS = {
     TaskState.STOPPED: "yellow",
     TaskState.GAVE_BACK: "yellow",
 }
+SHOWN_BY_RECORDS = frozenset({QueueState.RUNNING, QueueState.COMPLETED, QueueState.UNKNOWN})
+"""The states in the queue that the records of the tasks show as well, or that say nothing."""
 LOST = "lost"
 """The word for tasks whose record says that they run, and of which no attempt does."""
 FAULTS, RESULTS, NEXT, NODES, JOBS, WHYS = 5, 4, 6, 3, 10, 3
 """How many faults, versions of a benchmark, coming events, nodes of a job, jobs and reasons are shown."""
 LABELS, NUMBERS = 13, 25
 """The widths of the columns beside bars and sparklines."""
+BLOCKS = "▁▂▃▄▅▆▇█"
+"""The marks of a sparkline."""
 NARROW = 80
 """The number of columns below which what is only nice to know is left out."""
 
 
-def view(run: Snapshot, width: int) -> RenderableType:
+def view(run: Snapshot, width: int, *, everything: bool = False) -> RenderableType:
     """A run as the terminal shows it, no wider than the terminal.
 
     Args:
         run: at this moment.
         width: of the terminal, columns.
+        everything: whether all jobs are shown, with their ids, and reasons in full: a live view has few lines.
     """
     parts: list[RenderableType] = [_head(run), _progress(run, width)]
     for title, part in (
-        ("jobs", _jobs(run, width)),
+        ("jobs", _jobs(run, width, everything=everything)),
         ("next", _next(run)),
         ("evaluations", _results(run)),
         ("faults and resumes", _faults(run)),
@@ -68,11 +75,12 @@ def view(run: Snapshot, width: int) -> RenderableType:
 
 def _head(run: Snapshot) -> RenderableType:
     line = Text.assemble((run.name, "bold"), f" ({run.kind})  ", (run.state.value, COLOURS[run.state]))
-    line.append(f"  {run.run}  {moment(run.time, run.time)}", style="dim")
+    here = "" if run.process is None else f"  process {run.process} of this machine"
+    line.append(f"  {run.run}  {moment(run.time, run.time)}{here}", style="dim")
     for name, why in run.unreached.items():
         line.append(f"\nthe queue was not reached ({name}: {why}): all else is from the run's files", style="yellow")
-    for fault in run.unreadable:
-        line.append(f"\n{fault}", style="yellow")
+    for sentence in (*run.unreadable, *(f"warning: {warning}" for warning in run.warnings)):
+        line.append(f"\n{sentence}", style="yellow")
     return line
 
 
@@ -88,13 +96,18 @@ def _progress(run: Snapshot, width: int) -> RenderableType:
         each = "" if done.seconds is None else f", {duration(done.seconds)} each"
         bar = ProgressBar(done.planned, done.done, width=room - 2)
         grid.add_row("iterations", bar, f"{done.done}/{done.planned}{each}")
+    if done.groups_done is not None and done.groups_planned is not None:
+        bar = ProgressBar(done.groups_planned, done.groups_done, width=room - 2)
+        grid.add_row("groups", bar, f"{done.groups_done}/{done.groups_planned}")
+    elif done.groups_done is not None:
+        grid.add_row("collection", "", f"{done.groups_done} groups")
     if run.evaluations.planned:
         bar = ProgressBar(run.evaluations.planned, run.evaluations.done, width=room - 2)
         grid.add_row("evaluations", bar, f"{run.evaluations.done}/{run.evaluations.planned} tasks")
     for name in ("reward", "progress"):
         if series := _series(run.measured, name):
             grid.add_row(name, Text(sparkline(series, room - 2), style="cyan"), _range(series))
-    rates = Text(f"{'tokens/s':{LABELS}}{told}") if (told := _rates(run)) else None
+    rates = Text(f"{'tokens/s':{LABELS}}{tokens}") if (tokens := _rates(run)) else None
     return grid if rates is None else Group(grid, rates)
 
 
@@ -118,33 +131,35 @@ def _rates(run: Snapshot) -> str:
     return ", ".join(f"{name} {rate:,.0f}" for name, rate in named.items() if rate is not None)
 
 
-def _jobs(run: Snapshot, width: int) -> RenderableType | None:
-    """What runs, is queued, was stopped or has failed of each job; the other jobs are counted."""
+def _jobs(run: Snapshot, width: int, *, everything: bool) -> RenderableType:
+    """What runs, is queued, was stopped or has failed of each job; the other jobs are counted, or shown as well."""
     tasks: dict[str, list[TaskView]] = {}
     for task in run.tasks:
         tasks.setdefault(task.job, []).append(task)
-    busy = [job for job in run.jobs if job.name in tasks or _waits(job)]
-    shown = [(job, tasks.get(job.name, [])) for job in busy[:JOBS]]
+    busy = [job for job in run.jobs if everything or job.name in tasks or _waits(job)]
+    shown = [(job, tasks.get(job.name, [])) for job in (busy if everything else busy[:JOBS])]
     parts: list[RenderableType] = []
     if shown:
-        parts.append(_job_table(run, shown) if width >= NARROW else _job_lines(shown))
-    rest = _others(run.jobs, busy)
-    return Group(*parts, *_whys(run), *([Text(rest, style="dim")] if rest else []))
+        parts.append(_job_table(run, shown, ids=everything) if width >= NARROW else _job_lines(shown))
+    rest = "" if everything else _others(run.jobs, busy)
+    return Group(*parts, *_whys(run, everything=everything), *([Text(rest, style="dim")] if rest else []))
 
 
-def _job_table(run: Snapshot, jobs: Sequence[tuple[JobView, list[TaskView]]]) -> Table:
+def _job_table(run: Snapshot, jobs: Sequence[tuple[JobView, list[TaskView]]], *, ids: bool) -> Table:
     """A line for each job."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("job", no_wrap=True)
     for column in ("tasks", "weights", "nodes"):
         table.add_column(column, overflow="fold")
     left = {job.name: _left(run, mine) for job, mine in jobs}
-    limited = any(left.values())
+    limited, ids = any(left.values()), ids and any(job.ids for job, _ in jobs)
     if limited:
         table.add_column("time left", justify="right", no_wrap=True)
+    if ids:
+        table.add_column("job ids", overflow="fold")
     for job, mine in jobs:
         cells: list[RenderableType] = [job.name, _states(job, mine), _versions(mine), _nodes(mine)]
-        table.add_row(*cells, *([left[job.name]] if limited else []))
+        table.add_row(*cells, *([left[job.name]] if limited else []), *([", ".join(job.ids)] if ids else []))
     return table
 
 
@@ -157,19 +172,35 @@ def _job_lines(jobs: Sequence[tuple[JobView, list[TaskView]]]) -> Group:
     return Group(*lines)
 
 
-def _whys(run: Snapshot) -> list[Text]:
-    """Why tasks have failed, the latest last: the first line of each reason, once for all tasks of a job."""
-    failed = [task for task in run.tasks if task.state in (TaskState.FAILED, TaskState.RETRYING)]
-    found: dict[tuple[str, TaskState, str], list[TaskView]] = {}
-    for task in sorted(failed, key=lambda one: one.since):
-        found.setdefault((task.job, task.state, task.reason.strip().partition("\n")[0]), []).append(task)
+def _whys(run: Snapshot, *, everything: bool) -> list[Text]:
+    """Why tasks wait for room on the disk or have failed, the latest last, once for all tasks of a job: the first lines
+    of the last few reasons. With ``everything``, all reasons in full, and those of tasks that were stopped as well.
+    """
+    shown = {TaskState.FAILED, TaskState.RETRYING, *((TaskState.STOPPED, TaskState.GAVE_BACK) if everything else ())}
+    reasons: dict[tuple[str, str, str], list[TaskView]] = {}
+    for task in sorted(run.tasks, key=lambda one: one.since):
+        state, why = ("paused", task.paused) if task.paused else (_word(task), task.reason.strip())
+        if task.paused or (why and task.state in shown):
+            reasons.setdefault((task.job, state, why if everything else why.partition("\n")[0]), []).append(task)
     lines = []
-    for (job, state, why), tasks in list(found.items())[-WHYS:]:
+    for (job, state, why), tasks in list(reasons.items())[0 if everything else -WHYS :]:
         which = f"[{tasks[0].index}]" if len(tasks) == 1 else f" ({len(tasks)} tasks)"
-        line = Text.assemble((f"{job}{which} {state}: ", TASK_COLOURS[state]), why)
-        line.truncate(160, overflow="ellipsis")
+        times = max(task.failures for task in tasks)
+        tries = f", {times} failure(s)" if times and everything else ""
+        line = Text.assemble((f"{job}{which} {state}{tries}: ", _colour(tasks[0])), why)
+        if not everything:
+            line.truncate(160, overflow="ellipsis")
         lines.append(line)
     return lines
+
+
+def _word(task: TaskView) -> str:
+    """The state of a task; the record of a lost one says forever that it runs."""
+    return LOST if task.state is TaskState.RUNNING and not task.alive else task.state.value
+
+
+def _colour(task: TaskView) -> str:
+    return "red" if _word(task) == LOST else TASK_COLOURS.get(task.state, "")
 
 
 def _waits(job: JobView) -> bool:
@@ -177,19 +208,17 @@ def _waits(job: JobView) -> bool:
 
 
 def _states(job: JobView, tasks: Sequence[TaskView]) -> Text:
-    """The states of a job's tasks, those of the run's records first, and then what the queue says of waiting ones."""
-    words: dict[tuple[str, str], int] = {}
-    for task in tasks:
-        word = LOST if task.state is TaskState.RUNNING and not task.alive else task.state.value
-        colour = "red" if word == LOST else TASK_COLOURS.get(task.state, "")
-        words[word, colour] = words.get((word, colour), 0) + 1
-    if done := job.states.get(TaskState.DONE):
-        words["done", "dim"] = done
+    """The states of a job's tasks, those of the run's records first, and then what the queue says of the others."""
+    words = Counter((_word(task), _colour(task)) for task in tasks)
+    words["done", "dim"] += job.states.get(TaskState.DONE, 0)
     for part in job.queue:
-        if part.state == "pending":
-            words[f"queued ({part.reason})" if part.reason else "queued", "yellow"] = part.tasks
-    parts = [Text(f"{count} {word}", style=colour) for (word, colour), count in words.items()]
-    return Text(", ").join(parts)
+        if part.state == QueueState.PENDING:
+            words[f"queued ({part.reason})" if part.reason else "queued", "yellow"] += part.tasks
+        elif part.state not in SHOWN_BY_RECORDS:
+            words[f"{part.state} in the queue", "red"] += part.tasks
+    if all(part.state != QueueState.PENDING for part in job.queue):
+        words["waiting", "dim"] += job.states.get(TaskState.WAITING, 0)
+    return Text(", ").join(Text(f"{count} {word}", style=colour) for (word, colour), count in words.items() if count)
 
 
 def _versions(tasks: Sequence[TaskView]) -> str:
@@ -273,6 +302,33 @@ def _next(run: Snapshot) -> RenderableType | None:
         what = "training" if run.iterations.planned else "the evaluation"
         grid.add_row(moment(run.expected_end, run.time), f"{what} is expected to end, if nothing interrupts it")
     return grid if grid.row_count else None
+
+
+# -- numbers and times as text
+
+
+def sparkline(series: Sequence[float], width: int) -> str:
+    """A block for each number, the lowest for the minimum and the highest for the maximum of the series. A series that
+    is longer than the width is cut into as many parts, and each block shows the mean of its part.
+
+    Args:
+        series: finite numbers.
+        width: the most columns.
+    """
+    means = _means(series, width)
+    if not means:
+        return ""
+    low, high = min(means), max(means)
+    if high == low:
+        return BLOCKS[len(BLOCKS) // 2] * len(means)
+    return "".join(BLOCKS[round((value - low) / (high - low) * (len(BLOCKS) - 1))] for value in means)
+
+
+def _means(series: Sequence[float], width: int) -> list[float]:
+    """The means of equal parts of a series, no more than the width."""
+    parts = min(len(series), width)
+    bounds = [len(series) * part // parts for part in range(parts + 1)] if parts else []
+    return [sum(series[a:b]) / (b - a) for a, b in pairwise(bounds)]
 
 
 def duration(seconds: float) -> str:

@@ -1,38 +1,31 @@
-"""``mrt-hpc status``, ``logs``, ``cancel`` and ``report``."""
+"""``mrt-hpc status``, ``explain``, ``runs`` and ``report``: what a run does, why, and what came of it. Each command
+imports what it needs when it runs.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections import Counter, deque
+import time
+from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
 
-from mrt_hpc.cli.console import console_of
-from mrt_hpc.cli.display import collection_text, evaluations_text, iterations_text
+from mrt_hpc.cli import options
+from mrt_hpc.cli.completion import RUN, complete_task
+from mrt_hpc.cli.options import console_of
 from mrt_hpc.errors import UserError, word
-from mrt_hpc.launch import queued_jobs
-from mrt_hpc.launch.backend import QueueState
-from mrt_hpc.launch.ledger import shown_process
-from mrt_hpc.launch.run_progress import progress, read_records, reason, remarks
-from mrt_hpc.launch.view.run_look import RunLook
-from mrt_hpc.launch.view.task_cause import paused
-from mrt_hpc.plan.jobs import Plan, Role, read_plan
-from mrt_hpc.run.layout import existing_run
-from mrt_hpc.run.offline import upload
-from mrt_hpc.run.task_state import TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
-    from mrt_hpc.launch.backend import QueuedTask
-    from mrt_hpc.launch.queued_jobs import QueueLook
-    from mrt_hpc.plan.jobs import Job
+    from mrt_hpc.plan.jobs import Plan
     from mrt_hpc.run.layout import RunLayout
-    from mrt_hpc.run.task_state import TaskRecord
+    from mrt_hpc.view.run_list import ListedRun
+
 
 QUEUE_WITHIN_S = 3.5
 """The seconds that a queue has for its answer; the content of the run's files is then shown without it."""
@@ -44,109 +37,222 @@ def open_run(run: Path) -> tuple[RunLayout, Plan]:
     Raises:
         UserError: there is no run at this place.
     """
+    from mrt_hpc.plan.jobs import read_plan
+    from mrt_hpc.run.layout import existing_run
+
     layout = existing_run(run)
     return layout, read_plan(layout.plan)
 
 
-def print_status(run: Path) -> None:
-    """Print jobs, progress and failures; each queue is asked once, and need not answer."""
-    layout, plan = open_run(run)
-    records = read_records(plan, layout)
-    now, look = progress(plan, layout, records), queued_jobs.look_at_queues(layout, QUEUE_WITHIN_S)
-    table = Table(title=str(layout.root), title_justify="left")
-    table.add_column("job", no_wrap=True)
-    for column in ("job ids", "tasks", "in the queue"):
-        table.add_column(column, overflow="fold")
-    for job in plan.jobs:
-        ids = look.ids.get(job.name, [])
-        table.add_row(job.name, ", ".join(ids), _tasks(records[job.name]), _in_queue(job, look))
-    console = console_of(sys.stdout)
-    console.print(table)
-    process, faults = shown_process(layout)
-    for line in (*look.unreadable, *faults, *now.unreadable):
-        click.echo(line, err=True)
-    for name, why in look.unreached.items():
-        click.echo(why, err=True)
-        told = f"[yellow]the queue was not reached ({name}):[/] all else is from the run's files"
-        console.print(told, highlight=False)
-    told = "; ".join(filter(None, (iterations_text(now), evaluations_text(now))))
-    console.print(f"{collection_text(now)}{told}", highlight=False)
-    for warning in now.warnings:
-        console.print(f"[yellow]warning:[/] {warning}", highlight=False)
-    if process is not None and process.is_here and process.pid != os.getpid():
-        console.print(f"runs on this machine in process {process.pid}", highlight=False)
-    for one in paused(RunLook(layout, plan, records, look, process)):
-        console.print(f"[yellow]paused:[/] {one.job} task {one.index}", highlight=False)
-        console.print(f"{one.sentence}\n  next:     {one.next}", markup=False, highlight=False)
-    for job, index, record in remarks(plan, layout, records):
-        colour = "red" if record.state is TaskState.FAILED else "yellow"
-        tries = f", {record.failures} failure(s)" if record.failures else ""
-        console.print(f"[{colour}]{record.state}:[/] {job.name} task {index}{tries}", highlight=False)
-        console.print(reason(record), markup=False, highlight=False)
-    if now.report:
-        age = " (older than the newest results; mrt-hpc report updates it)" if now.stale else ""
-        console.print(f"report: {layout.report}{age}", highlight=False, soft_wrap=True)
-    if (waiting := upload(layout)) is not None:
-        click.echo(f"{waiting}\n  {waiting.command}")  # unchanged, so that it can be copied
+@click.command(short_help="Show the state of a run.")
+@click.argument("run", type=RUN)
+@click.option("--watch", "live", is_flag=True, help="A live view, until the run has ended; Ctrl-C ends the view alone.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def status(run: Path, live: bool, as_json: bool) -> None:
+    """Show the state of RUN: its jobs, iterations, evaluations and failures.
 
-
-def _tasks(records: Sequence[TaskRecord]) -> str:
-    counts = Counter(record.state for record in records)
-    return ", ".join(f"{count} {state}" for state, count in counts.items())
-
-
-def _in_queue(job: Job, look: QueueLook) -> str:
-    """States of a job's tasks in the queue, with the reason why they wait."""
-    if job.name in look.ids and job.name not in look.tasks:
-        return "not reached"
-    mine = look.tasks.get(job.name, [])
-    counts = Counter(f"{_word(t)}" + (f" ({t.reason})" if t.reason and not t.ended else "") for t in mine)
-    return ", ".join(f"{count} {state}" for state, count in counts.items())
-
-
-def _word(task: QueuedTask) -> str:
-    """The state of a task in words. A task that the queue does not know has left it; its outcome is shown beside, from
-    the run's files.
+    \b
+    Examples:
+      mrt-hpc status runs/quickstart
+      mrt-hpc status runs/quickstart --watch
+      mrt-hpc status runs/quickstart --json
     """
-    return "no longer queued" if task.state is QueueState.UNKNOWN else str(task.state)
+    from mrt_hpc.backends.queued_jobs import look_at_queues
+    from mrt_hpc.cli.run_view import view
+    from mrt_hpc.run.offline import upload
+    from mrt_hpc.view.snapshot_reader import SnapshotReader
+
+    if live and not as_json:
+        _watch(run)
+        return
+    layout, plan = open_run(run)
+    snapshot = SnapshotReader.of(layout, plan).read(look_at_queues(layout, QUEUE_WITHIN_S))
+    if as_json:
+        click.echo(snapshot.model_dump_json(indent=2))
+        return
+    console = console_of(sys.stdout)
+    console.print(view(snapshot, console.width, everything=True))
+    # paths and commands are printed in one line each, so that they can be copied
+    if snapshot.report is not None:
+        age = " (older than the newest results; mrt-hpc report updates it)" if snapshot.report_is_old else ""
+        click.echo(f"report: {snapshot.report}{age}")
+    if (waiting := upload(layout)) is not None:
+        click.echo(f"{waiting}\n  {waiting.command}")
 
 
-def print_logs(run: Path, role: str | None, lines: int, everything: bool) -> None:
-    """Print the end of the newest log, or of all logs.
+def _watch(run: Path) -> None:
+    """Show a run until it has ended, or until the user stops looking.
 
     Raises:
-        UserError: there is none yet.
+        UserError: the output is no terminal.
     """
-    layout, _ = open_run(run)
-    paths = [p for p in layout.logs.rglob("*") if p.is_file() and p.suffix in (".log", ".out", ".err")]
-    wanted = paths if role is None else _of_role(paths, layout.logs, role)
-    if not wanted and role in (Role.INFERENCE, Role.TRAINER):
-        wanted = _of_role(paths, layout.logs, Role.COLOCATED)
-    wanted = sorted((p for p in wanted if p.stat().st_size), key=lambda p: p.stat().st_mtime)
-    if not wanted:
+    from mrt_hpc.cli.display import LOOK_EVERY_S, LiveDisplay
+    from mrt_hpc.run.waiting import wait_until
+    from mrt_hpc.view.run_look import end_in_words
+    from mrt_hpc.view.snapshot_reader import QueueLooks
+
+    if not sys.stdout.isatty():
         raise UserError(
-            "the run has no such log yet", where=layout.logs, value=role, advice=f"mrt-hpc status {word(run)}"
+            "--watch needs a terminal, and the output goes to a file or a pipe",
+            advice=f"mrt-hpc status {word(run)} --json prints the same as data",
         )
-    for path in wanted if everything else wanted[-1:]:
-        click.secho(f"==> {path}", bold=True)
-        with path.open(errors="replace") as stream:
-            click.echo("".join(deque(stream, maxlen=lines)), nl=False)
-
-
-def _of_role(paths: list[Path], logs: Path, role: str) -> list[Path]:
-    """The logs in whose names a role stands."""
-    return [path for path in paths if f".{role}" in str(path.relative_to(logs)) or path.name.startswith(role)]
-
-
-def cancel_run(run: Path) -> None:
-    """Stop a run, wherever it runs."""
     layout, _ = open_run(run)
-    for sentence in queued_jobs.cancel_run(layout):
-        click.echo(sentence)
-    click.echo("finished work is kept; the same submit command continues the run")
+    try:
+        with QueueLooks(layout) as queues, LiveDisplay(layout, queues.latest) as display:
+            wait_until(display.has_ended, reason="the end of the run", deadline_s=inf, longest_pause_s=LOOK_EVERY_S)
+    except KeyboardInterrupt:
+        click.echo(f"the run was not touched; to look again: mrt-hpc status {word(run)} --watch")
+        return
+    click.echo(end_in_words(layout, display.state))
 
 
-def print_report(run: Path, page: Path | None, *, trust: bool) -> None:
+# -- explain
+
+
+@click.command(short_help="Say why a run or a task waits or has failed.")
+@click.argument("run", type=RUN)
+@click.argument("task", required=False, shell_complete=complete_task)
+def explain(run: Path, task: str | None) -> None:
+    """Say in a sentence why RUN, or one TASK of it, waits or has failed, and what to type next.
+
+    TASK is the name of a job, as in `segment-000.trainer`, or one task of it, as in `segment-000.inference[3]`.
+
+    \b
+    Examples:
+      mrt-hpc explain runs/quickstart
+      mrt-hpc explain runs/quickstart segment-000.trainer
+      mrt-hpc explain runs/quickstart 'segment-000.inference[3]'
+    """
+    from mrt_hpc.backends.queued_jobs import look_at_queues
+    from mrt_hpc.view.explain import explain_job, explain_run
+    from mrt_hpc.view.run_history import RunHistory
+    from mrt_hpc.view.run_look import RunLook
+
+    layout, plan = open_run(run)
+    look, history = RunLook.at(layout, plan, look_at_queues(layout, QUEUE_WITHIN_S)), RunHistory.of(layout)
+    history.update()
+    for said in [explain_run(look, history)] if task is None else explain_job(look, history, task):
+        click.echo(said.sentence)
+        click.echo(f"  next:     {said.next}")
+        for detail in said.details:
+            click.echo(detail)
+
+
+# -- runs
+
+
+LEFT_OUT = frozenset({"kind", "evaluations", "what"})
+"""The columns that a narrow terminal does not show."""
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@click.command(short_help="List runs with their states.")
+@click.argument("places", nargs=-1, type=click.Path(path_type=Path, file_okay=False), metavar="[DIR]...")
+@click.option("--size", is_flag=True, help="Also the size on disk, which reads every folder of the runs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+def runs(places: tuple[Path, ...], size: bool, as_json: bool) -> None:
+    """List the runs in and below each DIR (default: runs), the one with the newest event first.
+
+    \b
+    Examples:
+      mrt-hpc runs
+      mrt-hpc runs /shared/me/runs --size
+    """
+    from mrt_hpc.view.run_list import list_runs
+
+    wanted = places or (Path("runs"),)
+    found = list_runs(wanted, QUEUE_WITHIN_S, size=size)
+    if as_json:
+        click.echo(json.dumps([run.model_dump(mode="json") for run in found], indent=2))
+    elif found:
+        _print_runs(found, size=size)
+    else:
+        click.echo(
+            f"no runs in {', '.join(map(str, wanted))}; mrt-hpc submit RECIPE makes one, mrt-hpc runs DIR looks in DIR"
+        )
+
+
+def _print_runs(found: Sequence[ListedRun], *, size: bool) -> None:
+    """A table of runs, and what could not be read."""
+    from rich.table import Table
+
+    from mrt_hpc.cli.run_view import NARROW
+
+    console = console_of(sys.stdout)
+    rows = [_row(run, time.time(), size=size) for run in found]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    columns = [name for name in rows[0] if console.width >= NARROW or name not in LEFT_OUT]
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column != "run")
+    for row in rows:
+        table.add_row(*(row[column] for column in columns))
+    console.print(table)
+    for run in found:
+        if run.trouble:
+            click.echo(f"{_shown(run.run)}: {run.trouble}", err=True)
+    click.echo(f"next: mrt-hpc status {_shown(found[0].run)}")
+
+
+def _row(run: ListedRun, now: float, *, size: bool) -> dict[str, str]:
+    """What the table says of a run, by column."""
+    from mrt_hpc.cli.run_view import COLOURS, moment
+
+    event = "" if run.newest_event is None else moment(run.newest_event, now)
+    return {
+        "run": _shown(run.run),
+        "kind": run.kind,
+        "state": "damaged" if run.state is None else f"[{COLOURS[run.state]}]{run.state}[/]",
+        "iterations": f"{run.iterations_done}/{run.iterations_planned}" if run.iterations_planned else "",
+        "evaluations": f"{run.evaluations_done}/{run.evaluations_planned}" if run.evaluations_planned else "",
+        "newest event": event,
+        "what": run.newest_event_kind or "",
+        **({"size": in_bytes(run.bytes or 0)} if size else {}),
+    }
+
+
+def _shown(run: str) -> str:
+    """A run directory as a user would type it here."""
+    path, here = Path(run), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else run
+
+
+def in_bytes(count: float) -> str:
+    """A number of bytes in words: ``1.5 GiB``."""
+    for unit in UNITS:
+        if count < 1024 or unit == UNITS[-1]:
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+# -- report
+
+
+@click.command(short_help="Write a run's report from its results so far.")
+@click.argument("runs", type=RUN, nargs=-1, required=True, metavar="RUN...")
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write only the page, to this file. Without it: report.md, plots and report.html in RUN.",
+)
+@options.trust
+def report(runs: tuple[Path, ...], page: Path | None, trust: bool) -> None:
+    """Write report.md, plots and report.html of RUN from the results that exist now.
+
+    The page needs no network and no server: open it in a browser. Several runs share one page, side by side.
+
+    \b
+    Examples:
+      mrt-hpc report runs/quickstart
+      mrt-hpc report runs/grpo runs/mrt-online --page compared.html
+    """
+    if len(runs) == 1:
+        _report(runs[0], page, trust=trust)
+    else:
+        _report_of_several(runs, page, trust=trust)
+
+
+def _report(run: Path, page: Path | None, *, trust: bool) -> None:
     """Write the report and its page, or the page alone where it has a place, and print their paths.
 
     Raises:
@@ -171,7 +277,7 @@ def print_report(run: Path, page: Path | None, *, trust: bool) -> None:
     click.echo(f"page: {where or layout.page}")
 
 
-def print_comparison(runs: Sequence[Path], page: Path | None, *, trust: bool) -> None:
+def _report_of_several(runs: Sequence[Path], page: Path | None, *, trust: bool) -> None:
     """Write one page with several runs side by side, and print its path.
 
     Raises:

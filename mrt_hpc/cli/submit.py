@@ -1,4 +1,4 @@
-"""``mrt-hpc submit``."""
+"""What ``mrt-hpc submit`` does: it loads the recipe, finds the site, and submits; and what it prints on the way."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mrt_hpc.cli.display import Display
-from mrt_hpc.cli.options import run_path
-from mrt_hpc.launch.run_site import chosen_site
-from mrt_hpc.launch.submission import Listener, submit
+from mrt_hpc.cli.options import run_path, site_of_command
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.submit.submission import Listener, submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    from mrt_hpc.launch.backend import RunningHere
-    from mrt_hpc.launch.run_site import ChosenSite
 
 
 def submit_recipe(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
@@ -31,20 +26,8 @@ def submit_recipe(recipe_path: Path, site_name: str | None, overrides: tuple[str
     """
     recipe = load_recipe(recipe_path, overrides)
     root = run_path(recipe.name, run)
-    site = told_site(site_name, RunLayout(root)).checked().site
+    site = site_of_command(site_name, RunLayout(root)).checked().site
     submit(recipe, site, root, listener())
-
-
-def told_site(name: str | None, *runs: RunLayout, trust: bool = False) -> ChosenSite:
-    """The site of a command as :func:`chosen_site` finds it, which is told where the command does not name it.
-
-    Raises:
-        UserError: there is no such site.
-    """
-    chosen = chosen_site(name, *runs, trust=trust)
-    if chosen.why:
-        click.echo(chosen.text, err=True)
-    return chosen
 
 
 def listener() -> Listener:
@@ -57,6 +40,8 @@ def _warn(sentence: str) -> None:
 
 
 @contextmanager
-def _display(layout: RunLayout) -> Iterator[Callable[[RunningHere], None]]:
-    with Display.of(sys.stdout.isatty(), layout) as display:
-        yield display.show
+def _display(layout: RunLayout) -> Iterator[Callable[[], None]]:
+    from mrt_hpc.cli.display import LineDisplay, LiveDisplay  # it reads records, which `plan` does without
+
+    with (LiveDisplay if sys.stdout.isatty() else LineDisplay)(layout) as display:
+        yield display.look

@@ -5,36 +5,391 @@ the verifier cannot read, and special tokens in problems.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+import unicodedata
+from collections import defaultdict
 from dataclasses import dataclass, field
-from itertools import combinations, product
+from enum import StrEnum
+from functools import cached_property
+from itertools import combinations, groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 
-from mrt_hpc.datasets.findings import CheckReport, Finding, FindingKind
-from mrt_hpc.datasets.loaded import load
-from mrt_hpc.datasets.repeats import ProblemIndex, repeated_ids
+from mrt_hpc.datasets.prepare import SourceRecord, record_file
 from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.verifiers import unreadable_answers
-from mrt_hpc.errors import UserError
-from mrt_hpc.inference.token_pieces import StoredTokens
+from mrt_hpc.errors import UserError, word
+from mrt_hpc.inference.tokens import StoredTokens
 from mrt_hpc.recipe.base import as_kind
-from mrt_hpc.recipe.registry import VERIFIERS
-from mrt_hpc.recipe.sections.grading import Grading
+from mrt_hpc.recipe.kinds import VERIFIERS, VerifierSettings
+from mrt_hpc.recipe.sections import Grading
 from mrt_hpc.recipe.source import UNREADABLE
 from mrt_hpc.recipe.user_code import import_from
-from mrt_hpc.recipe.verifier import VerifierSettings
-from mrt_hpc.run.records import golds_of
+from mrt_hpc.run.atomic import checksum
+from mrt_hpc.run.data import problem_of_line
+from mrt_hpc.run.records import gold_text, golds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from mrt_hpc.datasets.loaded import LoadedSet
-    from mrt_hpc.domains.pool import GraderPool
+    from mrt_hpc.domains.grader_queue import GraderPool
+    from mrt_hpc.run.records import Problem
+
+
+# -- findings ----------------------------------------------------------------------------------------------------------
+# The findings of a check of data files.
+
+
+class FindingKind(StrEnum):
+    """What is wrong."""
+
+    CHANGED_FILE = "changed_file"
+    """The file is not the one that its record of the source tells of."""
+    BAD_LINE = "bad_line"
+    """A line is no problem: a run refuses the file."""
+    REPEATED_ID = "repeated_id"
+    """Several lines of a file have one id: a run refuses the file."""
+    REPEATED_PROBLEM = "repeated_problem"
+    """Several lines of a file hold the same problem."""
+    SIMILAR_PROBLEM = "similar_problem"
+    """Two lines of a file hold nearly the same problem."""
+    SHARED_PROBLEM = "shared_problem"
+    """Two files hold the same problem."""
+    SHARED_SIMILAR_PROBLEM = "shared_similar_problem"
+    """Two files hold nearly the same problem."""
+    UNREADABLE_ANSWER = "unreadable_answer"
+    """The verifier cannot read a gold answer, so that an answer in another spelling is wrong."""
+    SPECIAL_TOKEN = "special_token"
+    """The text of a problem holds what a tokenizer reads as a special token: a run with such a model refuses the file.
+    """
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of a data file."""
+
+    file: str
+    line: int
+    """Counted from 1; 0 for the whole file."""
+    id: str
+    """Of the problem; empty where the line has none."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding, with all lines that take part in it."""
+
+    kind: FindingKind
+    places: tuple[Place, ...]
+    detail: str = ""
+    """What stands there, or why it is refused."""
+    overlap: float | None = None
+    """Of similar problems: the Jaccard similarity of their 5-grams of words."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that take part."""
+        return tuple(dict.fromkeys(place.file for place in self.places))
+
+
+@dataclass(frozen=True)
+class CheckedFile:
+    """A file that was checked."""
+
+    file: str
+    problems: int
+    """The number of lines that hold a problem."""
+    sha256: str
+    recorded: bool
+    """Whether a record of its source stands beside it."""
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """All that a check found."""
+
+    files: tuple[CheckedFile, ...]
+    against: tuple[CheckedFile, ...]
+    """Files that were only compared with."""
+    compared: tuple[tuple[str, str], ...]
+    """The pairs of files whose problems were compared."""
+    findings: tuple[Finding, ...]
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
+
+    def of(self, kind: str, *files: str) -> list[Finding]:
+        """The findings of one kind in a file, or between two files."""
+        return [finding for finding in self.findings if finding.kind == kind and set(finding.files) == set(files)]
+
+
+# -- loaded ------------------------------------------------------------------------------------------------------------
+# Reads data files that may be wrong: each line that is no problem becomes a finding, and the rest is read.
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A problem and its place."""
+
+    place: Place
+    problem: Problem
+
+
+@dataclass(frozen=True)
+class LoadedSet:
+    """What a data file holds."""
+
+    about: CheckedFile
+    entries: tuple[Entry, ...]
+    findings: tuple[Finding, ...]
+    """Bad lines, and a file that has changed since it was prepared."""
+
+    @property
+    def file(self) -> str:
+        """The name of the file, as it was typed."""
+        return self.about.file
+
+
+def load(path: Path) -> LoadedSet:
+    """Read a data file as far as it can be read.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    if not path.is_file():
+        raise UserError(
+            "no such data file",
+            value=str(path),
+            expected="a file of JSON lines",
+            advice=f"ls {word(path.parent)}, or mrt-hpc data prepare SOURCE {word(path)}",
+        )
+    read = list(_lines(path))
+    entries = tuple(item for item in read if isinstance(item, Entry))
+    faults = [item for item in read if isinstance(item, Finding)]
+    if not read:
+        faults.append(_of_file(FindingKind.BAD_LINE, path, "the file holds nothing"))
+    about = CheckedFile(str(path), len(entries), checksum(path), record_file(path).is_file())
+    return LoadedSet(about, entries, (*_changed(path, about), *faults))
+
+
+def _lines(path: Path) -> Iterator[Entry | Finding]:
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            if line.strip():
+                yield _read(line, path, number)
+
+
+def _read(line: bytes, path: Path, number: int) -> Entry | Finding:
+    try:
+        problem = problem_of_line(line, f"{path}, line {number}")
+    except UserError as error:
+        refused = f"{error.what}: {error.value!r}"
+        return Finding(FindingKind.BAD_LINE, (Place(str(path), number, ""),), refused)
+    return Entry(Place(str(path), number, problem.id), problem)
+
+
+def _changed(path: Path, about: CheckedFile) -> Iterator[Finding]:
+    """A finding where the record of the source tells of another content, or cannot be read."""
+    if not about.recorded:
+        return
+    record_path = record_file(path)
+    try:
+        expected = SourceRecord.read(record_path).sha256
+    except UserError as error:
+        yield _of_file(FindingKind.CHANGED_FILE, path, f"{record_path.name}: {error.what}: {error.value}")
+        return
+    if expected != about.sha256:
+        told = f"SHA-256 is {about.sha256[:12]}..., {record_path.name} says {expected[:12]}..."
+        yield _of_file(FindingKind.CHANGED_FILE, path, told)
+
+
+def _of_file(kind: FindingKind, path: Path, detail: str) -> Finding:
+    return Finding(kind, (Place(str(path), 0, ""),), detail)
+
+
+# -- overlap -----------------------------------------------------------------------------------------------------------
+# Finds near duplicates among many texts: all pairs whose 5-grams of words overlap enough, without comparing each pair.
+#
+# Two sets whose Jaccard similarity is at least t share an element among their first ``n - ceil(t n) + 1`` ones, if both
+# are sorted by one order. Sorted by rarity these first elements are seldom in other texts, so few pairs are compared,
+# and none is missed.
+
+
+GRAM_WORDS = 5
+"""The number of consecutive words that make one element."""
+LEAST_OVERLAP = 0.8
+"""The Jaccard similarity from which two texts are told as similar."""
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class SimilarPair:
+    """Two texts, by index, and the Jaccard similarity of their 5-grams."""
+
+    first: int
+    second: int
+    overlap: float
+
+
+def similar_pairs(texts: Sequence[tuple[str, ...]], least: float = LEAST_OVERLAP) -> list[SimilarPair]:
+    """All pairs of texts whose overlap is at least ``least``, in order of their indices.
+
+    Args:
+        texts: the words of each text. Texts of fewer than five words have no overlap with others.
+        least: the smallest overlap, above 0.
+    """
+    grams = _ranked([_grams(text) for text in texts])
+    order = sorted((index for index in range(len(grams)) if len(grams[index])), key=lambda i: (len(grams[i]), i))
+    postings: dict[int, list[int]] = defaultdict(list)
+    found = []
+    for index in order:
+        prefix = _prefix(grams[index], least)
+        candidates = {other for gram in prefix for other in postings[gram]}
+        found += list(_verified(index, candidates, grams, least))
+        for gram in prefix:
+            postings[gram].append(index)
+    return sorted(found, key=lambda pair: (pair.first, pair.second))
+
+
+def _grams(text: tuple[str, ...]) -> np.ndarray:
+    """The distinct 5-grams of a text as 64-bit hashes."""
+    count = max(len(text) - GRAM_WORDS + 1, 0)
+    hashes = [hash(text[start : start + GRAM_WORDS]) for start in range(count)]
+    return np.unique(np.array(hashes, dtype=np.int64))
+
+
+def _ranked(grams: list[np.ndarray]) -> list[np.ndarray]:
+    """Each text's grams as their ranks among all grams, the rarest first, sorted."""
+    if not grams:
+        return []
+    _, inverse, counts = np.unique(np.concatenate(grams), return_inverse=True, return_counts=True)
+    rank = np.empty(len(counts), dtype=np.int64)
+    rank[np.argsort(counts, kind="stable")] = np.arange(len(counts))
+    ends = np.cumsum([len(part) for part in grams])[:-1]
+    return [np.sort(part) for part in np.split(rank[inverse], ends)]
+
+
+def _prefix(ranks: np.ndarray, least: float) -> list[int]:
+    shared = math.ceil(least * len(ranks) - _ROUNDING)
+    return [int(rank) for rank in ranks[: len(ranks) - shared + 1]]
+
+
+def _verified(index: int, candidates: set[int], grams: list[np.ndarray], least: float) -> Iterator[SimilarPair]:
+    """The candidates that overlap enough; each is as long as the text or shorter."""
+    size = len(grams[index])
+    for other in candidates:
+        if len(grams[other]) >= least * size - _ROUNDING:
+            common = len(np.intersect1d(grams[index], grams[other], assume_unique=True))
+            overlap = common / (size + len(grams[other]) - common)
+            if overlap >= least - _ROUNDING:
+                yield SimilarPair(min(index, other), max(index, other), overlap)
+
+
+# -- wording -----------------------------------------------------------------------------------------------------------
+# Compares problems by their words: without blank space, LaTeX spacing, case and punctuation.
+
+
+_SPACING = re.compile(
+    r"\\[,;:!> ]|\\(?:quad|qquad|enspace|thinspace|medspace|thickspace|displaystyle|left|right)(?![a-zA-Z])"
+    r"|\\[hv]space\*?\{[^{}]*\}|~|\\\\|\$|\\[()\[\]]"
+)
+"""Commands of LaTeX that only set space or size, line breaks, and marks where mathematics begins and ends."""
+_PUNCTUATION = re.compile(r"(?<!\d)\.|\.(?!\d)|[,;:?\"'`´‘’“”„…{}]")
+"""Signs of sentences, and braces that only hold a group together. The point of a decimal number stays, and so do the
+signs of mathematics.
+"""
+_DASHES = re.compile(r"[‐‑‒–—−]")
+_WORD = re.compile(r"\\[a-z]+|[^\W\d_]+|\d+(?:\.\d+)?|[^\s\w]|_")
+"""A command, a word, a number or a sign."""
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words, numbers, LaTeX commands and mathematical signs of a problem, in order.
+
+    Two problems that differ only in blank space, LaTeX spacing, case and punctuation have the same words.
+    """
+    plain = unicodedata.normalize("NFKC", text)
+    plain = _SPACING.sub(" ", _DASHES.sub("-", plain))
+    plain = re.sub(r"\\[dt]frac(?![a-zA-Z])", r"\\frac", plain)
+    return tuple(_WORD.findall(_PUNCTUATION.sub(" ", plain.casefold())))
+
+
+# -- repeats -----------------------------------------------------------------------------------------------------------
+# Finds ids and problems that repeat within a data file, and problems that stand in two of them.
+
+
+Words = tuple[str, ...]
+
+
+def repeated_ids(loaded: LoadedSet) -> Iterator[Finding]:
+    """Each id that several lines of a file have."""
+    by_id = sorted(loaded.entries, key=lambda entry: entry.problem.id)
+    for _, group in groupby(by_id, key=lambda entry: entry.problem.id):
+        entries = list(group)
+        if len(entries) > 1:
+            yield Finding(FindingKind.REPEATED_ID, tuple(entry.place for entry in entries))
+
+
+@dataclass(frozen=True)
+class ProblemIndex:
+    """The problems of several files by their words."""
+
+    sets: Sequence[LoadedSet]
+
+    @cached_property
+    def by_words(self) -> dict[Words, dict[str, list[Entry]]]:
+        """For the words of each problem the lines that have them, by file."""
+        found: dict[Words, dict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+        for loaded in self.sets:
+            for entry in loaded.entries:
+                found[words(entry.problem.problem)][loaded.file].append(entry)
+        return found
+
+    @cached_property
+    def similar(self) -> list[tuple[dict[str, list[Entry]], dict[str, list[Entry]], float]]:
+        """The lines of each two problems that are nearly the same, by file, and their overlap."""
+        texts = list(self.by_words)
+        pairs = similar_pairs(texts)
+        return [(self.by_words[texts[p.first]], self.by_words[texts[p.second]], p.overlap) for p in pairs]
+
+    def within(self, file: str) -> Iterator[Finding]:
+        """Problems that a file holds twice, and then those that it holds in nearly the same words."""
+        for lines in self.by_words.values():
+            if len(entries := lines.get(file, [])) > 1:
+                yield _finding(FindingKind.REPEATED_PROBLEM, entries)
+        for first, second, overlap in self.similar:
+            if file in first and file in second:
+                entries = [first[file][0], second[file][0]]
+                yield _finding(FindingKind.SIMILAR_PROBLEM, entries, overlap)
+
+    def between(self, one: str, other: str) -> Iterator[Finding]:
+        """Problems that stand in both of two files, and then those that do in nearly the same words."""
+        for lines in self.by_words.values():
+            if one in lines and other in lines:
+                yield _finding(FindingKind.SHARED_PROBLEM, [*lines[one], *lines[other]])
+        for pair in self.similar:
+            for first, second in (pair[:2], pair[1::-1]):
+                if one in first and other in second:
+                    entries = [first[one][0], second[other][0]]
+                    yield _finding(FindingKind.SHARED_SIMILAR_PROBLEM, entries, pair[2])
+
+
+def _finding(kind: FindingKind, entries: list[Entry], overlap: float | None = None) -> Finding:
+    """The finding on some lines; it tells where the gold answers differ, since one of them may be wrong."""
+    golds = [golds_of(entry.problem.answer) for entry in reversed(entries)]
+    answers = {frozenset(map(words, several)): gold_text(several) for several in golds}
+    told = ", ".join(repr(answer) for answer in reversed(answers.values()))
+    detail = f"the answers differ: {told}" if len(answers) > 1 else ""
+    return Finding(kind, tuple(entry.place for entry in entries), detail, overlap)
+
 
 _VERIFIER: TypeAdapter[VerifierSettings] = TypeAdapter(Annotated[VerifierSettings, VERIFIERS])
 PROCESSES = min(4, len(os.sched_getaffinity(0)))
@@ -166,7 +521,7 @@ def _installed_pool() -> type[GraderPool]:
         UserError: it is not installed.
     """
     try:
-        from mrt_hpc.domains.pool import GraderPool
+        from mrt_hpc.domains.grader_queue import GraderPool
     except ModuleNotFoundError as error:
         raise UserError(
             "the grader is not installed, and some answers are no plain numbers",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.domains.boxed import extract_answer
-from mrt_hpc.domains.choice import LETTERS
+from mrt_hpc.domains.extraction import extract_answer
+from mrt_hpc.domains.simple import LETTERS
 from mrt_hpc.errors import UserError, nearest
 
 if TYPE_CHECKING:

@@ -6,15 +6,14 @@ The commits are fixed, so that a name always means the same problems.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mrt_hpc.datasets.columns import Asked
-from mrt_hpc.datasets.sample import AtMost, Sample
+from mrt_hpc.datasets.prepare import AtMost, Order, Prepared, Sample, SourceRecord, prepare, record_file
+from mrt_hpc.datasets.sources import Selection, hub_name
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.recipe.hub_models import PREFIX
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from mrt_hpc.run.atomic import checksum
 
 
 @dataclass(frozen=True)
@@ -162,3 +161,93 @@ def fetch_command(path: Path) -> str | None:
     a known data set.
     """
     return f"mrt-hpc data fetch {path.stem} {path}" if path.suffix == ".jsonl" and path.stem in BY_NAME else None
+
+
+# -- fetch -------------------------------------------------------------------------------------------------------------
+# Fetches a data set of the hub by its name, and makes the data file of it.
+
+
+FOLDER = Path("data")
+"""The folder of data files, unless the user names another."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A data file and the record of its source."""
+
+    prepared: Prepared
+    new: bool
+    """False where the file was there already."""
+
+
+def fetch_data(name: str, output: Path | None, *, drop_bad: bool = False, force: bool = False) -> Fetched:
+    """Fetch a data set and write its data file; where the same file is there already, nothing is done.
+
+    Args:
+        name: of a known data set, or ``hub:OWNER/NAME[@REVISION][/SPLIT]``.
+        output: the data file; None takes ``data/NAME.jsonl``.
+        drop_bad: whether rows that make no problem are left out, of a data set of the hub.
+        force: whether an output that is there is made again.
+
+    Raises:
+        UserError: there is no such data set, the output is there and is another, the hub cannot be reached, or the data
+            set does not hold what the name promises.
+    """
+    order = _order_of_hub(name, output, drop_bad, force) if name.startswith(PREFIX) else _order(name, output, force)
+    if not force and (there := _already_there(order)) is not None:
+        return Fetched(Prepared(order.output, there, ()), new=False)
+    return Fetched(prepare(order), new=True)
+
+
+def _order(name: str, output: Path | None, force: bool) -> Order:
+    source = named_source(name)
+    return Order(
+        source.source,
+        output or FOLDER / f"{name}.jsonl",
+        columns=source.columns,
+        drop_bad=source.sample is not None,
+        force=force,
+        stem=source.stem,
+        keep=source.keep,
+        sample=source.sample,
+        problems=source.problems,
+        known=True,
+    )
+
+
+def _order_of_hub(name: str, output: Path | None, drop_bad: bool, force: bool) -> Order:
+    repository, _ = hub_name(name, Selection())
+    place = output or FOLDER / f"{repository.partition('/')[2].lower()}.jsonl"
+    return Order(name, place, drop_bad=drop_bad, force=force)
+
+
+def _already_there(order: Order) -> SourceRecord | None:
+    """The record of an output that was made from the same source in the same way and has not changed since.
+
+    Raises:
+        UserError: the output is there and is another.
+    """
+    if not order.output.exists():
+        return None
+    record = record_file(order.output)
+    found = SourceRecord.read(record) if record.is_file() else None
+    same = found is not None and found.source == order.source and (found.kept, found.sample_seed) == _part(order)
+    if found is None or not same or (order.problems or found.problems) != found.problems:
+        raise UserError(
+            "the output is there already and is not of this source",
+            value=str(order.output),
+            where=record if found is not None else None,
+            advice="name another OUT, or replace it with --force",
+        )
+    if found.sha256 != checksum(order.output):
+        raise UserError(
+            "the output was changed since it was made",
+            value=str(order.output),
+            where=record,
+            advice="name another OUT, or replace it with --force",
+        )
+    return found
+
+
+def _part(order: Order) -> tuple[str | None, int | None]:
+    return str(order.keep) if order.keep else None, order.sample.seed if order.sample else None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from pydantic import BaseModel, ConfigDict
 
 import mrt_hpc
 from mrt_hpc.datasets.columns import (
@@ -21,21 +24,146 @@ from mrt_hpc.datasets.columns import (
     unread_columns,
     value_of,
 )
-from mrt_hpc.datasets.repository import Selection
-from mrt_hpc.datasets.rows import columns_of, read_rows
-from mrt_hpc.datasets.source_record import ColumnNames, FileChecksum, SourceRecord, record_file
-from mrt_hpc.datasets.sources import Source, open_source
-from mrt_hpc.errors import UserError
-from mrt_hpc.run.atomic import checksums, write_text
+from mrt_hpc.datasets.sources import DataSource, Selection, columns_of, open_source, read_rows
+from mrt_hpc.errors import UserError, word
+from mrt_hpc.run.atomic import checksums, write_json, write_text
 from mrt_hpc.run.data import problem_lines
 from mrt_hpc.run.records import Problem
+from mrt_hpc.run.typed_file import read_typed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from mrt_hpc.datasets.rows import Row
-    from mrt_hpc.datasets.sample import AtMost, Sample
+    from mrt_hpc.datasets.sources import Row
+
+
+# -- sample ------------------------------------------------------------------------------------------------------------
+# Takes a part of a data set: the rows up to a value of a column, and a sample that a seed decides.
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """Keeps the rows with a number in a column that is no larger than a limit."""
+
+    column: str
+    limit: int
+
+    def keeps(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row is kept.
+
+        Raises:
+            BadRowError: the column holds no whole number.
+        """
+        value = value_of(row, self.column)
+        try:
+            return int(str(value)) <= self.limit
+        except ValueError as error:
+            raise BadRowError(f"{self.column} is no whole number: {value!r}") from error
+
+    def __str__(self) -> str:
+        return f"{self.column} at most {self.limit}"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample of problems: those whose SHA-256 of the seed and the text of the problem is smallest.
+
+    It depends on no random generator and on no order of rows. A smaller sample of the same seed is a part of a larger
+    one, and no text is taken twice.
+    """
+
+    problems: int
+    seed: int = 0
+
+    def of(self, problems: Iterable[Problem]) -> list[Problem]:
+        """The sample, in the order of the problems; all of them where there are too few."""
+        heap: list[tuple[int, int, Problem]] = []
+        taken: set[int] = set()
+        for number, problem in enumerate(problems):
+            key = self._key(problem)
+            if key in taken or (len(heap) == self.problems and -heap[0][0] <= key):
+                continue
+            taken.add(key)
+            heapq.heappush(heap, (-key, number, problem))
+            if len(heap) > self.problems:
+                taken.remove(-heapq.heappop(heap)[0])
+        return [problem for _, _, problem in sorted(heap, key=lambda entry: entry[1])]
+
+    def _key(self, problem: Problem) -> int:
+        return int.from_bytes(hashlib.sha256(f"{self.seed}\n{problem.problem}".encode()).digest())
+
+
+# -- source record -----------------------------------------------------------------------------------------------------
+# The record beside a prepared data file: its source with revision and checksums, and how it was read.
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class FileChecksum(_Model):
+    """A file of the source."""
+
+    name: str
+    sha256: str
+
+
+class ColumnNames(_Model):
+    """The columns that were read; ``id`` is null where ids were made, ``choices`` where the problems have none."""
+
+    problem: str
+    answer: str
+    id: str | None
+    choices: str | None
+
+
+class SourceRecord(_Model):
+    """Where a data file is from. It holds no time and no place of this machine: the same input gives the same bytes."""
+
+    source: str
+    """As it was typed."""
+    revision: str | None
+    """The commit of a data set of the hub."""
+    config: str | None
+    split: str | None
+    files: list[FileChecksum]
+    columns: ColumnNames
+    rows: int
+    """The number of rows of the source."""
+    problems: int
+    """The number of problems in the data file."""
+    dropped: int
+    """The number of rows that made no problem."""
+    kept: str | None = None
+    """The rows that were taken, in words; null for all."""
+    sample_seed: int | None = None
+    """The seed of a sample; null where all problems were taken."""
+    sampled_of: int | None = None
+    """The number of problems that the sample was drawn from."""
+    sha256: str
+    """Of the data file."""
+    mrt_hpc_version: str
+
+    def write(self, path: Path) -> None:
+        """Write the record to ``path`` in one step."""
+        write_json(path, self.model_dump(mode="json"))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The record in ``path``.
+
+        Raises:
+            FileNotFoundError: there is none.
+            UnreadableError: it is no file, or holds something else.
+        """
+        advice = f"rm -r {word(path)}, or prepare the data file again: mrt-hpc data prepare SOURCE OUT --force"
+        return read_typed(path, cls, "the record of a data file", advice=advice)
+
+
+def record_file(path: Path) -> Path:
+    """The place of the record of a data file."""
+    return path.with_name(f"{path.name}.source.json")
 
 
 @dataclass(frozen=True)
@@ -129,12 +257,12 @@ def _refuse_existing(order: Order) -> None:
         )
 
 
-def _refuse_itself(output: Path, source: Source) -> None:
+def _refuse_itself(output: Path, source: DataSource) -> None:
     if output.exists() and any(output.samefile(file.path) for file in source.files):
         raise UserError("the output would replace the source", value=str(output), advice="name another output")
 
 
-def _filled(source: Source, order: Order) -> dict[str, bool]:
+def _filled(source: DataSource, order: Order) -> dict[str, bool]:
     """All columns, in the order in which the files name them, and whether each holds any text or list."""
     found: dict[str, bool] = {}
     for file in source.files:
@@ -145,7 +273,9 @@ def _filled(source: Source, order: Order) -> dict[str, bool]:
     return found
 
 
-def _outcomes(order: Order, source: Source, columns: Columns, doubtful: list[str]) -> Iterator[Problem | BadRow | None]:
+def _outcomes(
+    order: Order, source: DataSource, columns: Columns, doubtful: list[str]
+) -> Iterator[Problem | BadRow | None]:
     """What each row makes: a problem, a bad row, or None where it is not among those that are taken. One row at a time
     is held, as large sources do not fit the memory of a login node. The places of doubtful rows are appended.
     """
@@ -255,13 +385,13 @@ def _refuse_other_number(order: Order, parsed: _Parsed) -> None:
         )
 
 
-def _record(order: Order, source: Source, columns: Columns, parsed: _Parsed, text: str) -> SourceRecord:
+def _record(order: Order, source: DataSource, columns: Columns, parsed: _Parsed, text: str) -> SourceRecord:
     sums = checksums([file.path for file in source.files])
     return SourceRecord(
         source=source.name,
         revision=source.commit,
-        config=source.part.config if source.part else None,
-        split=source.part.split if source.part else None,
+        config=source.config,
+        split=source.split,
         files=[FileChecksum(name=file.name, sha256=sha) for file, sha in zip(source.files, sums, strict=True)],
         columns=ColumnNames(problem=columns.problem, answer=columns.answer, id=columns.id, choices=columns.choices),
         rows=parsed.rows,

@@ -1,19 +1,62 @@
-"""Opens the source of a data set: a file, a folder with the files of a data set, or a data set of the hub."""
+"""Opens the source of a data set and reads its rows: a file of JSON lines, JSON, parquet or CSV, a folder with the
+files of a data set, or one commit of a data set of the Hugging Face hub.
+
+Which files belong to a configuration and a split is the question of the library ``datasets``, which reads the card of a
+data set and knows the conventions of the hub. The rows are read here: that library infers types, so that a CSV file's
+answer 007 becomes 7, and keeps ten digits of the numbers of a JSON list.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+import csv
+import json
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from io import BufferedReader, TextIOWrapper
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.datasets.hub import fetch, hub_name
-from mrt_hpc.datasets.repository import CARD, Part, Selection, choose
-from mrt_hpc.datasets.rows import ONE_KIND, SourceFile
+from mrt_hpc.datasets.columns import is_part
 from mrt_hpc.errors import UserError
+from mrt_hpc.hub import hub_errors
 from mrt_hpc.recipe.hub_models import PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+_NAME = re.compile(
+    r"hub:(?P<repository>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[^/@\s]+))?(?:/(?P<split>[\w.-]+))?", re.ASCII
+)
+ONE_KIND = "a file of JSON lines (.jsonl), JSON (.json), parquet (.parquet) or CSV (.csv); texts also as .gz or .zst"
+COMPRESSED = (".gz", ".zst")
+"""Endings behind that of a text."""
+LARGEST_CSV_FIELD = 2**30
+"""Bytes; Python's limit of 128 KiB is shorter than some solutions."""
 
 
 @dataclass(frozen=True)
-class Source:
+class Selection:
+    """The part of a data set that the user asked for; None where the data set leaves no choice."""
+
+    revision: str | None = None
+    """Branch, tag or commit of a repository of the hub."""
+    config: str | None = None
+    split: str | None = None
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of a source."""
+
+    name: str
+    """The name in messages and in the record of the source: the path as it was typed, or the place in a repository."""
+    path: Path
+    """The place on this machine."""
+
+
+@dataclass(frozen=True)
+class DataSource:
     """The files that a data set is made from."""
 
     name: str
@@ -21,39 +64,345 @@ class Source:
     files: tuple[SourceFile, ...]
     commit: str | None = None
     """The commit of a data set of the hub."""
-    part: Part | None = None
-    """The configuration and split; None for a single file."""
+    config: str | None = None
+    split: str | None = None
+    """None, as the configuration, for a single file."""
 
 
-def open_source(name: str, selection: Selection) -> Source:
+# -- opening a source --------------------------------------------------------------------------------------------------
+
+
+def open_source(name: str, selection: Selection) -> DataSource:
     """Open the source of this name: ``hub:OWNER/NAME``, or the path of a file or folder.
 
     Raises:
         UserError: there is no such source, the choice of a split is open, or options do not apply to it.
     """
     if name.startswith(PREFIX):
-        fetched = fetch(hub_name(name, selection))
-        return Source(name, fetched.files, fetched.commit, fetched.chosen.part)
+        return _of_hub(name, selection)
     path = Path(name).expanduser()
     if path.is_dir():
-        return _folder(name, path, selection)
+        _refuse(selection.revision, "revision", "a folder")
+        root = path.resolve()
+        config, split, places = choose(str(root), selection, name)
+        files = [SourceFile(Path(place).relative_to(root).as_posix(), Path(place)) for place in places]
+        return DataSource(name, tuple(files), None, config, split)
     if not path.is_file():
         raise UserError("no such source", value=name, expected=f"{ONE_KIND}, a folder of them, or hub:OWNER/NAME")
     _refuse(selection.config, "config", "a single file")
     _refuse(selection.split, "split", "a single file")
     _refuse(selection.revision, "revision", "a single file")
-    return Source(name, (SourceFile(name, path),))
-
-
-def _folder(name: str, path: Path, selection: Selection) -> Source:
-    _refuse(selection.revision, "revision", "a folder")
-    card = path / CARD
-    text = card.read_text(errors="replace") if card.is_file() else ""
-    names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
-    chosen = choose(names, text, selection, name)
-    return Source(name, tuple(SourceFile(file, path / file) for file in chosen.names), None, chosen.part)
+    return DataSource(name, (SourceFile(name, path),))
 
 
 def _refuse(value: str | None, option: str, kind: str) -> None:
     if value is not None:
         raise UserError(f"{kind} has no {option}", value=value, advice=f"leave out --{option}")
+
+
+def _of_hub(name: str, options: Selection) -> DataSource:
+    """The files of one split, downloaded as they are at the commit that the revision names now.
+
+    Raises:
+        UserError: the hub's client is not installed, the hub cannot be reached, or it has no such data set or part.
+    """
+    repository, asked = hub_name(name, options)
+    by_hand = f"hf download --repo-type dataset {repository} --local-dir FOLDER"
+    elsewhere = f"where there is network, type `{by_hand}`; then mrt-hpc data prepare FOLDER OUT"
+    with hub_errors(PREFIX + repository + (f"@{asked.revision}" if asked.revision else ""), elsewhere):
+        from huggingface_hub import HfApi
+
+        api = HfApi()
+        commit = str(api.dataset_info(repository, revision=asked.revision).sha)
+        config, split, places = choose(repository, asked, PREFIX + repository, commit)
+        names = [place.removeprefix(f"hf://datasets/{repository}@{commit}/") for place in places]
+        paths = [api.hf_hub_download(repository, file, repo_type="dataset", revision=commit) for file in names]
+    return DataSource(name, tuple(map(SourceFile, names, map(Path, paths))), commit, config, split)
+
+
+def hub_name(text: str, options: Selection) -> tuple[str, Selection]:
+    """Read ``hub:OWNER/NAME[@REVISION][/SPLIT]``: the OWNER/NAME, and the part of the data set that is asked for.
+
+    Args:
+        text: the name.
+        options: what the options of the command say; they may add to the name, not contradict it.
+
+    Raises:
+        UserError: it is no such name, or an option says something else.
+    """
+    found = _NAME.fullmatch(text)
+    if found is None:
+        raise UserError(
+            "not the name of a data set of the hub",
+            value=text,
+            expected="hub:OWNER/NAME[@REVISION][/SPLIT]",
+            advice="mrt-hpc data prepare hub:HuggingFaceH4/MATH-500/test data/math500.jsonl",
+        )
+    revision = _agreed("revision", found["revision"], options.revision)
+    split = _agreed("split", found["split"], options.split)
+    return found["repository"], replace(options, revision=revision, split=split)
+
+
+def _agreed(kind: str, named: str | None, option: str | None) -> str | None:
+    if named is not None and option is not None and named != option:
+        raise UserError(
+            f"the name and the option ask for two different ones: {kind}",
+            value=f"{named} and {option}",
+            advice=f"leave out --{kind}, or leave it out of the name",
+        )
+    return option if named is None else named
+
+
+def choose(path: str, asked: Selection, where: str, commit: str | None = None) -> tuple[str, str, list[str]]:
+    """The configuration and the split that were asked for, and the places of their data files, sorted by name.
+
+    Args:
+        path: a folder, or a data set of the hub.
+        asked: what was asked for.
+        where: the data set, for messages.
+        commit: that of a data set of the hub.
+
+    Raises:
+        UserError: the library is not installed, there are no data files, the choice is open, or there is no such part.
+    """
+    try:
+        from datasets import exceptions, load_dataset_builder
+        from yaml import YAMLError
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "the library of data sets is not installed",
+            value=error.name,
+            expected="the package datasets, which only folders and data sets of the hub need",
+            advice="type the command with the .venv that env/setup makes, or: pip install datasets",
+        ) from error
+    try:
+        config = load_dataset_builder(path, asked.config, revision=commit).config
+    except (exceptions.DatasetsError, ValueError, YAMLError) as error:
+        raise UserError(
+            f"the data set has no files that can be chosen: {error}",
+            where=where,
+            value=asked.config,
+            advice="name a configuration: --config NAME; or take what the hub made of the data set: --revision "
+            "refs/convert/parquet; or download the file that you mean, and name it as SOURCE",
+        ) from error
+    splits = sorted(map(str, config.data_files))
+    split = splits[0] if asked.split is None and len(splits) == 1 else asked.split
+    if split not in splits:
+        raise UserError(
+            "the data set has several: name one split" if split is None else "there is no such split",
+            where=where,
+            value=split,
+            expected=f"one of {', '.join(splits)}",
+            advice=f"--split {splits[0]}",
+        )
+    return str(config.name), split, sorted(config.data_files[split])
+
+
+# -- reading rows ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a source, before its columns are read."""
+
+    where: str
+    """The file, and the line, item or row in it, counted from 1."""
+    value: object
+
+
+def read_rows(file: SourceFile, columns: Sequence[str] | None = None) -> Iterator[Row]:
+    """The rows of one file, in order.
+
+    Args:
+        file: to read.
+        columns: the columns that are needed, which saves time and memory where a file has others; None reads all.
+
+    Raises:
+        UserError: the ending of the name is unknown, there is no such file, or it is damaged.
+    """
+    reader = READERS.get(kind_of(file.path.name))
+    if reader is None:
+        raise UserError("not a kind of data file that can be read", value=file.name, expected=ONE_KIND)
+    if not file.path.is_file():
+        raise UserError("no such data file", value=file.name, expected=ONE_KIND)
+    return reader(file) if columns is None or reader is not _parquet else _parquet(file, columns)
+
+
+def kind_of(name: str) -> str:
+    """The ending that names the kind of a data file, as in ``.jsonl`` of ``rows.jsonl.gz``; a parquet file has no other
+    ending behind its own.
+    """
+    path = PurePath(name.lower())
+    inner = PurePath(path.stem).suffix
+    return inner if path.suffix in COMPRESSED and inner != ".parquet" else path.suffix
+
+
+def columns_of(file: SourceFile) -> dict[str, bool]:
+    """All columns of one file, in the order in which its rows name them, and whether each holds any text or list.
+
+    Raises:
+        UserError: as :func:`read_rows`.
+    """
+    if READERS.get(kind_of(file.path.name)) is _parquet and file.path.is_file():
+        from pyarrow import parquet
+
+        with _reading_parquet(file):
+            names = [str(name) for name in parquet.read_schema(file.path).names]
+        return {name: _holds_text(file, name) for name in names}
+    found: dict[str, bool] = {}
+    for row in read_rows(file):
+        for name, value in row.value.items() if isinstance(row.value, dict) else ():
+            found[str(name)] = found.get(str(name), False) or _counts(str(name), value)
+    return found
+
+
+def _holds_text(file: SourceFile, column: str) -> bool:
+    """Whether any row of a parquet file has a text or list in a column; its rows are read up to the first."""
+    return any(
+        isinstance(row.value, dict) and _counts(column, row.value.get(column)) for row in _parquet(file, [column])
+    )
+
+
+def _counts(column: str, value: object) -> bool:
+    """Whether a value may belong to the problem: a text or a list; of a column that is named like a part, any."""
+    missing = value is None or value == "" or value != value  # NaN, by which a table tells an empty cell
+    return _is_text(value) or (is_part(column) and not missing and value is not False)
+
+
+def _is_text(value: object) -> bool:
+    """Whether a value is a list or an object with content, or a text that is no number."""
+    if not isinstance(value, str):
+        return isinstance(value, (list, dict)) and bool(value)
+    try:
+        float(value)
+    except ValueError:
+        return bool(value.strip())
+    return False
+
+
+@contextmanager
+def _opened(file: SourceFile) -> Iterator[BufferedReader]:
+    """The bytes of a text file, decompressed as its ending says.
+
+    Raises:
+        UserError: it cannot be decompressed whole.
+    """
+    import pyarrow as pa
+
+    try:
+        with pa.input_stream(str(file.path), compression="detect") as stream:
+            yield BufferedReader(stream)
+    except OSError as error:
+        raise UserError(
+            f"the file cannot be read whole: {error}", where=file.name, advice="fetch or write the file once more"
+        ) from error
+
+
+def _json_lines(file: SourceFile) -> Iterator[Row]:
+    with _opened(file) as stream:
+        for number, line in enumerate(stream, start=1):
+            if line.strip():
+                where = f"{file.name}, line {number}"
+                yield Row(where, _parsed(line, where))
+
+
+def _json(file: SourceFile) -> Iterator[Row]:
+    """The items of a list, or of the one list in an object. Some tools write JSON lines under this ending, too."""
+    with _opened(file) as stream:
+        content = stream.read()
+    if _is_lines(content):
+        yield from _json_lines(file)
+        return
+    for number, item in enumerate(_items(_parsed(content, file.name), file.name), start=1):
+        yield Row(f"{file.name}, item {number}", item)
+
+
+def _is_lines(content: bytes) -> bool:
+    """Whether the first line is an object of its own and more follows."""
+    first, _, rest = content.lstrip().partition(b"\n")
+    if not (first.startswith(b"{") and rest.strip()):
+        return False
+    try:
+        json.loads(first)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _items(value: object, where: str) -> list[object]:
+    if isinstance(value, list):
+        return value
+    lists = {name: part for name, part in value.items() if isinstance(part, list)} if isinstance(value, dict) else {}
+    if len(lists) != 1:
+        raise UserError(
+            "the file has no single list of rows",
+            where=where,
+            value=sorted(lists) or type(value).__name__,
+            expected="a list of objects, or an object with one list of objects",
+            advice="write the rows as JSON lines, one object a line, into a file that ends in .jsonl",
+        )
+    return next(iter(lists.values()))
+
+
+def _parsed(text: bytes, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"not JSON: {error}", where=where, value=text[:80], advice="fetch or write the file once more"
+        ) from error
+
+
+def _csv(file: SourceFile) -> Iterator[Row]:
+    """The rows below the line with the names of the columns."""
+    number = 0
+    usual = csv.field_size_limit(LARGEST_CSV_FIELD)
+    try:
+        with _opened(file) as stream:
+            text = TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+            for number, value in enumerate(csv.DictReader(text, strict=True), start=1):
+                if None in value:
+                    raise csv.Error("a row has more cells than there are columns")
+                yield Row(f"{file.name}, row {number}", value)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UserError(
+            f"not a CSV file that can be read: {error}",
+            where=f"{file.name}, after row {number}",
+            expected="UTF-8 text whose first line names the columns",
+            advice="fetch or write the file once more",
+        ) from error
+    finally:
+        csv.field_size_limit(usual)
+
+
+def _parquet(file: SourceFile, columns: Sequence[str] | None = None) -> Iterator[Row]:
+    from pyarrow import parquet
+
+    number = 0
+    with _reading_parquet(file), parquet.ParquetFile(file.path) as table:
+        for batch in table.iter_batches(columns=None if columns is None else list(columns)):
+            for value in batch.to_pylist():
+                number += 1
+                yield Row(f"{file.name}, row {number}", value)
+
+
+@contextmanager
+def _reading_parquet(file: SourceFile) -> Iterator[None]:
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except ArrowException as error:
+        raise UserError(
+            f"not a parquet file that can be read: {error}", where=file.name, advice="fetch or write the file once more"
+        ) from error
+
+
+READERS: dict[str, Callable[[SourceFile], Iterator[Row]]] = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json,
+    ".parquet": _parquet,
+    ".csv": _csv,
+}
+"""The reader of each ending."""

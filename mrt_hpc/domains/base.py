@@ -1,27 +1,34 @@
 r"""Defines a verifier: a section of the recipe that finds the answer in a text, and decides whether it is right.
 
-Add a verifier: one module with a subclass of ``Verifier``, and its name in :data:`mrt_hpc.recipe.registry.VERIFIERS`;
+Add a verifier: one module with a subclass of ``Verifier``, and its name in :data:`mrt_hpc.recipe.kinds.VERIFIERS`;
 or a class of your own anywhere, named in the recipe as ``verifier: {type: my_module:MyVerifier}`` of ``data`` or of the
 ``problems`` of a benchmark.
 """
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import inspect
+import json
 from abc import abstractmethod
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import PrivateAttr
 
-from mrt_hpc.domains.boxed import THOUGHT_END
-from mrt_hpc.domains.boxed import after_thought as after_thought  # verifiers of the user's own import it from here
-from mrt_hpc.domains.extraction import RULES
-from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION, Extraction
-from mrt_hpc.recipe.verifier import VerifierSettings
+import mrt_hpc.domains
+from mrt_hpc.domains.extraction import RULES, THOUGHT_END
+from mrt_hpc.domains.extraction import after_thought as after_thought  # verifiers of the user's own import it from here
+from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION, Extraction
+from mrt_hpc.recipe.kinds import VerifierSettings
+from mrt_hpc.recipe.user_code import module_file
 
 if TYPE_CHECKING:
     from mrt_hpc.errors import UserError
-    from mrt_hpc.recipe.sections.grading import Grading
+    from mrt_hpc.recipe.sections import Grading
 
 
 @dataclass(frozen=True)
@@ -97,3 +104,60 @@ class Verifier(VerifierSettings):
         verifier = self.model_copy()
         verifier._extraction = rule
         return verifier
+
+
+# -- grader digest -----------------------------------------------------------------------------------------------------
+# The digest of a grader: of everything that may change a verdict, so that a changed grader is noticed.
+
+
+PACKAGES = ("math-verify", "latex2sympy2_extended", "sympy", "antlr4-python3-runtime")
+"""The packages that read and compare answers."""
+
+
+def grader_digest(verifier: Verifier, time_limit_s: float, memory_limit_gib: float) -> str:
+    """SHA-256 of the verifier's fields, its rule of extraction and its code, of the packages that it uses, and of the
+    limits of its processes. Comments and docstrings are no code.
+
+    Args:
+        verifier: with the settings that it takes from the recipe.
+        time_limit_s: processor seconds for one answer.
+        memory_limit_gib: of a grader process.
+    """
+    told = {
+        "verifier": {"type": verifier.type, **verifier.model_dump(mode="json")},
+        "extraction": verifier.extraction,
+        "packages": {name: _version(name) for name in PACKAGES},
+        "limits": [time_limit_s, memory_limit_gib],
+        "code": [hashlib.sha256(_syntax(path).encode()).hexdigest() for path in _code(verifier)],
+    }
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _code(verifier: Verifier) -> list[Path]:
+    """The modules of the package that judge answers, and the user's own one of the verifier's class or function."""
+    folder = Path(mrt_hpc.domains.__file__).parent
+    modules = [path for path in sorted(folder.rglob("*.py")) if "small_world" not in path.parts]
+    named = {Path(inspect.getfile(type(verifier))), *([module_file(verifier.type)] if ":" in verifier.type else [])}
+    return [*modules, *sorted(named.difference(modules))]
+
+
+def _syntax(path: Path) -> str:
+    """The syntax tree of a module as text, without its docstrings."""
+    tree = ast.parse(path.read_bytes())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [line for line in body if not _is_text(line)]  # type: ignore[attr-defined]
+    return ast.dump(tree)
+
+
+def _is_text(line: ast.stmt) -> bool:
+    """Whether a statement is a text alone: a docstring, of a field too."""
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

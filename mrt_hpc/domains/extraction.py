@@ -6,15 +6,180 @@ rule takes linear time, whatever the text, since it runs in the task.
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from mrt_hpc.domains.boxed import THOUGHT_END, after_thought, extract_answer, last_box
-from mrt_hpc.domains.running_text import last_mathematics_in
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from mrt_hpc.recipe.extraction import Extraction
+    from mrt_hpc.recipe.choices import Extraction
+
+
+# -- boxed -------------------------------------------------------------------------------------------------------------
+# Finds the final answer in a completion.
+#
+# It holds the usual rule for the place of the answer: after the thought, in the last ``\boxed{...}`` whose braces
+# balance; ``extraction`` has the others. Leaves out what the answer means (``equivalence``). Every function takes
+# linear time, whatever the text.
+
+
+THOUGHT_END = "</think>"
+
+_BOX_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_BRACE_TOKEN = re.compile(r"\\.|[{}]", re.DOTALL)
+"""The second alternative swallows escaped characters, so that the braces of ``\\{1, 2\\}`` are not counted."""
+
+
+def extract_answer(
+    text: str, *, thinking: bool = False, thought_end: str = THOUGHT_END, cut: bool = False
+) -> str | None:
+    """The final answer in ``text``, or None when there is none.
+
+    The answer is the content of the last ``\\boxed{...}`` (or ``\\fbox``) with balanced braces after the first
+    ``thought_end``; of the inner one where boxes are nested. Text without ``thought_end`` is searched whole, unless
+    ``thinking`` says that a thought must have ended: a trace cut off while thinking has no answer, whatever it boxed on
+    the way.
+
+    Args:
+        text: a completion; for a branch, the forced start of the answer and the completion together.
+        thinking: whether the text begins inside a thought.
+        thought_end: the closing tag of the thought.
+        cut: whether the token limit cut the text off: then a last box that is still open was to be the answer, and an
+            earlier one is none.
+    """
+    searched = after_thought(text, thinking=thinking, thought_end=thought_end)
+    return None if searched is None else (last_box(searched, cut=cut) or None)
+
+
+def after_thought(text: str, *, thinking: bool, thought_end: str) -> str | None:
+    """The part of a text after its thought; None if the thought has not ended."""
+    _, ended, rest = text.partition(thought_end)
+    return rest if ended else None if thinking else text
+
+
+def last_box(text: str, *, cut: bool = False) -> str | None:
+    """The content of the last closed box, which may be empty; None where there is none.
+
+    Args:
+        text: what is searched, whole.
+        cut: whether a later box that is still open takes the place of the closed one.
+    """
+    start_and_content = max(_boxes(text), default=None)
+    if start_and_content is None or (cut and start_and_content[0] < _last_opening(text)):
+        return None
+    return start_and_content[1].strip()
+
+
+def _last_opening(text: str) -> int:
+    """Where the last box of ``text`` starts, closed or not; there is one."""
+    return max(token.start() for token in _BOX_TOKEN.finditer(text) if token[0].startswith((r"\boxed", r"\fbox")))
+
+
+def _boxes(text: str) -> Iterator[tuple[int, str]]:
+    """The balanced boxes of ``text`` as (start, content), at most two copies of any character in all.
+
+    Only the contents of innermost boxes are copied: an outer one never starts last.
+    """
+    open_braces: list[tuple[int, int] | None] = []  # (start of the box, start of its content), None for a plain brace
+    last_started = -1
+    for token in _BOX_TOKEN.finditer(text):
+        if token[0] == "}":
+            box = open_braces.pop() if open_braces else None
+            if box is not None and box[0] > last_started:
+                last_started = box[0]
+                yield box[0], text[box[1] : token.start()]
+        elif token[0].endswith("{") and token[0] != r"\{":
+            open_braces.append((token.start(), token.end()) if len(token[0]) > 1 else None)
+
+
+def braces_balance(text: str) -> bool:
+    """Whether every brace that is not escaped has its partner."""
+    depth = 0
+    for token in _BRACE_TOKEN.finditer(text):
+        depth += {"{": 1, "}": -1}.get(token[0], 0)
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+# -- running text ------------------------------------------------------------------------------------------------------
+# Finds mathematics in running text: formulas between their delimiters, and numbers with their calculations.
+#
+# math-verify's own search looks for the same, but its patterns take quadratic time for texts that open formulas and
+# never close them. Here each text is read once.
+
+
+ANNOUNCED_WITHIN = 50
+"""Characters between the word "answer" and what it announces, at most."""
+
+_CLOSING = {r"\(": r"\)", r"\[": r"\]", "$": "$", "$$": "$$"}
+_ON_ONE_LINE = (r"\(", "$")
+_MARK = re.compile(r"\\.|\$\$?|\n", re.DOTALL)
+_ANSWER = re.compile("answer", re.IGNORECASE)
+_NUMBER = (
+    r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+|\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\})"
+)
+_CALCULATION = re.compile(rf"(?<![\w.\\])[-+−]?{_NUMBER}(?:\s*[-+−*/^×÷·=≈]\s*\(?{_NUMBER}\)?)*(?:\s*\\?%)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Mathematics in a text."""
+
+    start: int
+    """Where it starts, with its delimiter."""
+    end: int
+    content: str
+    """Without its delimiters and without blank space around it."""
+
+
+def last_mathematics_in(text: str) -> str | None:
+    """What the last word "answer" announces that announces any mathematics, else the last; None where there is none."""
+    found = list(_mathematics(text))
+    starts = [piece.start for piece in found]
+    for word in reversed(list(_ANSWER.finditer(text))):
+        following = bisect_left(starts, word.end())
+        if following < len(found) and starts[following] - word.end() <= ANNOUNCED_WITHIN:
+            return found[following].content
+    return found[-1].content if found else None
+
+
+def _mathematics(text: str) -> Iterator[Found]:
+    """Formulas and the calculations between them, in order."""
+    behind = 0
+    for formula in _formulas(text):
+        yield from _calculations(text, behind, formula.start)
+        yield formula
+        behind = formula.end
+    yield from _calculations(text, behind, len(text))
+
+
+def _calculations(text: str, start: int, end: int) -> Iterator[Found]:
+    for found in _CALCULATION.finditer(text, start, end):
+        yield Found(found.start(), found.end(), found[0])
+
+
+def _formulas(text: str) -> Iterator[Found]:
+    """What stands between delimiters. A dollar sign before a digit closes nothing, so that prices are no delimiters."""
+    opening: re.Match[str] | None = None
+    for mark in _MARK.finditer(text):
+        if opening is not None and _closes(mark, opening, text):
+            if content := text[opening.end() : mark.start()].strip():
+                yield Found(opening.start(), mark.end(), content)
+            opening = None
+        elif mark[0] in _CLOSING:
+            opening = mark
+        elif mark[0] == "\n" and opening is not None and opening[0] in _ON_ONE_LINE:
+            opening = None
+
+
+def _closes(mark: re.Match[str], opening: re.Match[str], text: str) -> bool:
+    if mark[0] != _CLOSING[opening[0]]:
+        return False
+    before, behind = text[mark.start() - 1], text[mark.end() : mark.end() + 1]
+    return mark[0] != "$" or not (before.isspace() or behind.isdigit())
 
 
 class ExtractionRule(Protocol):

@@ -192,7 +192,7 @@ class GoldFaultError(BaseException):
     """The gold answer does what this way of evaluating it does not allow."""
 
 
-class Answer:
+class AnswerProcess:
     """The other process, as the gold answer's process sees it."""
 
     def __init__(self, requests: BinaryIO, replies: BinaryIO) -> None:
@@ -265,7 +265,7 @@ class Remote:
 
     __slots__ = ("_answer", "_number")
 
-    def __init__(self, answer: Answer, number: int) -> None:
+    def __init__(self, answer: AnswerProcess, number: int) -> None:
         object.__setattr__(self, "_answer", answer)
         object.__setattr__(self, "_number", number)
 
@@ -347,7 +347,7 @@ def _restore(old: Any, new: Any) -> Any:
 class Names(dict[str, Any]):
     """Python's own names, and for any other the answer's."""
 
-    def __init__(self, answer: Answer, held: Callable[[int, int], None]) -> None:
+    def __init__(self, answer: AnswerProcess, held: Callable[[int, int], None]) -> None:
         super().__init__(vars(builtins), __held__=held)
         self.answer = answer
 
@@ -365,7 +365,7 @@ class Marker(ast.NodeTransformer):
         return [node, ast.fix_missing_locations(ast.copy_location(said, node))]
 
 
-def evaluate(gold: str, program: str, answer: Answer) -> list[tuple[int, int]]:
+def evaluate(gold: str, program: str, answer: AnswerProcess) -> list[tuple[int, int]]:
     """Execute the answer, and then the gold answer to its end.
 
     Returns:
@@ -385,7 +385,7 @@ def evaluate(gold: str, program: str, answer: Answer) -> list[tuple[int, int]]:
     return list(held)
 
 
-def judge(job: dict[str, str], answer: Answer) -> dict[str, Any]:
+def judge(job: dict[str, str], answer: AnswerProcess) -> dict[str, Any]:
     """The report of the gold answer's process; only one of a gold answer that ran to its end has the nonce."""
     try:
         return {"held": evaluate(job["gold"], job["program"], answer), "nonce": job["nonce"]}
@@ -458,7 +458,7 @@ def main() -> None:
         AnswerSide().serve(requests, replies)
         return
     job, report = json.loads(sys.stdin.buffer.readline()), os.fdopen(os.dup(1), "wb")
-    answer = Answer(replies, requests)
+    answer = AnswerProcess(replies, requests)
     answer.await_start()
     _send(report, {"ready": True})
     _silence()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from mrt_hpc.domains.base import Judgement, Verifier, after_thought
-from mrt_hpc.domains.boxed import THOUGHT_END
+from mrt_hpc.domains.extraction import THOUGHT_END
 from mrt_hpc.domains.sandbox import Limits, does_not_work, evaluate_apart
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.base import Gib, Seconds

@@ -17,7 +17,7 @@ from pebble import ProcessExpired
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from mrt_hpc.domains.lane import REPLACEMENTS, START_LIMIT_S, Lane
+from mrt_hpc.domains.grader_queue import REPLACEMENTS, START_LIMIT_S, Lane
 from mrt_hpc.errors import ExitCode, UserError
 
 if TYPE_CHECKING:

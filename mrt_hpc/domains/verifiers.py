@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.recipe.base import as_kind
-from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
-from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION
-from mrt_hpc.recipe.sections.data import ProblemSource
+from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION
+from mrt_hpc.recipe.sections import ProblemSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from mrt_hpc.domains.pool import GraderPool
+    from mrt_hpc.domains.grader_queue import GraderPool
     from mrt_hpc.errors import UserError
-    from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.sections.grading import Grading
+    from mrt_hpc.recipe.schema import Experiment
+    from mrt_hpc.recipe.sections import Grading
 
 
 def verifier_of(problems: ProblemSource, grading: Grading) -> Verifier:
@@ -33,8 +32,7 @@ def verifier_of(problems: ProblemSource, grading: Grading) -> Verifier:
 
 def verifiers_of(recipe: Experiment) -> list[Verifier]:
     """The verifiers of all problems of a recipe, each once."""
-    training = [] if isinstance(recipe, EvaluationRecipe) else [recipe.data]
-    sources = [*training, *(benchmark.problems for benchmark in recipe.evaluation.benchmarks)]
+    sources = [recipe.data, *(benchmark.problems for benchmark in recipe.evaluation.benchmarks)]
     problems = [source for source in sources if isinstance(source, ProblemSource)]
     return list(dict.fromkeys(verifier_of(source, recipe.grading) for source in problems))
 

@@ -22,8 +22,8 @@ from mrt_hpc.inference.protocol import (
     NOT_FINITE,
     Request,
     RequestBatch,
-    Sample,
     SamplingSettings,
+    ServedSample,
     read_sample_line,
 )
 from mrt_hpc.inference.server_control import READ_LOG
@@ -166,7 +166,7 @@ class GenerationClient:
         if waiting:
             raise ServerGone("the response ended early")
 
-    async def _samples(self, batch: RequestBatch) -> AsyncIterator[Sample]:
+    async def _samples(self, batch: RequestBatch) -> AsyncIterator[ServedSample]:
         self.unfinished += 1
         try:
             async with self.http.post(GENERATE_PATH, data=msgspec.json.encode(batch)) as response:
@@ -252,7 +252,7 @@ def _by_request(waiting: set[tuple[int, int]]) -> dict[int, list[int]]:
     return places
 
 
-def _place(sample: Sample, places: Sequence[Sequence[int]], requests: Sequence[int]) -> tuple[int, int]:
+def _place(sample: ServedSample, places: Sequence[Sequence[int]], requests: Sequence[int]) -> tuple[int, int]:
     """Return the request that an answer belongs to, and the index of its sample.
 
     Args:
@@ -265,7 +265,7 @@ def _place(sample: Sample, places: Sequence[Sequence[int]], requests: Sequence[i
     return requests[sample.request], places[sample.request][sample.sample]
 
 
-def _completion(sample: Sample, request: Request, i: int, j: int, started: float) -> Completion:
+def _completion(sample: ServedSample, request: Request, i: int, j: int, started: float) -> Completion:
     if fault := _fault(sample, request):
         raise ServerGone(f"the server sent an invalid sample: {fault}")
     return Completion(
@@ -289,7 +289,7 @@ def _completion(sample: Sample, request: Request, i: int, j: int, started: float
     )
 
 
-def _fault(sample: Sample, request: Request) -> str | None:
+def _fault(sample: ServedSample, request: Request) -> str | None:
     """Return what is wrong with a sample that claims to be finished; None when nothing is."""
     if not 0 < len(sample.token_ids) <= request.settings.max_tokens:
         return f"{len(sample.token_ids)} tokens, where 1 to {request.settings.max_tokens} were requested"
@@ -313,7 +313,7 @@ def _are_in_order(spans: Sequence[tuple[int, int]], tokens: int) -> bool:
     return ascend and starts[:1] == [0]
 
 
-def _reason_of_refusal(sample: Sample) -> str | None:
+def _reason_of_refusal(sample: ServedSample) -> str | None:
     """Return why the server refused a request; None for a sample.
 
     Raises:

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from vllm.v1.engine import utils
 
-from mrt_hpc.run.parent_death import die_with_parent
+from mrt_hpc.run.process import die_with_parent
 
 
 class EngineProcess(ForkProcess):

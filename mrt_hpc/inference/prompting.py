@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.inference.token_pieces import SPACE_MARK
-from mrt_hpc.inference.tokens import BYTE_LEVEL_SPACE, load_tokenizer
+from mrt_hpc.inference.tokens import BYTE_LEVEL_SPACE, SPACE_MARK, load_tokenizer
 from mrt_hpc.recipe.chat_template import COMPLETION, QUESTION, CheckedTemplate, given_to, opened, template_text, user
 from mrt_hpc.run.data import read_examples
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerFast
 
-    from mrt_hpc.recipe.sections.prompt import Prompt
+    from mrt_hpc.recipe.sections import Prompt
     from mrt_hpc.run.data import SolvedProblem
     from mrt_hpc.run.records import Problem
 

@@ -74,7 +74,7 @@ class RequestBatch(msgspec.Struct, frozen=True):
     requests: list[Request]
 
 
-class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
+class ServedSample(msgspec.Struct, frozen=True, omit_defaults=True):
     """One finished sample: a line of the response, sent as soon as it is finished."""
 
     request: int
@@ -97,7 +97,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """The reason why the request was refused, if it was."""
 
 
-def not_finite(sample: Sample) -> str | None:
+def not_finite(sample: ServedSample) -> str | None:
     """Return which number of a sample is NaN or infinite, behind ``NOT_FINITE``; None where all are finite. JSON holds
     neither, so the server has to tell it.
     """
@@ -109,16 +109,16 @@ def not_finite(sample: Sample) -> str | None:
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Sample).decode
+_decode = msgspec.json.Decoder(ServedSample).decode
 
 
-def sample_line(sample: Sample) -> bytes:
+def sample_line(sample: ServedSample) -> bytes:
     """Return one line of the response."""
     text = _encode(sample)
     return b"%08x %b\n" % (crc32(text), text)
 
 
-def read_sample_line(line: bytes) -> Sample:
+def read_sample_line(line: bytes) -> ServedSample:
     """Return the sample of a line without its line end.
 
     Raises:

@@ -23,7 +23,7 @@ from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
 from mrt_hpc.inference.socket_paths import folder_variables
 from mrt_hpc.run.access import cache_variables
 from mrt_hpc.run.atomic import make_folder
-from mrt_hpc.run.import_path import import_path
+from mrt_hpc.run.process import import_path
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
 from mrt_hpc.inference.protocol import Request
-from mrt_hpc.inference.thoughts import thought_and_answer
+from mrt_hpc.inference.tokens import thought_and_answer
 from mrt_hpc.inference.traces import SampledTrace, Valuation
-from mrt_hpc.mrt.episodes import EpisodeRule, cut_episodes
+from mrt_hpc.mrt.episodes import cut_episodes
+from mrt_hpc.recipe.sections import Episodes
 from mrt_hpc.run.records import FinishReason
 from mrt_hpc.run.seeds import derive_seed
 
@@ -61,7 +62,7 @@ class RolloutPlan:
     """The number of the first rollout of a group: more than 0 where earlier ones were sampled before."""
     thought_end: bytes = b"</think>"
     """The closing tag; empty for a model that writes none."""
-    rule: EpisodeRule = field(default_factory=EpisodeRule)
+    rule: Episodes = field(default_factory=Episodes)
 
     def rollout_seed(self, problem_id: str, sample: int) -> int:
         """Return the seed of one trace."""
@@ -70,14 +71,6 @@ class RolloutPlan:
     def seed(self, what: str, problem_id: str, sample: int, *place: int) -> int:
         """Return the seed of one request of a trace: what it samples, and its place within the trace."""
         return derive_seed(self.run_seed, what, self.iteration, problem_id, sample, *place)
-
-
-@dataclass(frozen=True)
-class ValuedTrace:
-    """A trace with the answers of the prover about it."""
-
-    trace: SampledTrace
-    valuation: Valuation
 
 
 @dataclass(frozen=True)
@@ -112,7 +105,7 @@ class TraceCutter:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _PartOfGroup:
     """Traces of a group that are sent to the server together."""
 
     group: PromptedGroup
@@ -148,7 +141,7 @@ class RolloutSampler:
     tracer: TraceSampler | None = None
     """Samples each trace by requests of its own; None samples it in one request, together with others of its group."""
 
-    async def sample(self, groups: Iterable[PromptedGroup]) -> AsyncGenerator[ValuedTrace, None]:
+    async def sample(self, groups: Iterable[PromptedGroup]) -> AsyncGenerator[SampledTrace, None]:
         """Yield every trace of every group, each as soon as its prover requests are finished, in no particular order.
 
         Args:
@@ -157,7 +150,7 @@ class RolloutSampler:
         Raises:
             UserError: the server refused a request, or remained unreachable.
         """
-        done: asyncio.Queue[ValuedTrace | None] = asyncio.Queue()
+        done: asyncio.Queue[SampledTrace | None] = asyncio.Queue()
         work = asyncio.create_task(self._sample_all(groups, done))
         work.add_done_callback(lambda _: done.put_nowait(None))
         try:
@@ -168,7 +161,7 @@ class RolloutSampler:
             work.cancel()
             await asyncio.wait([work])  # waits until all tasks that it has started have ended
 
-    async def _sample_all(self, groups: Iterable[PromptedGroup], done: asyncio.Queue[ValuedTrace | None]) -> None:
+    async def _sample_all(self, groups: Iterable[PromptedGroup], done: asyncio.Queue[SampledTrace | None]) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
                 async for part in self._admitted(groups):
@@ -177,7 +170,7 @@ class RolloutSampler:
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures  # the first failure cancelled all others
 
-    async def _admitted(self, groups: Iterable[PromptedGroup]) -> AsyncIterator[_Part]:
+    async def _admitted(self, groups: Iterable[PromptedGroup]) -> AsyncIterator[_PartOfGroup]:
         """Yield the groups in parts, each as large as the room at that time, which it takes."""
         waiting, room = iter(groups), self.room
         await room.acquire()  # a request for a group claims it, so there must be room first
@@ -188,13 +181,13 @@ class RolloutSampler:
                 while first + taken < count and not room.locked():
                     await room.acquire()
                     taken += 1
-                yield _Part(group, range(first, first + taken))
+                yield _PartOfGroup(group, range(first, first + taken))
                 first += taken
                 await room.acquire()
         room.release()
 
     async def _sample_part(
-        self, part: _Part, tasks: asyncio.TaskGroup, done: asyncio.Queue[ValuedTrace | None]
+        self, part: _PartOfGroup, tasks: asyncio.TaskGroup, done: asyncio.Queue[SampledTrace | None]
     ) -> None:
         """Send one request for each start of the part, and process each of its traces independently."""
         if self.tracer is not None:
@@ -215,7 +208,7 @@ class RolloutSampler:
         self,
         traces: AsyncIterator[SampledTrace],
         tasks: asyncio.TaskGroup,
-        done: asyncio.Queue[ValuedTrace | None],
+        done: asyncio.Queue[SampledTrace | None],
     ) -> None:
         """Sample the traces of one sample; the prover is asked about each while the next one is sampled."""
         async for trace in traces:
@@ -235,10 +228,9 @@ class RolloutSampler:
         seeds = [self.plan.rollout_seed(group.problem.id, self._number(sample)) for sample in samples]
         return Request(start.context_ids, seeds, start.settings, family=group.problem.id)
 
-    async def _value(self, trace: SampledTrace, done: asyncio.Queue[ValuedTrace | None]) -> None:
+    async def _value(self, trace: SampledTrace, done: asyncio.Queue[SampledTrace | None]) -> None:
         asked = self.valuer if trace.counts else None  # regret is made of the results of samples
-        valuation = Valuation() if asked is None else await asked.value(trace)
-        done.put_nowait(ValuedTrace(trace, valuation))
+        done.put_nowait(trace if asked is None else replace(trace, valuation=await asked.value(trace)))
 
 
 def tokens_within(pieces: Sequence[bytes], length: int) -> int:

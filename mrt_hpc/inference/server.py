@@ -19,10 +19,16 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.inference.server_command import ServerCommand, on_cpu
 from mrt_hpc.inference.server_control import Address, ServerControl, refuse_no_weights
-from mrt_hpc.inference.server_process import STOP_DEADLINE_S, ServerProcess, private_directory, refuse_stranger
-from mrt_hpc.recipe.sections.schedule import WeightSwap
+from mrt_hpc.inference.server_start import (
+    STOP_DEADLINE_S,
+    ServerCommand,
+    ServerProcess,
+    on_cpu,
+    private_directory,
+    refuse_stranger,
+)
+from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.waiting import wait_until
 
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from mrt_hpc.inference.server_settings import ServerSettings
+    from mrt_hpc.inference.server_start import ServerSettings
 
 RECOVERY_DEADLINE_S = 60.0
 """The time after which a server that runs but does not answer counts as dead."""

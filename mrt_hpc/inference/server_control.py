@@ -14,7 +14,7 @@ import msgspec
 
 from mrt_hpc.errors import ExitCode, UserError, word
 from mrt_hpc.inference.protocol import PAUSE_PATH, SERVED_PATH, ServedSettings
-from mrt_hpc.recipe.sections.schedule import WeightSwap
+from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:

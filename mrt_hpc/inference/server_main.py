@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 
-from mrt_hpc.run.parent_death import die_with_parent
+from mrt_hpc.run.process import die_with_parent
 
 OWNER_VARIABLE = "MRT_HPC_SERVER_OWNER"
 """The variable with the owner's process id; the server ends when this is no longer its parent."""

@@ -194,6 +194,8 @@ class SampledTrace:
     """The number of this trace among those of its sample."""
     stages: int = 1
     """The number of traces of its sample; the last one is the result of the sample."""
+    valuation: Valuation = field(default_factory=Valuation)
+    """The answers of the prover, once it was asked."""
 
     @property
     def counts(self) -> bool:

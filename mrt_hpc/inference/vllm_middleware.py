@@ -25,7 +25,7 @@ from mrt_hpc.inference.protocol import (
     SERVED_VARIABLE,
     Request,
     RequestBatch,
-    Sample,
+    ServedSample,
     not_finite,
     sample_line,
 )
@@ -86,7 +86,7 @@ async def _generate(engine: EngineClient, receive: Receive, send: Send, cache_sa
     except msgspec.MsgspecError as error:
         await _respond(send, 400, f"{error}\n".encode())
         return
-    finished: asyncio.Queue[Sample] = asyncio.Queue()
+    finished: asyncio.Queue[ServedSample] = asyncio.Queue()
     work = [
         _sample(engine, request, i, j, cache_salt, finished)
         for i, request in enumerate(batch.requests)
@@ -123,7 +123,7 @@ async def _cancel_when_gone(receive: Receive, tasks: list[asyncio.Task[None]]) -
         task.cancel()
 
 
-async def _send_lines(finished: asyncio.Queue[Sample], count: int, send: Send) -> None:
+async def _send_lines(finished: asyncio.Queue[ServedSample], count: int, send: Send) -> None:
     sent = 0
     while sent < count:
         ready = [await finished.get()]
@@ -135,16 +135,16 @@ async def _send_lines(finished: asyncio.Queue[Sample], count: int, send: Send) -
 
 
 async def _sample(
-    engine: EngineClient, request: Request, i: int, j: int, cache_salt: str, finished: asyncio.Queue[Sample]
+    engine: EngineClient, request: Request, i: int, j: int, cache_salt: str, finished: asyncio.Queue[ServedSample]
 ) -> None:
     """Sample once and put the result, or the refusal, on the queue."""
     try:
         result = await _final_output(engine, request, request.seeds[j], cache_salt)
         sample = _as_sample(request, i, j, result)
         fault = not_finite(sample)
-        finished.put_nowait(sample if fault is None else Sample(i, j, error=fault))
+        finished.put_nowait(sample if fault is None else ServedSample(i, j, error=fault))
     except Exception as error:  # the error reaches the client, which raises it
-        finished.put_nowait(Sample(i, j, error=f"{type(error).__name__}: {error}"))
+        finished.put_nowait(ServedSample(i, j, error=f"{type(error).__name__}: {error}"))
 
 
 async def _final_output(engine: EngineClient, request: Request, seed: int, cache_salt: str) -> Any:
@@ -175,12 +175,12 @@ def sampling_params(request: Request, seed: int) -> SamplingParams:
     )
 
 
-def _as_sample(request: Request, i: int, j: int, result: Any) -> Sample:
+def _as_sample(request: Request, i: int, j: int, result: Any) -> ServedSample:
     output = result.outputs[0]
     flat = output.logprobs
     first_scored = flat.start_indices[0] + 1  # the sampled token comes first at every position
     tops = [slice(start + 1, start + 1 + request.top) for start in flat.start_indices] if request.top else []
-    return Sample(
+    return ServedSample(
         request=i,
         sample=j,
         token_ids=list(output.token_ids),

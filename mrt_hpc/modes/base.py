@@ -1,17 +1,17 @@
 """Defines a way of evaluating: a section of the recipe that says how the traces of a benchmark are sampled, and where
 their boundaries are. The prover, the graders and the records are the same for all of them.
 
-Add one: a module with a subclass of ``Mode``, and its name in :data:`mrt_hpc.recipe.registry.MODES`; or a class of your
+Add one: a module with a subclass of ``Mode``, and its name in :data:`mrt_hpc.recipe.kinds.MODES`; or a class of your
 own anywhere, named in the recipe as ``mode: {type: my_module:MyMode}`` of a benchmark.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from mrt_hpc.recipe.base import misfit
-from mrt_hpc.recipe.mode import ModeSettings
+from mrt_hpc.recipe.kinds import ModeSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.prompting import Prompter
     from mrt_hpc.inference.sampler import TraceSampler
     from mrt_hpc.modes.writer import Writer
-    from mrt_hpc.recipe.benchmark_sampling import BenchmarkSampling
+    from mrt_hpc.recipe.sections import BenchmarkSampling
 
 
 class Mode(ModeSettings):
@@ -60,3 +60,12 @@ def closes_thought(sampling: BenchmarkSampling, mode: ModeSettings, forced_text:
             f"a forced_text of mode {mode.type} with prompt.thought_end in it ({sampling.prompt.thought_end}): it ends "
             "the thought",
         )
+
+
+class Direct(Mode):
+    """Each completion is sampled from the prompt to its end, in one request, as in training."""
+
+    type: Literal["direct"] = "direct"
+
+    def sampler(self, writer: Writer) -> None:
+        """Nothing is sampled in another way."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from mrt_hpc.modes.base import Mode, closes_thought, needs_tags, needs_words
-from mrt_hpc.modes.draft import Draft
+from mrt_hpc.modes.writer import Draft
 from mrt_hpc.recipe.base import Tokens, misfit
-from mrt_hpc.recipe.prompts import DEFAULT_FORCED_TEXT
+from mrt_hpc.recipe.kinds import DEFAULT_FORCED_TEXT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.prompting import Prompter
     from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
     from mrt_hpc.modes.writer import Thought, Writer
-    from mrt_hpc.recipe.benchmark_sampling import BenchmarkSampling
+    from mrt_hpc.recipe.sections import BenchmarkSampling
 
 ANSWER_TOKENS = 64
 """The expected number of tokens of a forced answer."""

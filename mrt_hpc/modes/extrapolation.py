@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from mrt_hpc.modes.base import Mode, closes_thought, needs_tags, needs_words
-from mrt_hpc.modes.draft import Draft
+from mrt_hpc.modes.writer import Draft
 from mrt_hpc.recipe.base import Count, Tokens, misfit
-from mrt_hpc.recipe.prompts import CONTINUATION_WORDS, DEFAULT_FORCED_TEXT
+from mrt_hpc.recipe.kinds import DEFAULT_FORCED_TEXT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.prompting import Prompter
     from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
     from mrt_hpc.modes.writer import Writer
-    from mrt_hpc.recipe.benchmark_sampling import BenchmarkSampling
+    from mrt_hpc.recipe.sections import BenchmarkSampling
+
+CONTINUATION_WORDS = ("Wait", "Alternatively", "But wait", "But hold on")
+"""Words that take the place of the closing tag, so that the thought goes on."""
 
 
 class Extrapolation(Mode):

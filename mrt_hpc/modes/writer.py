@@ -13,16 +13,115 @@ import msgspec
 from mrt_hpc.inference.protocol import Request, SamplingSettings
 from mrt_hpc.inference.sampler import tokens_reaching, tokens_within
 from mrt_hpc.inference.traces import Start
-from mrt_hpc.modes.draft import Draft, as_stage
-from mrt_hpc.modes.paragraphs import paragraph_break, whole_paragraphs
 from mrt_hpc.run.records import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mrt_hpc.inference.client import Completion
     from mrt_hpc.inference.prompting import Prompter
     from mrt_hpc.inference.sampler import Generator, RolloutPlan, TraceCutter
     from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The tokens of a trace so far. Every method returns another draft."""
+
+    context_ids: list[int]
+    """The tokens that the trace begins after."""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    """[T] of the tokens; 0 for an inserted one."""
+    inserted: tuple[tuple[int, int], ...] = ()
+    """The first index and the number of tokens of each stretch that was not sampled."""
+    completions: tuple[Completion, ...] = ()
+    """The answers of the server, in order; dropped tokens are still in them."""
+    family: str = ""
+    """The problem of the trace, see :class:`mrt_hpc.inference.protocol.Request`."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def all_ids(self) -> list[int]:
+        """The tokens that the model continues from."""
+        return [*self.context_ids, *self.token_ids]
+
+    def sampled(self, completion: Completion) -> Draft:
+        """Add the tokens of a completion."""
+        return replace(
+            self,
+            token_ids=(*self.token_ids, *completion.token_ids),
+            logprobs=(*self.logprobs, *completion.logprobs),
+            completions=(*self.completions, completion),
+        )
+
+    def with_inserted(self, ids: Sequence[int]) -> Draft:
+        """Add tokens that the model did not choose. Their probability is 1, so their log-probability is 0."""
+        if not ids:
+            return self
+        return replace(
+            self,
+            token_ids=(*self.token_ids, *ids),
+            logprobs=(*self.logprobs, *[0.0] * len(ids)),
+            inserted=(*self.inserted, (len(self), len(ids))),
+        )
+
+    def kept(self, count: int) -> Draft:
+        """Drop all tokens after the first ``count``."""
+        spans = [(start, min(length, count - start)) for start, length in self.inserted if start < count]
+        return replace(self, token_ids=self.token_ids[:count], logprobs=self.logprobs[:count], inserted=tuple(spans))
+
+    def completion(self) -> Completion:
+        """Return the whole as one completion: its seed is that of the first request, its end that of the last one.
+
+        The prompt tokens, the cached ones and the seconds are the sums over the requests.
+        """
+        first, last = self.completions[0], self.completions[-1]
+        return replace(
+            first,
+            token_ids=list(self.token_ids),
+            logprobs=list(self.logprobs),
+            finish_reason=last.finish_reason,
+            weights_version=last.weights_version,
+            prompt_tokens=sum(c.prompt_tokens for c in self.completions),
+            cached_tokens=sum(c.cached_tokens or 0 for c in self.completions),
+            seconds=sum(c.seconds for c in self.completions),
+        )
+
+
+def as_stage(trace: SampledTrace, draft: Draft, stage: int, stages: int) -> SampledTrace:
+    """Return a trace with its place among those of its sample, and with the tokens that were inserted into it."""
+    inserted = [list(span) for span in draft.inserted]
+    return replace(trace, sample=trace.sample * stages + stage, stage=stage, stages=stages, inserted=inserted)
+
+
+# Where a thought may be cut or continued: after a whole paragraph.
+
+
+BLANK_LINE = b"\n\n"
+
+
+def whole_paragraphs(pieces: Sequence[bytes]) -> int:
+    """Return the number of tokens up to the end of the last blank line: what follows is an unfinished paragraph.
+
+    A token that reaches beyond the blank line belongs to the unfinished paragraph. A text without a blank line is kept
+    whole.
+
+    Args:
+        pieces: [T] the bytes of each token of a thought that a limit has cut.
+    """
+    text = b"".join(pieces)
+    last = text.rfind(BLANK_LINE)
+    return len(pieces) if last < 0 else tokens_within(pieces, last + len(BLANK_LINE))
+
+
+def paragraph_break(text: bytes) -> str:
+    """Return the newlines that a text lacks for another paragraph to begin."""
+    if not text or text.endswith(BLANK_LINE):
+        return ""
+    return "\n" if text.endswith(b"\n") else "\n\n"
 
 
 @dataclass(frozen=True)

@@ -13,33 +13,18 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
-
-from mrt_hpc.recipe.prompts import REFERENCE_MARKERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mrt_hpc.recipe.sections import Episodes
+
 _BLANK_LINE = re.compile(rb"\n\n")
 
 
-@dataclass(frozen=True)
-class EpisodeRule:
-    """The rule by which a trace is cut. The defaults are the reference rule with MRT-online's cap of six episodes."""
-
-    markers: tuple[str, ...] = REFERENCE_MARKERS
-    min_paragraphs: int = 3
-    """The minimum number of paragraphs between two cuts."""
-    max_cuts: int = 49
-    group_size: int = 1
-    """The number of consecutive steps that merge into one episode."""
-    max_episodes: int = 6
-    """The maximum of k; steps beyond it join the last episode."""
-
-
-def cut_episodes(pieces: Sequence[bytes], rule: EpisodeRule) -> list[int]:
+def cut_episodes(pieces: Sequence[bytes], rule: Episodes) -> list[int]:
     """Return the token boundaries of the episodes of a thought.
 
     Args:
@@ -60,7 +45,7 @@ def cut_episodes(pieces: Sequence[bytes], rule: EpisodeRule) -> list[int]:
     return [0, *inner[: rule.max_episodes - 1], len(pieces)]
 
 
-def episode_starts(text: bytes, rule: EpisodeRule) -> list[int]:
+def episode_starts(text: bytes, rule: Episodes) -> list[int]:
     """Return the byte offsets at which a new step starts, the start of the text not among them.
 
     Args:

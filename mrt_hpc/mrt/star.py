@@ -1,14 +1,22 @@
-"""STaR: of the traces sampled by the base policy, learn those that are right (Zelikman et al.; paper, Section 6).
+"""STaR: of the traces sampled by the base policy, learn those that are right (Zelikman et al.; paper, Section 6);
+and MRT by filtered likelihood, which learns those of them whose episodes make progress.
 
 The likelihood objective is part of the trainer.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mrt_hpc.mrt.progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
 
 def select_correct(rewards: Sequence[float], *, keep: int | None = None) -> list[int]:
@@ -24,3 +32,59 @@ def select_correct(rewards: Sequence[float], *, keep: int | None = None) -> list
     Source: Zelikman et al. (2022); paper, Section 6.
     """
     return [index for index, reward in enumerate(rewards) if reward == 1.0][:keep]
+
+
+# MRT by filtered likelihood: of the right traces, learn those whose episodes make progress (paper, Section 6).
+#
+# Per problem the right traces are ranked by their total positive progress; one with an episode below a threshold is
+# dropped; and each is cut after the episode at which its value is first highest, since later episodes did not raise the
+# value. This module leaves out the ending of a cut trace, which needs a branch of the prover from there.
+
+
+@dataclass(frozen=True)
+class Selected:
+    """A trace to learn."""
+
+    index: int
+    """The index among the problem's traces."""
+    boundary: int
+    """The end of the learnt episodes; k learns the whole trace, with its own ending."""
+
+
+def select_progressing(
+    rewards: Sequence[float], values: Sequence[NDArray[np.float64]], *, keep: int | None, threshold: float
+) -> list[Selected]:
+    """Return which of one problem's traces to learn, and up to which boundary.
+
+    Args:
+        rewards: [K] of its traces.
+        values: K arrays [k_i + 1] of the values at their boundaries.
+        keep: the maximum number of traces, those of greatest positive progress; None keeps all.
+        threshold: a trace with an episode whose progress lies below it is dropped, as is one without any progress; both
+            are looked for in what is learnt, that is before the cut.
+
+    Returns:
+        The selected traces, greatest total positive progress first; ties in order of index.
+
+    Source: paper, Section 6, Figure 6 (left).
+    """
+    candidates = [Selected(i, first_peak(values[i])) for i in select_correct(rewards)]
+    gains = {c: progress(values[c.index][: c.boundary + 1]) for c in candidates}
+    sound = [c for c in candidates if positive(gains[c]) > 0 and gains[c].min() >= threshold]
+    return sorted(sound, key=lambda c: (-positive(gains[c]), c.index))[:keep]
+
+
+def first_peak(values: NDArray[np.float64]) -> int:
+    """Return the boundary at which a trace's value first reaches its maximum.
+
+    Source: paper, Section 6, Figure 6 (left).
+    """
+    return int(np.argmax(values))
+
+
+def positive(gains: NDArray[np.float64]) -> float:
+    """Return the total positive progress.
+
+    Source: paper, Section 6.
+    """
+    return float(gains[gains > 0].sum())

@@ -15,17 +15,14 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.plan.jobs import Dependency, DependencyKind, EvaluationUnit, Job, JobResources, Plan, Role
 from mrt_hpc.plan.limits import check_evaluation_limits, check_limits, check_segments
-from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
-from mrt_hpc.recipe.sections.schedule import Coupling
-from mrt_hpc.recipe.server_layout import nodes_of
+from mrt_hpc.recipe.sections import Coupling, nodes_of
 from mrt_hpc.run.layout import COLLECTION, collection_of, is_collection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.recipe.sections.resources import RoleResources, TrainerResources
+    from mrt_hpc.recipe.schema import EvaluationRecipe, Experiment, Recipe
+    from mrt_hpc.recipe.sections import RoleResources, TrainerResources
     from mrt_hpc.recipe.site import SiteSettings
 
 PREPARE = "prepare"
@@ -50,7 +47,7 @@ def build_plan(recipe: Recipe, *, max_array_size: int | None) -> Plan:
     schedule = recipe.schedule
     segments = ceil(schedule.iterations / schedule.iterations_per_job)
     jobs = [Job(name=PREPARE, role=Role.PREPARE, tasks=1, resources=_one_process(recipe.resources.prepare))]
-    collecting, versions = recipe.algorithm.traces_versions(schedule.iterations), frozenset(evaluated_versions(recipe))
+    collecting, versions = recipe.algorithm.traces_versions(schedule.iterations), frozenset(recipe.evaluated_versions)
     beginning, last = [*jobs], list[Job]()
     for segment in range(segments):
         if (first := segment_iterations(recipe, segment)[0]) in collecting:
@@ -87,19 +84,6 @@ def evaluation_plan(recipe: EvaluationRecipe, site: SiteSettings) -> Plan:
     plan = Plan(name=recipe.name, iterations=0, segments=0, jobs=jobs)
     check_evaluation_limits(plan, site)
     return plan
-
-
-def evaluated_versions(recipe: Experiment) -> list[int]:
-    """Weights versions that are evaluated: the first, every so many, and the last; for an evaluation on its own, one
-    for each model.
-    """
-    if isinstance(recipe, EvaluationRecipe):
-        return list(range(len(recipe.models)))
-    if not recipe.evaluation.benchmarks:
-        return []
-    last = recipe.schedule.iterations
-    every = recipe.evaluation.every or last
-    return sorted({*range(0, last + 1, every), last})
 
 
 def segment_iterations(recipe: Recipe, segment: int) -> tuple[int, int]:
@@ -141,8 +125,7 @@ def _segment(
     first, end = segment_iterations(recipe, segment)
     resources = recipe.resources
     start = _starts_after(before)
-    colocated = recipe.schedule.coupling is Coupling.COLOCATED and recipe.algorithm.samples_rollouts
-    trains = Role.COLOCATED if colocated else Role.TRAINER
+    trains = Role.COLOCATED if recipe.colocated else Role.TRAINER
     whole = Job(
         name=_name(segment, Role.INFERENCE),
         role=Role.INFERENCE,
@@ -154,7 +137,7 @@ def _segment(
         after=start,
     )
     array = whole.model_copy(update={"max_parallel": resources.inference.max_parallel})
-    inference = split_array(array, max_array_size) if recipe.algorithm.samples_rollouts and not colocated else []
+    inference = split_array(array, max_array_size) if recipe.algorithm.samples_rollouts and not recipe.colocated else []
     feeding = tuple(Dependency(job=job.name, kind=DependencyKind.AFTEROK) for job in inference)
     trainer = whole.model_copy(
         update={

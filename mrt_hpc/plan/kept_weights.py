@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mrt_hpc.plan.compile import evaluated_versions
-from mrt_hpc.recipe.algorithm import AlgorithmSettings
-from mrt_hpc.run.pins import pinned_versions
-from mrt_hpc.run.weights import is_delta, published_versions, with_bases
+from mrt_hpc.recipe.kinds import AlgorithmSettings
+from mrt_hpc.run.weights import is_delta, pinned_versions, published_versions, with_bases
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
@@ -40,7 +38,7 @@ def _lasting(recipe: Recipe) -> set[int]:
     algorithm = recipe.algorithm
     known = isinstance(algorithm, AlgorithmSettings)
     traces = algorithm.traces_versions(recipe.schedule.iterations) if known else ()
-    return {0, *evaluated_versions(recipe), *traces}
+    return {0, *recipe.evaluated_versions, *traces}
 
 
 def stays(layout: RunLayout, recipe: Recipe, version: int) -> bool:

@@ -6,7 +6,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.sections.schedule import Coupling
+from mrt_hpc.recipe.sections import Coupling
 
 if TYPE_CHECKING:
     from collections.abc import Callable

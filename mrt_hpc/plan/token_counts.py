@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from mrt_hpc.run.layout import is_collection
 
 if TYPE_CHECKING:
-    from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.prover import ProverSettings
-    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.kinds import ProverSettings
+    from mrt_hpc.recipe.schema import Experiment, Recipe
 
 PROMPT_TOKENS = 200
 """The number of tokens of a problem with its instruction."""
@@ -48,14 +47,14 @@ def branch_tokens(prover: ProverSettings, recipe: Experiment) -> float:
 def lengths_taken(recipe: Experiment) -> list[str]:
     """The lengths that the estimate takes for traces and for branches, and where each is from."""
     trace, branch = recipe.expected.trace_tokens, recipe.expected.branch_tokens
-    told = ["a trace has " + ("half of its limit" if trace is None else f"{trace:,} tokens, or its limit if less")]
-    told[0] += f" ({_source('trace_tokens', trace)})"
-    provers = [getattr(recipe, "prover", None), recipe.evaluation.prover]
+    sentences = ["a trace has " + ("half of its limit" if trace is None else f"{trace:,} tokens, or its limit if less")]
+    sentences[0] += f" ({_source('trace_tokens', trace)})"
+    provers = [recipe.prover, recipe.evaluation.prover]
     lengths = [branch_tokens(prover, recipe) for prover in provers if prover and prover.branches_per_boundary]
     if lengths:
         tokens = " or ".join(dict.fromkeys(f"{length:,.0f}" for length in lengths))
-        told.append(f"a branch has {tokens} tokens ({_source('branch_tokens', branch)})")
-    return told
+        sentences.append(f"a branch has {tokens} tokens ({_source('branch_tokens', branch)})")
+    return sentences
 
 
 def _source(field: str, value: int | None) -> str:

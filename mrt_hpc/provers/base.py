@@ -1,6 +1,6 @@
 """Defines a prover: a section of the recipe that says what is asked of the server, and how the answers give a value.
 
-Add a prover: one module with a subclass of ``Prover``, and its name in :data:`mrt_hpc.recipe.registry.PROVERS`; or a
+Add a prover: one module with a subclass of ``Prover``, and its name in :data:`mrt_hpc.recipe.kinds.PROVERS`; or a
 class of your own anywhere, named in the recipe as ``prover: {type: my_module:MyProver}``.
 """
 
@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from mrt_hpc.recipe.base import Count, Tokens
-from mrt_hpc.recipe.prompts import BOX
-from mrt_hpc.recipe.prover import ProverSettings
+from mrt_hpc.recipe.kinds import BOX, ProverSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -10,7 +10,7 @@ from mrt_hpc.mrt.values import Estimate, KnownAnswer, likelihood
 from mrt_hpc.provers.base import Prover, with_box
 from mrt_hpc.provers.scoring import Scorer
 from mrt_hpc.recipe.base import Tokens
-from mrt_hpc.recipe.prompts import BOX
+from mrt_hpc.recipe.kinds import BOX
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,17 +1,19 @@
-"""V as a mean over sampled branches: what several provers share."""
+"""V as a mean over sampled branches, and the provers that take it: a forced answer, a boxed one, a continuation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from mrt_hpc.inference.traces import BoundaryPlan, Valuation
 from mrt_hpc.mrt.values import Estimate, monte_carlo
+from mrt_hpc.provers.base import BoxedProver, SamplingProver
+from mrt_hpc.provers.branches import Branches
+from mrt_hpc.recipe.base import Count
 
 if TYPE_CHECKING:
     from mrt_hpc.inference.traces import SampledTrace
-    from mrt_hpc.provers.base import GradedBoundary
-    from mrt_hpc.provers.branches import Branches
+    from mrt_hpc.provers.base import GradedBoundary, ProverTools
 
 
 @dataclass(frozen=True)
@@ -32,3 +34,49 @@ class MonteCarlo:
     def estimate(self, graded: GradedBoundary) -> Estimate:
         """The mean reward."""
         return monte_carlo([b.reward for b in graded.branches])
+
+
+class ForcedAnswer(SamplingProver):
+    """mu stops the thought with a short text and samples an answer; V is the mean reward of the branches.
+
+    Source: paper, Section 5 and 6 (the prover mu).
+    """
+
+    answers_freely: ClassVar[bool] = True
+    rewards_each_branch: ClassVar[bool] = True
+    type: Literal["forced_answer"] = "forced_answer"
+
+    def estimator(self, tools: ProverTools) -> MonteCarlo:
+        """G branches at each boundary."""
+        return MonteCarlo(Branches(tools.fork), self.branches)
+
+
+class BoxedAnswer(BoxedProver):
+    r"""Like forced_answer, but the answer begins inside ``\boxed{`` and ends where the box closes: branches of a few
+    tokens.
+    """
+
+    rewards_each_branch: ClassVar[bool] = True
+    type: Literal["boxed_answer"] = "boxed_answer"
+
+    def estimator(self, tools: ProverTools) -> MonteCarlo:
+        """G branches at each boundary, each to the end of its box."""
+        return MonteCarlo(Branches(tools.fork, tools.closing), self.branches)
+
+
+class Continuation(SamplingProver):
+    """No forced text: mu continues freely from the prefix. The backtracking data need this value of a step.
+
+    Source: paper, Appendix (backtracking).
+    """
+
+    thinks_on: ClassVar[bool] = True
+    values_stopping: ClassVar[bool] = False
+    type: Literal["continuation"] = "continuation"
+    forced_text: Literal[""] = ""
+    branches: Count = 20
+    """G, the number of rollouts from each boundary."""
+
+    def estimator(self, tools: ProverTools) -> MonteCarlo:
+        """G rollouts from each boundary."""
+        return MonteCarlo(Branches(tools.fork), self.branches)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.protocol import SamplingSettings
-from mrt_hpc.inference.thoughts import answer_start
-from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.inference.tokens import TokenBytes, answer_start
 from mrt_hpc.provers.base import Prover, ProverTools, every_boundary
 from mrt_hpc.provers.box_tokens import Closing, Writing
 from mrt_hpc.provers.branches import Fork
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.sampler import Generator
     from mrt_hpc.inference.traces import SampledTrace
     from mrt_hpc.provers.base import Estimator
-    from mrt_hpc.recipe.prover import ProverSettings
+    from mrt_hpc.recipe.kinds import ProverSettings
 
 
 @dataclass(frozen=True)

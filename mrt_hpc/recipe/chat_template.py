@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jinja2.nodes import Node
     from jinja2.parser import Parser
 
-    from mrt_hpc.recipe.sections.prompt import Prompt
+    from mrt_hpc.recipe.sections import Prompt
 
     Render = Callable[[Sequence[Mapping[str, str]], bool], str]
     """Renders messages, and opens the model's next turn if that is asked for."""

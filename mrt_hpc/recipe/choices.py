@@ -1,53 +1,50 @@
-"""The meaning of each choice of a field: the docstrings below the members of its enumeration."""
+"""Choices of a recipe that other rooms read: how the trainer computes, and which rule finds an answer.
+
+They have a module of their own, so that the trainer and the verifiers can be used without the packages that recipes
+need. :mod:`mrt_hpc.domains.extraction` has the rules.
+"""
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
-import typing
-from dataclasses import dataclass
-from enum import Enum
-from functools import cache
-from typing import Any
+from enum import StrEnum
+from typing import Literal
 
-from mrt_hpc.recipe.words import yaml_text
+Extraction = Literal["after_thought", "any_box", "last_mathematics"]
+DEFAULT_EXTRACTION: Extraction = "after_thought"
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One value that a field takes."""
+class Precision(StrEnum):
+    """Number formats of the trainer."""
 
-    value: str
-    """As a recipe writes it."""
-    text: str
-    """Its meaning."""
-
-
-def choices_of(annotation: Any) -> tuple[Choice, ...]:
-    """The documented choices of a field whose annotation is an enumeration or null; none for other fields."""
-    found = _enumeration(annotation)
-    return () if found is None else _documented(found)
+    FP32 = "fp32"
+    """Weights, gradients and activations in 32 bits."""
+    BF16 = "bf16"
+    """Weights and activations in bfloat16, master weights and optimiser in 32 bits."""
+    BF16_AUTOCAST = "bf16_autocast"
+    """Weights in 32 bits, matrix products in bfloat16."""
 
 
-def _enumeration(annotation: Any) -> type[Enum] | None:
-    if isinstance(annotation, type):
-        return annotation if issubclass(annotation, Enum) else None
-    return next((found for inner in typing.get_args(annotation) if (found := _enumeration(inner))), None)
+class Batching(StrEnum):
+    """How sequences share a micro-batch of the trainer."""
+
+    PADDED = "padded"
+    """Each sequence gets a row, filled up to the longest."""
+    PACKED = "packed"
+    """Sequences lie end to end in one row, without padding, and each attends to itself alone. A GPU computes this fast
+    only with precision bf16 or bf16_autocast.
+    """
+    SHARED = "shared"
+    """As ``packed``, and where sequences begin with the same tokens, these are computed once: the prompt of a group,
+    and the prefix of branches (train_branches) and of the rollouts of algorithm mrt.
+    """
 
 
-@cache
-def _documented(enumeration: type[Enum]) -> tuple[Choice, ...]:
-    """Python keeps no docstrings of members; they are read from the source."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(enumeration))).body
-    assert isinstance(definition, ast.ClassDef)
-    texts = dict(filter(None, map(_documented_member, definition.body, definition.body[1:])))
-    return tuple(Choice(yaml_text(member), texts[member.name]) for member in enumeration if member.name in texts)
-
-
-def _documented_member(member: ast.stmt, after: ast.stmt) -> tuple[str, str] | None:
-    """The name of a member and its docstring, if the two statements are these."""
-    match member, after:
-        case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=str() as text)):
-            return name, " ".join(text.split())
-    return None
+REFERENCE_MARKERS = (
+    "Wait",
+    "But wait",
+    "Alternatively",
+    "Is there another way",
+    "But let me double-check",
+    "But hold on",
+)
+"""The authors' markers of reconsideration: a paragraph that begins with one may open an episode."""

@@ -5,26 +5,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.base import misfit
-from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
-from mrt_hpc.recipe.server_layout import layout_fits
+from mrt_hpc.recipe.sections import Coupling, ServerLayout, WeightSwap, nodes_of
 
 if TYPE_CHECKING:
-    from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.recipe.sections.prompt import Prompt
+    from mrt_hpc.recipe.schema import Experiment, Recipe
+    from mrt_hpc.recipe.sections import Prompt
 
 
-def prover_fits(recipe: Recipe) -> None:
-    """Refuse a prover that the algorithm does not use, or the lack of one."""
+def names_fit(field: str, names: list[str]) -> None:
+    """Refuse a name that stands twice."""
+    if len(set(names)) < len(names):
+        raise misfit(field, f"each name once; they are {names}")
+
+
+def algorithm_fits(recipe: Recipe) -> None:
+    """Refuse problems where samples are learnt, samples where problems are sampled from, and one form for the other;
+    and a prover that the algorithm does not use, or the lack of one.
+    """
     algorithm, prover = recipe.algorithm, recipe.prover
+    if (given := recipe.data.form) != (wanted := algorithm.data_form):
+        raise misfit("data.type", f"one of {wanted}, as algorithm {algorithm.type} wants; these are {given}")
     if prover is not None and not algorithm.needs_prover:
         raise misfit(
             "prover",
             f"algorithm {algorithm.type} makes no use of a prover, whose branches would cost tokens: remove `prover`",
         )
     if prover is None and algorithm.needs_prover:
-        wanted = algorithm.usual_prover
-        raise misfit("prover", f"algorithm {algorithm.type} needs a prover: add `prover: {{type: {wanted}}}`")
+        usual = algorithm.usual_prover
+        raise misfit("prover", f"algorithm {algorithm.type} needs a prover: add `prover: {{type: {usual}}}`")
     if prover is not None:
         prover.check(recipe)
 
@@ -53,9 +61,9 @@ def _one_prompt_fits(field: str, prompt: Prompt | None) -> None:
 
 def verifiers_fit(recipe: Experiment) -> None:
     """Refuse a prover that opens a box where the verifier of the problems reads none."""
-    sections = {"prover": (getattr(recipe, "prover", None), [getattr(recipe, "data", None)])}
-    sections["evaluation.prover"] = (recipe.evaluation.prover, [b.problems for b in recipe.evaluation.benchmarks])
-    for field, (prover, problems) in sections.items():
+    benchmarks = [benchmark.problems for benchmark in recipe.evaluation.benchmarks]
+    sections = (("prover", recipe.prover, [recipe.data]), ("evaluation.prover", recipe.evaluation.prover, benchmarks))
+    for field, prover, problems in sections:
         verifiers = [v for source in problems if (v := getattr(source, "verifier", None)) is not None]
         unboxed = [v.type for v in verifiers if not v.reads_boxes]
         if prover is not None and prover.opens_box and unboxed:
@@ -69,7 +77,7 @@ def verifiers_fit(recipe: Experiment) -> None:
 def extraction_fits(recipe: Experiment) -> None:
     """Refuse a rule of extraction beside a verifier that finds answers by a rule of its own."""
     benchmarks = {f"evaluation.benchmarks.{n}.problems": b.problems for n, b in enumerate(recipe.evaluation.benchmarks)}
-    for field, source in {"data": getattr(recipe, "data", None), **benchmarks}.items():
+    for field, source in {"data": recipe.data, **benchmarks}.items():
         rule, verifier = getattr(source, "extraction", None), getattr(source, "verifier", None)
         if rule is not None and verifier is not None and not verifier.reads_boxes:
             raise misfit(
@@ -78,19 +86,12 @@ def extraction_fits(recipe: Experiment) -> None:
             )
 
 
-def data_fit(recipe: Recipe) -> None:
-    """Refuse problems where samples are learnt, samples where problems are sampled from, and one form for the other."""
-    wanted = recipe.algorithm.data_form
-    if (given := recipe.data.form) != wanted:
-        raise misfit("data.type", f"one of {wanted}, as algorithm {recipe.algorithm.type} wants; these are {given}")
-
-
 def evaluation_fits(recipe: Experiment) -> None:
     """Refuse settings that an evaluation cannot apply."""
     evaluation, prover = recipe.evaluation, recipe.evaluation.prover
     for benchmark in evaluation.benchmarks:
         if benchmark.mode is not None:
-            benchmark.mode.check(benchmark_sampling(recipe, benchmark))
+            benchmark.mode.check(recipe.sampling_of(benchmark))
     if prover is None:
         return
     if prover.model is not None:
@@ -118,7 +119,10 @@ def training_fits(recipe: Recipe) -> None:
         raise misfit(
             "training.offload_optimizer", "false with zero_stage: 0; a stage of 1 or higher can offload", "false"
         )
-    sharing, ranks = recipe.training.sequence_parallel, recipe.resources.trainer.ranks
+    trainer = recipe.resources.trainer
+    sharing, ranks = recipe.training.sequence_parallel, trainer.ranks
+    if trainer.ranks_per_node is not None and ranks % trainer.ranks_per_node:
+        raise misfit("resources.trainer.ranks", f"a multiple of ranks_per_node ({trainer.ranks_per_node})")
     if sharing == 1:
         return
     if ranks % sharing:
@@ -194,11 +198,43 @@ def _nothing_is_sampled(recipe: Recipe) -> None:
             raise misfit(field, f"not set: algorithm {name} learns given sequences, and samples none while it trains")
 
 
-def colocation_fits(recipe: Recipe) -> None:
+def schedule_fits(recipe: Recipe) -> None:
+    """Refuse iterations that cannot be cut into these jobs, or whose weights are gone before they are read."""
+    schedule, loaded = recipe.schedule, recipe.schedule.max_staleness + 2
+    ahead, every = schedule.max_staleness + 1, recipe.algorithm.refresh_period
+    if every is not None and every % schedule.iterations_per_job:
+        raise misfit(
+            "algorithm.refresh_every",
+            f"a multiple of schedule.iterations_per_job ({schedule.iterations_per_job}): the traces are sampled again "
+            "between two jobs of the trainer",
+        )
+    sequential = schedule.coupling is Coupling.SEQUENTIAL and recipe.algorithm.samples_rollouts
+    if sequential and schedule.iterations_per_job > ahead:
+        raise misfit(
+            "schedule.iterations_per_job",
+            f"{ahead} or less: with coupling: sequential, inference ends before the trainer starts "
+            f"and can run {ahead} iteration(s) ahead (max_staleness + 1)",
+            str(ahead),
+        )
+    if schedule.weight_swap is not WeightSwap.DRAIN and not schedule.max_staleness:
+        raise misfit(
+            "schedule.weight_swap",
+            "drain with max_staleness: 0: no newer weights appear while traces are sampled",
+            "drain",
+        )
+    if recipe.colocated:
+        _colocation_fits(recipe)
+    if recipe.training.keep_weights < loaded:
+        raise misfit(
+            "training.keep_weights",
+            f"at least {loaded} (schedule.max_staleness + 2): servers still load these versions",
+            str(loaded),
+        )
+
+
+def _colocation_fits(recipe: Recipe) -> None:
     """Refuse a colocated segment whose inference and trainer do not have the same GPUs of one node."""
     resources, trainer = recipe.resources, recipe.resources.trainer
-    if recipe.schedule.coupling != "colocated" or not recipe.algorithm.samples_rollouts:
-        return
     if resources.inference.tasks > 1:
         raise misfit("resources.inference.tasks", "1 with coupling: colocated: a segment is one task", "1")
     if trainer.ranks_per_node not in (None, trainer.ranks):
@@ -232,3 +268,50 @@ def serving_fits(recipe: Recipe) -> None:
         )
     if not attach.address.startswith(("unix:", "http://", "https://")):
         raise misfit("serving.attach.address", "http://HOST:PORT or unix:PATH")
+
+
+def layout_fits(recipe: Experiment, *roles: str) -> None:
+    """Refuse GPUs that the servers of a task do not use, or that they lack.
+
+    Args:
+        recipe: what is checked.
+        roles: those whose tasks have servers.
+    """
+    for role in roles:
+        resources = getattr(recipe.resources, role)
+        gpus = resources.gpus
+        if gpus and nodes_of(resources) > 1:
+            _spanning_fits(recipe, gpus, nodes_of(resources))
+            continue
+        layout = ServerLayout.of(recipe.serving, gpus)
+        needed = layout.servers * layout.tensor_parallel
+        if gpus and needed != gpus:
+            raise misfit(
+                f"resources.{role}.gpus",
+                f"{needed}, which is {layout.servers} x {layout.tensor_parallel}: serving.servers times "
+                "serving.tensor_parallel, as each server has GPUs of its own; section serving holds for all roles",
+                str(needed),
+            )
+
+
+def _spanning_fits(recipe: Experiment, gpus: int, nodes: int) -> None:
+    """Refuse a server that does not span exactly the nodes of its task."""
+    if (recipe.serving.servers or 1) > 1:
+        raise misfit(
+            "serving.servers",
+            "1 with resources.inference.nodes above 1: one server spans the nodes of a task; more servers on one node "
+            "each are more tasks (resources.inference.tasks)",
+            "1",
+        )
+    if recipe.prover is not None and recipe.prover.model is not None:
+        raise misfit(
+            "resources.inference.nodes",
+            "1 where prover.model is a model of its own: two servers cannot share GPUs across nodes",
+            "1",
+        )
+    if gpus * nodes % (width := recipe.serving.tensor_parallel or gpus):
+        raise misfit(
+            "serving.tensor_parallel",
+            f"a divisor of {gpus * nodes}, the GPUs of {nodes} nodes, and not {width}: one server spans the nodes of a "
+            "task",
+        )

@@ -1,4 +1,7 @@
-"""Finds a recipe or a site profile by its path, or by its name in the folders that hold such files."""
+"""The recipes, suites and site profiles that a command finds by a path, or by a name in the folders that hold them.
+
+Completion in a shell reads this module, so it imports nothing that takes time.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import mrt_hpc
 from mrt_hpc.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 SUFFIXES = (".yaml", ".yml")
 OTHER_KINDS = frozenset({"bases", "suites"})
@@ -46,6 +49,26 @@ SUITES = Kind(
 SITES = Kind(
     "site profile", Path("slurm") / "sites", "sites", "mrt-hpc plan RECIPE --site {name}", "mrt-hpc fields site"
 )
+
+
+KINDS = (RECIPES, SUITES, SITES)
+
+
+@dataclass(frozen=True)
+class CatalogueEntry:
+    """A file that a command finds by its name."""
+
+    kind: Kind
+    name: str
+    path: Path
+
+    @property
+    def about(self) -> str:
+        """The first sentence of its first line, where that is a comment."""
+        with self.path.open(encoding="utf-8", errors="replace") as stream:
+            first = stream.readline().strip()
+        sentence, more, _ = first.lstrip("# ").partition(". ")
+        return sentence + more.strip() if first.startswith("#") else ""
 
 
 def expanded(text: str) -> Path:
@@ -109,9 +132,27 @@ def configuration() -> Path:
     return (named if named.is_absolute() else Path.home() / ".config") / "mrt-hpc"
 
 
+def entries(kind: Kind) -> list[CatalogueEntry]:
+    """All files of a kind by their names, sorted, and those of subfolders last. Of several with one name only the first
+    is there, as it is the one that commands take.
+    """
+    found: dict[str, CatalogueEntry] = {}
+    for folder in folders(kind):
+        for entry in _entries_in(kind, folder):
+            found.setdefault(entry.name, entry)
+    return list(found.values())
+
+
+def _entries_in(kind: Kind, folder: Path) -> Iterator[CatalogueEntry]:
+    for path in sorted(_files(folder.rglob("*")), key=lambda path: (path.parent != folder, path)):
+        within = path.relative_to(folder)
+        if not OTHER_KINDS & set(within.parts):
+            yield CatalogueEntry(kind, str(within.with_suffix("")), path)
+
+
 def known_names(kind: Kind) -> list[str]:
     """The names of all files of a kind in its folders, each once, in alphabetical order; without those of bases."""
-    return sorted({name for folder in folders(kind) if folder.is_dir() for name in names_in(folder)})
+    return sorted(entry.name for entry in entries(kind))
 
 
 def installed_folders() -> list[Path]:

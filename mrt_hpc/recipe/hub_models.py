@@ -3,21 +3,20 @@ cache on this machine.
 
 Nothing here uses the network or the hub's client. ``mrt-hpc model fetch`` fills the cache; other programs that use the
 hub's client fill the same one. The folder of a model, ``models--OWNER--NAME``, has the names of revisions in ``refs/``
-and the files of a commit in ``snapshots/COMMIT/``. ``mrt-hpc model fetch`` adds ``mrt-hpc/COMMIT.json``, the record of
-the files with their checksums.
+and the files of a commit in ``snapshots/COMMIT/``.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.model_files import INDEX
 
 PREFIX = "hub:"
 MAIN = "main"
@@ -30,34 +29,6 @@ _NAME = re.compile(
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SNAPSHOT = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+)", re.ASCII)
-
-
-class FileRecord(BaseModel):
-    """One file of a fetched model."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    bytes: int
-    sha256: str
-
-
-class FetchRecord(BaseModel):
-    """The files of a model at one commit, all of which were fetched and agreed with the hub's checksums."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    repository: str
-    """OWNER/NAME."""
-    commit: str
-    files: dict[str, FileRecord]
-
-    @classmethod
-    def read(cls, path: Path) -> Self | None:
-        """The record in ``path``; None where there is none, or the file holds something else."""
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError):
-            return None
 
 
 @dataclass(frozen=True)
@@ -145,36 +116,28 @@ class CachedModel:
         """The model directory of one commit."""
         return self.folder / "snapshots" / commit
 
-    def record(self, commit: str) -> Path:
-        """The record of the files of one commit."""
-        return self.folder / "mrt-hpc" / f"{commit}.json"
-
     def fault(self) -> str | None:
         """Why the model cannot be used from the cache, in words; None where it can."""
         commit = self.commit
         if commit is None or not self.snapshot(commit).is_dir():
             return f"{self.model.text} is not in the hub's cache {self.cache}"
-        if missing := self._missing(commit):
+        if missing := self.missing(commit):
             return f"{self.model.text} is not complete in the hub's cache {self.cache}: it lacks {', '.join(missing)}"
         return None
 
-    def _missing(self, commit: str) -> list[str]:
-        """The files that are not there or have another size. Of a model that another program has fetched, only those
-        that every model has are known; `submit` checks its files one by one.
+    def missing(self, commit: str) -> list[str]:
+        """The files that are not there, of those that every model has and those that its index of weights names;
+        `submit` checks the files of a model one by one.
         """
-        snapshot, record = self.snapshot(commit), FetchRecord.read(self.record(commit))
-        if record is not None:
-            sizes = {name: file.bytes for name, file in record.files.items()}
-            return [name for name, size in sizes.items() if _size(snapshot / name) != size]
-        needed = {"config.json": "config.json", "*.safetensors": "*.safetensors"}
-        return [name for name, pattern in needed.items() if not any(path.is_file() for path in snapshot.glob(pattern))]
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
+        snapshot = self.snapshot(commit)
+        try:
+            index = json.loads((snapshot / INDEX).read_bytes())
+            weights = sorted(set(index["weight_map"].values()))
+        except FileNotFoundError:
+            weights = ["*.safetensors"]
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            weights = [INDEX]
+        return [name for name in ("config.json", *weights) if not any(map(Path.is_file, snapshot.glob(name)))]
 
 
 def cache_directory() -> Path:

@@ -1,32 +1,38 @@
-"""The lock: the resolved recipe of a run with the versions of the software that runs it."""
+"""The lock: the resolved recipe of a run with the versions of the software that runs it; and what a later submission
+keeps of it.
+"""
 
 from __future__ import annotations
 
+import json
 import platform
 from dataclasses import replace
 from importlib import metadata
 from io import StringIO
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 import mrt_hpc
 from mrt_hpc.errors import UserError, word
-from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
-from mrt_hpc.recipe.hub_models import hub_model_of
+from mrt_hpc.recipe.hub_models import hub_model_of, is_hub_name, is_same_model
+from mrt_hpc.recipe.load import apply, with_absolute_paths
 from mrt_hpc.recipe.ownership import refuse_changeable
 from mrt_hpc.recipe.registry import LOOKING
-from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.recipe.sections.model import HuggingFaceModel
-from mrt_hpc.recipe.source import read_source
+from mrt_hpc.recipe.schema import EvaluationRecipe, Recipe
+from mrt_hpc.recipe.sections import HuggingFaceModel
+from mrt_hpc.recipe.source import change, read_source
 from mrt_hpc.recipe.user_code import import_from, named_modules
 from mrt_hpc.recipe.validate import validate
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
-    from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.recipe.schema import Experiment
     from mrt_hpc.recipe.source import Source
+
 
 CODE = "code"
 """The folder beside the lock that keeps the user's own code."""
@@ -135,14 +141,8 @@ def recorded_versions(path: Path) -> dict[str, str]:
 
 
 def hub_models(recipe: Experiment) -> dict[str, str]:
-    """Models that are from the hub, as OWNER/NAME@COMMIT, by the recipe's field or the name of the evaluated model."""
-    if isinstance(recipe, EvaluationRecipe):
-        named = {model.name: model.path for model in recipe.models}
-    else:
-        named = {"model.path": recipe.model.path} if isinstance(recipe.model, HuggingFaceModel) else {}
-        if recipe.prover is not None and recipe.prover.model is not None:
-            named["prover.model"] = recipe.prover.model
-    found = {name: hub_model_of(path) for name, path in named.items()}
+    """Models that are from the hub, as OWNER/NAME@COMMIT, by the recipe's field or the evaluated model."""
+    found = {name: hub_model_of(path) for name, path in recipe.model_directories.items()}
     return {name: model.text for name, model in found.items() if model is not None}
 
 
@@ -155,3 +155,111 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return installed
+
+
+# -- kept values -------------------------------------------------------------------------------------------------------
+# A recipe file names some fields only. When the run is submitted again, the other fields take the values of the lock,
+# so that an unchanged file continues an unchanged run even if a later version of mrt-hpc has other defaults.
+
+
+FREE_SECTIONS = ("resources", "resilience")
+"""These sections decide how a run is executed and never its results, so a later submission may change them."""
+FREE_FIELDS = ("training.sequence_parallel",)
+"""These fields decide how the ranks of ``resources.trainer`` divide an update among them. As with the number of these
+ranks, results agree up to rounding, and a checkpoint does not depend on them.
+"""
+RECORDED_SECTIONS = ("tracking", "expected", "evaluation")
+"""These sections decide nothing of what was trained. Fields of them that a file does not name keep the run's values."""
+
+
+def as_begun(locked: Recipe, wanted: Recipe) -> Recipe:
+    """The recipe of a submission, with the lock's values where its file names none; as it is where these do not fit
+    together.
+
+    Args:
+        locked: what the run was made from.
+        wanted: what the file and the options of the submission say.
+    """
+    named = wanted.model_dump(mode="json", exclude_unset=True, exclude=set(FREE_SECTIONS))
+    free = wanted.model_dump(mode="json", include=set(FREE_SECTIONS))
+    kept = _filled(locked.model_dump(mode="json"), named, wanted.model_dump(mode="json"))
+    try:
+        return Recipe.model_validate_json(json.dumps({**kept, **free}))
+    except ValidationError:  # the named fields do not fit the rest of the lock: the file belongs to another experiment
+        return wanted
+
+
+def with_models_begun(locked: Recipe, wanted: Recipe) -> Recipe:
+    """The recipe of a submission, with the lock's directories for models of the hub that are the same: the hub's cache
+    may no longer hold what the run has copied. Where the cache has moved, the model is taken from its new place.
+    """
+    found = wanted
+    one, other = locked.model, wanted.model
+    if isinstance(one, HuggingFaceModel) and isinstance(other, HuggingFaceModel) and _keeps(one.path, other.path):
+        found = found.model_copy(update={"model": other.model_copy(update={"path": one.path})})
+    before, now = locked.prover, wanted.prover
+    if before is not None and now is not None and _keeps(before.model or "", now.model or ""):
+        found = found.model_copy(update={"prover": now.model_copy(update={"model": before.model})})
+    return found
+
+
+def _keeps(before: str, now: str) -> bool:
+    """Whether a run keeps the place of a model: it is the same one, and still there or in no other place."""
+    return is_same_model(before, now) and (Path(before).is_dir() or is_hub_name(now))
+
+
+def _filled(locked: dict[str, Any], named: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """The named fields over the lock's; a section that has become one of another type is taken as it is wanted."""
+    if named.get("type", locked.get("type")) != locked.get("type"):
+        return wanted
+    found = dict(locked)
+    for name, value in named.items():
+        before, after = locked.get(name), wanted[name]
+        if isinstance(before, dict) and isinstance(value, dict) and isinstance(after, dict):
+            found[name] = _filled(before, value, after)
+        else:
+            found[name] = after
+    return found
+
+
+def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The fields in which two resolved recipes differ: dotted path, old value, new value."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(k for k in new if k not in old)]:
+            yield from differences(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
+    elif old != new:
+        yield path, old, new
+
+
+# -- a recipe from the lock alone --------------------------------------------------------------------------------------
+
+
+SUITE = "evaluation.suite"
+"""The field that cannot be set: the lock has the fields of its suite, and they would hide those of another one."""
+
+
+def changed_recipe(lock: Path, recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """The recipe of a run with the fields of these options; relative paths in them start at the working directory.
+
+    Args:
+        lock: the run's lock, which errors name.
+        recipe: as it was read from there.
+        overrides: texts of the form ``training.learning_rate=2e-6``; the value is YAML.
+
+    Raises:
+        UserError: an option is none, or the changed recipe is wrong.
+    """
+    read = read_source(lock, advice=f"mrt-hpc status {word(lock.parent)}")
+    source = replace(read, data=recipe.model_dump(mode="json"), below=("recipe",))
+    for override in overrides:
+        if override.partition("=")[0].strip() == SUITE:
+            raise UserError(
+                "the suite of a run cannot be replaced by an option",
+                value=override,
+                expected="fields of evaluation, such as evaluation.benchmarks",
+                advice="leave the option out; afterwards: mrt-hpc eval RUN --suite SUITE",
+            )
+        apply(source, override)
+    correction = " ".join(change(override) for override in overrides[-1:])
+    data = with_absolute_paths(source.data, Path.cwd())
+    return validate(replace(source, data=data, correction=correction), Recipe, data)

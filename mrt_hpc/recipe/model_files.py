@@ -17,7 +17,7 @@ from mrt_hpc.recipe.chat_template import check_stored
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mrt_hpc.recipe.sections.prompt import Prompt
+    from mrt_hpc.recipe.sections import Prompt
 
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 """Files that a tokenizer is made of, any of these sets."""

@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
 
-    from mrt_hpc.recipe.algorithm import AlgorithmSettings
-    from mrt_hpc.recipe.mode import ModeSettings
-    from mrt_hpc.recipe.prover import ProverSettings
-    from mrt_hpc.recipe.site import SiteSettings
-    from mrt_hpc.recipe.verifier import VerifierSettings
-
 
 S = TypeVar("S", bound=Section)
 LOOKING = "looking"
@@ -110,12 +104,13 @@ class Registry(Generic[S]):
             raise misfit("type", f"a class of kind {self.kind}: {name} is none")
         return found
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Built-in classes are checked as a union, so that each fault has its place in the file. What was read from a
-        file is checked as JSON, where a list may fill a tuple.
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Built-in classes are checked as a union, so that each fault has its place in the file. They are imported with
+        the first value, as their modules import the recipe. What was read from a file is checked as JSON, where a list
+        may fill a tuple.
         """
 
-        def check(value: Any, built_in: Any, info: core_schema.ValidationInfo) -> Any:
+        def check(value: Any, info: core_schema.ValidationInfo) -> Any:
             if isinstance(value, Section):
                 return value
             if isinstance(value, str) and self.of_functions is not None:
@@ -125,13 +120,12 @@ class Registry(Generic[S]):
                 if info.context == LOOKING:
                     return NotImported.model_validate_json(json.dumps(value), strict=True)
                 return self.of_user(name).model_validate_json(json.dumps(value), strict=True)
-            return (
-                self._adapter.validate_json(json.dumps(value), strict=True) if info.mode == "json" else built_in(value)
-            )
+            if info.mode == "json":
+                return self._adapter.validate_json(json.dumps(value), strict=True)
+            return self._adapter.validate_python(value)
 
-        return core_schema.with_info_wrap_validator_function(
+        return core_schema.with_info_plain_validator_function(
             check,
-            handler.generate_schema(self.union),
             serialization=core_schema.plain_serializer_function_ser_schema(_dumped, info_arg=True),
         )
 
@@ -153,58 +147,3 @@ def imported(where: str) -> Any:
     """
     module, _, name = where.partition(":")
     return getattr(importlib.import_module(module), name)
-
-
-ALGORITHMS: Registry[AlgorithmSettings] = Registry(
-    "algorithm",
-    {
-        "grpo": "mrt_hpc.algorithms.grpo:Grpo",
-        "length_penalty": "mrt_hpc.algorithms.length_penalty:LengthPenalty",
-        "mrt": "mrt_hpc.algorithms.mrt:Mrt",
-        "mrt_online": "mrt_hpc.algorithms.mrt_online:MrtOnline",
-        "star": "mrt_hpc.algorithms.star:Star",
-        "mrt_star": "mrt_hpc.algorithms.mrt_star:MrtStar",
-        "backtracking": "mrt_hpc.algorithms.backtracking:Backtracking",
-        "sft_conversations": "mrt_hpc.algorithms.sft:SftConversations",
-        "sft_suffix": "mrt_hpc.algorithms.sft:SftSuffix",
-    },
-)
-PROVERS: Registry[ProverSettings] = Registry(
-    "prover",
-    {
-        "forced_answer": "mrt_hpc.provers.forced_answer:ForcedAnswer",
-        "boxed_answer": "mrt_hpc.provers.boxed_answer:BoxedAnswer",
-        "look_ahead": "mrt_hpc.provers.look_ahead:LookAhead",
-        "gold_likelihood": "mrt_hpc.provers.gold_likelihood:GoldLikelihood",
-        "rao_blackwell": "mrt_hpc.provers.rao_blackwell:RaoBlackwell",
-        "majority": "mrt_hpc.provers.majority:Majority",
-        "continuation": "mrt_hpc.provers.continuation:Continuation",
-    },
-)
-VERIFIERS: Registry[VerifierSettings] = Registry(
-    "verifier",
-    {
-        "math": "mrt_hpc.domains.math.verifier:MathVerifier",
-        "exact": "mrt_hpc.domains.exact:ExactVerifier",
-        "choice": "mrt_hpc.domains.choice:ChoiceVerifier",
-        "python": "mrt_hpc.domains.python:PythonVerifier",
-    },
-    of_functions="mrt_hpc.domains.function:FunctionVerifier",
-)
-MODES: Registry[ModeSettings] = Registry(
-    "way of evaluating",
-    {
-        "direct": "mrt_hpc.modes.direct:Direct",
-        "history_conditioned": "mrt_hpc.modes.history_conditioned:HistoryConditioned",
-        "linearised": "mrt_hpc.modes.linearised:Linearised",
-        "budget_forcing": "mrt_hpc.modes.budget_forcing:BudgetForcing",
-        "extrapolation": "mrt_hpc.modes.extrapolation:Extrapolation",
-    },
-)
-SITES: Registry[SiteSettings] = Registry(
-    "site",
-    {
-        "local": "mrt_hpc.launch.local.site:LocalSite",
-        "slurm": "mrt_hpc.launch.slurm.site:SlurmSite",
-    },
-)

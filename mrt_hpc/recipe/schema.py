@@ -1,78 +1,78 @@
-"""The recipe: everything that decides a run's result, strictly checked, every field with its unit.
+"""What a run directory is made from: a recipe that trains, or an evaluation of models on its own.
 
-What decides only where and how fast it runs (partitions, accounts, modules) is the site's, see
-:mod:`mrt_hpc.recipe.site`. Unknown fields and wrong types are errors; combinations that make no sense are refused here
-with the reason, before anything is submitted. Each section of the recipe is a module of :mod:`mrt_hpc.recipe.sections`.
+Everything that decides a result is a field here, strictly checked, with its unit. What decides only where and how fast
+it runs (partitions, accounts, modules) is the site's, see :mod:`mrt_hpc.recipe.site`. Unknown fields and wrong types
+are errors; combinations that make no sense are refused with the reason, before anything is submitted
+(:mod:`mrt_hpc.recipe.combinations`). The sections are in :mod:`mrt_hpc.recipe.sections`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
-from mrt_hpc.recipe.algorithm import AlgorithmSettings, check_refresh
-from mrt_hpc.recipe.base import Name, Section, Seed, misfit
+from mrt_hpc.recipe.base import Line, Name, NotNegative, NumberFormat, PathText, Section, Seed, misfit
 from mrt_hpc.recipe.combinations import (
-    colocation_fits,
-    data_fit,
+    algorithm_fits,
     evaluation_fits,
     extraction_fits,
+    layout_fits,
+    names_fit,
     prompt_fits,
-    prover_fits,
     sampling_fits,
+    schedule_fits,
     serving_fits,
     training_fits,
     verifiers_fit,
     weights_fit,
 )
-from mrt_hpc.recipe.prover import ProverSettings
-from mrt_hpc.recipe.registry import ALGORITHMS, LOOKING, PROVERS
-from mrt_hpc.recipe.sections.data import ProblemSource, TrainingData
-from mrt_hpc.recipe.sections.episodes import Episodes
-from mrt_hpc.recipe.sections.evaluation import Evaluation
-from mrt_hpc.recipe.sections.expected import Expected
-from mrt_hpc.recipe.sections.grading import Grading
-from mrt_hpc.recipe.sections.model import Model
-from mrt_hpc.recipe.sections.prompt import Prompt
-from mrt_hpc.recipe.sections.resilience import Resilience
-from mrt_hpc.recipe.sections.resources import Resources
-from mrt_hpc.recipe.sections.sampling import Sampling
-from mrt_hpc.recipe.sections.schedule import Coupling, Schedule, WeightSwap
-from mrt_hpc.recipe.sections.serving import Serving
-from mrt_hpc.recipe.sections.tracking import Tracking
-from mrt_hpc.recipe.sections.training import Training
+from mrt_hpc.recipe.kinds import ALGORITHMS, PROVERS, AlgorithmSettings, ProverSettings
+from mrt_hpc.recipe.registry import LOOKING
+from mrt_hpc.recipe.sections import (
+    Benchmark,
+    BenchmarkSampling,
+    Coupling,
+    Episodes,
+    Evaluation,
+    Expected,
+    Grading,
+    HuggingFaceModel,
+    Model,
+    ProblemSource,
+    Prompt,
+    PromptLimits,
+    Resilience,
+    Resources,
+    Sampling,
+    Schedule,
+    Serving,
+    Tracking,
+    Training,
+    TrainingData,
+)
 
 
-class Recipe(Section):
-    """One experiment."""
+class Experiment(Section):
+    """The fields of both kinds, and what the rest of the package asks about either."""
+
+    trains: ClassVar[bool]
+    """Whether weights are trained; otherwise models that are there are evaluated."""
 
     name: Name
     """The name of the experiment, and of its run directory unless another one is given."""
     seed: Seed = 0
     """The seed from which all other seeds follow."""
-    model: Model
-    """The starting policy."""
-    data: TrainingData
-    """The training problems, or the given samples of supervised training."""
     prompt: Prompt = Prompt()
     """How a problem becomes a prompt."""
+    sampling: PromptLimits = PromptLimits()
+    """The length of prompts."""
     episodes: Episodes = Episodes()
     """How thoughts are cut into episodes."""
-    algorithm: Annotated[AlgorithmSettings, ALGORITHMS]
-    """What is sampled for an update, and what it is paid for."""
-    prover: Annotated[ProverSettings, PROVERS] | None = None
-    """How prefixes get their values, for algorithms that ask for them."""
-    sampling: Sampling
-    """How rollouts are sampled."""
     serving: Serving = Serving()
     """The vLLM servers of inference and evaluation."""
     grading: Grading = Grading()
     """The processes that compare answers with gold answers."""
-    training: Training
-    """The updates of the trainer."""
-    schedule: Schedule
-    """The number of iterations, and how they are cut into jobs."""
     evaluation: Evaluation = Evaluation()
     """The benchmarks, and how they are sampled."""
     resources: Resources = Resources()
@@ -80,9 +80,136 @@ class Recipe(Section):
     resilience: Resilience = Resilience()
     """What the run does about losses, waits and failures."""
     tracking: Tracking = Tracking()
-    """Where metrics are written beside the plain files."""
+    """Where metrics are written beside the plain files; an evaluation on its own writes these alone."""
     expected: Expected = Expected()
     """What `mrt-hpc plan` assumes."""
+
+    if TYPE_CHECKING:  # each is a field of one kind, and a property of the other one
+
+        @property
+        def model(self) -> Model | None:
+            """The starting policy; None where nothing is trained."""
+
+        @property
+        def data(self) -> TrainingData | None:
+            """The training data; None where nothing is trained."""
+
+        @property
+        def prover(self) -> ProverSettings | None:
+            """The prover of the training; None without one."""
+
+        @property
+        def models(self) -> tuple[EvaluatedModel, ...]:
+            """The models of an evaluation on its own; none of a run that trains."""
+
+    @property
+    def iterations(self) -> int:
+        """The number of iterations; 0 where nothing is trained."""
+        return 0
+
+    @property
+    def samples_traces(self) -> bool:
+        """Whether inference tasks sample traces to learn from, in iterations or before them."""
+        return False
+
+    @property
+    def colocated(self) -> bool:
+        """Whether inference and trainer of a segment are one job."""
+        return False
+
+    @property
+    def evaluated_versions(self) -> list[int]:
+        """The weights versions that are evaluated; of an evaluation on its own, one for each model."""
+        return list(range(len(self.models)))
+
+    @property
+    def model_directories(self) -> dict[str, str]:
+        """The model directories that have to be there, or names of models of the hub, by the field or the model."""
+        return {f"model {model.name}": model.path for model in self.models if model.run is None}
+
+    @property
+    def serving_roles(self) -> tuple[str, ...]:
+        """The roles whose tasks start vLLM servers."""
+        attached = self.serving.attach is not None and (self.prover is None or self.prover.model is None)
+        starts = {"inference": self.samples_traces and not attached, "evaluation": bool(self.evaluation.benchmarks)}
+        return tuple(role for role in starts if starts[role])
+
+    def sampling_of(self, benchmark: Benchmark) -> BenchmarkSampling:
+        """How the completions of a benchmark are sampled: its own fields, else those of the evaluation section."""
+        how = self.evaluation
+        return BenchmarkSampling(
+            prompt=benchmark.prompt or how.prompt or self.prompt,
+            temperature=how.temperature if benchmark.temperature is None else benchmark.temperature,
+            top_p=how.top_p if benchmark.top_p is None else benchmark.top_p,
+            max_tokens=how.max_tokens if benchmark.max_tokens is None else benchmark.max_tokens,
+            max_prompt_tokens=how.max_prompt_tokens or self.sampling.max_prompt_tokens,
+            long_prompts=how.long_prompts or self.sampling.long_prompts,
+        )
+
+    @property
+    def evaluation_dtype(self) -> NumberFormat:
+        """The number format of the servers that evaluate."""
+        return self.evaluation.dtype or self.serving.dtype
+
+    @property
+    def longest_in_evaluation(self) -> int:
+        """The minimum number of tokens of the longest sequence that a server of an evaluation must hold: prompt, trace
+        and forced answer, without the tokens of the texts that are inserted.
+        """
+        answer = 0 if self.evaluation.prover is None else self.evaluation.prover.max_tokens
+        ways = [(one.mode, self.sampling_of(one)) for one in self.evaluation.benchmarks]
+        traces = [sampling.max_tokens if mode is None else mode.tokens_held(sampling) for mode, sampling in ways]
+        prompt = self.evaluation.max_prompt_tokens or self.sampling.max_prompt_tokens
+        return prompt + max(traces, default=0) + answer
+
+    @property
+    def longest_sequence(self) -> int:
+        """The same of all servers."""
+        return self.longest_in_evaluation if self.evaluation.benchmarks else 0
+
+    @model_validator(mode="after")
+    def _fits(self, info: ValidationInfo) -> Experiment:
+        if info.context != LOOKING:  # it was checked when the run was made, with the classes that are not there now
+            self.check()
+        return self
+
+    def check(self) -> None:
+        """Refuse choices that do not fit together.
+
+        Raises:
+            PydanticCustomError: see :func:`mrt_hpc.recipe.base.misfit`.
+        """
+        names_fit("evaluation.benchmarks", [benchmark.name for benchmark in self.evaluation.benchmarks])
+        prompt_fits(self)
+        verifiers_fit(self)
+        extraction_fits(self)
+        evaluation_fits(self)
+
+
+class Recipe(Experiment):
+    """A run that trains."""
+
+    trains: ClassVar[bool] = True
+
+    model: Model
+    """The starting policy."""
+    data: TrainingData
+    """The training problems, or the given samples of supervised training."""
+    algorithm: Annotated[AlgorithmSettings, ALGORITHMS]
+    """What is sampled for an update, and what it is paid for."""
+    prover: Annotated[ProverSettings, PROVERS] | None = None
+    """How prefixes get their values, for algorithms that ask for them."""
+    sampling: Sampling
+    """How rollouts are sampled."""
+    training: Training
+    """The updates of the trainer."""
+    schedule: Schedule
+    """The number of iterations, and how they are cut into jobs."""
+
+    @property
+    def models(self) -> tuple[EvaluatedModel, ...]:
+        """None: the weights versions are evaluated."""
+        return ()
 
     @property
     def problems(self) -> ProblemSource:
@@ -95,58 +222,104 @@ class Recipe(Section):
             raise TypeError(f"algorithm {self.algorithm.type} learns samples, and has no problems")
         return self.data
 
-    @model_validator(mode="after")
-    def _method_fits(self, info: ValidationInfo) -> Recipe:
-        if info.context == LOOKING:
-            return self  # it was checked when the run was made, with the classes that are not there now
-        data_fit(self)
-        prompt_fits(self)
-        prover_fits(self)
-        verifiers_fit(self)
-        extraction_fits(self)
-        evaluation_fits(self)
+    @property
+    def iterations(self) -> int:
+        """The number of iterations."""
+        return self.schedule.iterations
+
+    @property
+    def samples_traces(self) -> bool:
+        """Whether inference tasks sample traces to learn from, in iterations or before them."""
+        return self.algorithm.samples_rollouts or self.algorithm.collects
+
+    @property
+    def colocated(self) -> bool:
+        """Whether inference and trainer of a segment are one job."""
+        return self.schedule.coupling is Coupling.COLOCATED and self.algorithm.samples_rollouts
+
+    @property
+    def evaluated_versions(self) -> list[int]:
+        """The first weights version, every so many, and the last."""
+        if not self.evaluation.benchmarks:
+            return []
+        last = self.iterations
+        return sorted({*range(0, last + 1, self.evaluation.every or last), last})
+
+    @property
+    def model_directories(self) -> dict[str, str]:
+        """Those of the policy and of the prover, by their fields."""
+        of_prover = None if self.prover is None else self.prover.model
+        found = {"model.path": self.model.path} if isinstance(self.model, HuggingFaceModel) else {}
+        return found if of_prover is None else {**found, "prover.model": of_prover}
+
+    @property
+    def longest_in_training(self) -> int:
+        """The minimum number of tokens of the longest sequence that a server of the training must hold."""
+        if not self.samples_traces:
+            return self.sampling.max_prompt_tokens
+        answer = 0 if self.prover is None else self.prover.max_tokens
+        return self.sampling.max_prompt_tokens + self.sampling.max_tokens + answer
+
+    @property
+    def longest_sequence(self) -> int:
+        """The same of all servers."""
+        return max(self.longest_in_training, super().longest_sequence)
+
+    def check(self) -> None:
+        """Refuse choices that do not fit together."""
+        algorithm_fits(self)
+        super().check()
         self.algorithm.check(self)
         sampling_fits(self)
         serving_fits(self)
         training_fits(self)
         weights_fit(self)
-        check_refresh(self)
-        return self
+        schedule_fits(self)
 
-    @model_validator(mode="after")
-    def _schedule_fits(self, info: ValidationInfo) -> Recipe:
-        if info.context == LOOKING:
-            return self
-        ahead, per_job = self.schedule.max_staleness + 1, self.schedule.iterations_per_job
-        sequential = self.schedule.coupling is Coupling.SEQUENTIAL and self.algorithm.samples_rollouts
-        if sequential and per_job > ahead:
-            raise misfit(
-                "schedule.iterations_per_job",
-                f"{ahead} or less: with coupling: sequential, inference ends before the trainer starts "
-                f"and can run {ahead} iteration(s) ahead (max_staleness + 1)",
-                str(ahead),
-            )
-        if self.schedule.weight_swap is not WeightSwap.DRAIN and not self.schedule.max_staleness:
-            raise misfit(
-                "schedule.weight_swap",
-                "drain with max_staleness: 0: no newer weights appear while traces are sampled",
-                "drain",
-            )
-        colocation_fits(self)
-        trainer = self.resources.trainer
-        if trainer.ranks_per_node is not None and trainer.ranks % trainer.ranks_per_node:
-            raise misfit("resources.trainer.ranks", f"a multiple of ranks_per_node ({trainer.ranks_per_node})")
-        if self.training.keep_weights < (loaded := self.schedule.max_staleness + 2):
-            raise misfit(
-                "training.keep_weights",
-                f"at least {loaded} (schedule.max_staleness + 2): servers still load these versions",
-                str(loaded),
-            )
-        return self
 
-    @model_validator(mode="after")
-    def _names_are_unique(self) -> Recipe:
-        names = [b.name for b in self.evaluation.benchmarks]
-        if len(set(names)) < len(names):
-            raise misfit("evaluation.benchmarks", f"each name once; they are {names}")
-        return self
+class EvaluatedModel(Section):
+    """One model to evaluate."""
+
+    name: Line
+    """The name of the model in reports: of a run, with its weights version, as in ``grpo@20``."""
+    path: PathText
+    """The model directory, in Hugging Face format: that of a weights version for a model of a run. A run that still
+    trains publishes it later.
+    """
+    run: PathText | None = None
+    """The run directory that publishes the model; null for a model of no run."""
+    version: NotNegative | None = None
+    """The weights version of that run."""
+
+
+class EvaluationRecipe(Experiment):
+    """An evaluation of models on its own. The weights version *i* of its run directory is model *i*."""
+
+    trains: ClassVar[bool] = False
+
+    models: Annotated[tuple[EvaluatedModel, ...], Field(min_length=1)]
+    """The models to evaluate."""
+    inputs: dict[str, str] = Field(default_factory=dict)
+    """The checksums of the files that the evaluation reads, and the states of its model directories, by path, as they
+    were when it was submitted. A file that has changed makes another evaluation.
+    """
+
+    @property
+    def model(self) -> None:
+        """No policy is trained."""
+
+    @property
+    def data(self) -> None:
+        """Nothing is trained."""
+
+    @property
+    def prover(self) -> None:
+        """Nothing is trained; ``evaluation.prover`` values the prefixes."""
+
+    def check(self) -> None:
+        """Refuse choices that do not fit together."""
+        if not self.evaluation.benchmarks:
+            raise misfit("evaluation.benchmarks", "at least one benchmark")
+        names_fit("models", [model.name for model in self.models])
+        super().check()
+        layout_fits(self, "evaluation")

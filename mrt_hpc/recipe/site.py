@@ -1,6 +1,6 @@
 """The fields of every site profile: where jobs run, and the limits of a plan there. A site profile never changes a
 run's results. The fields of one kind of site (this machine, a Slurm cluster) are defined with its back end, see
-:mod:`mrt_hpc.launch.backend`.
+:mod:`mrt_hpc.backends.backend`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import Field, PrivateAttr
 
 from mrt_hpc.recipe.base import VARIABLE, Gib, Line, Name, Rate, Section
+from mrt_hpc.recipe.registry import Registry
 
 EnvironmentName = Annotated[str, Field(pattern=VARIABLE)]
 
@@ -94,3 +95,12 @@ class SiteSettings(Section):
     def gpu_name(self) -> str:
         """The model of the site's GPUs, as in ``h100``; empty where the profile does not say."""
         return ""
+
+
+SITES: Registry[SiteSettings] = Registry(
+    "site",
+    {
+        "local": "mrt_hpc.backends.local.site:LocalSite",
+        "slurm": "mrt_hpc.backends.slurm.site:SlurmSite",
+    },
+)

@@ -24,7 +24,7 @@ UNREADABLE = (YAMLError, ValueError, TypeError, AttributeError, RecursionError)
 """
 
 
-class Place(NamedTuple):
+class FieldPlace(NamedTuple):
     """The place of a field. Places are ordered as a reader sees them: a recipe before the one that it extends."""
 
     depth: int
@@ -40,7 +40,7 @@ class Source:
 
     path: Path
     data: dict[str, Any]
-    places: dict[Location, Place]
+    places: dict[Location, FieldPlace]
     """The places of fields and list items."""
     overrides: dict[Location, str] = field(default_factory=dict)
     """Fields set on the command line, with the text they came from."""
@@ -58,11 +58,11 @@ class Source:
                 return f"{place.path}, line {place.line}"
         return str(self.path)
 
-    def place(self, location: Location) -> Place | None:
+    def place(self, location: Location) -> FieldPlace | None:
         """The place of a field; None for one that no file contains."""
         return self.places.get((*self.below, *location))
 
-    def nearest_place(self, location: Location) -> Place | None:
+    def nearest_place(self, location: Location) -> FieldPlace | None:
         """The place of a field, or of the section that it belongs to."""
         places = (self.place(location[:length]) for length in range(len(location), 0, -1))
         return next((place for place in places if place is not None), None)
@@ -126,7 +126,7 @@ def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
             expected="lines such as `name: quickstart`",
             advice=advice,
         )
-    return Source(path, data, {location: Place(depth, line, path) for location, line in lines.items()})
+    return Source(path, data, {location: FieldPlace(depth, line, path) for location, line in lines.items()})
 
 
 def _lines(node: Node, at: Location) -> list[tuple[Location, int]]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from importlib.machinery import ModuleSpec
 
-    from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.recipe.schema import Experiment
 
 NAMING = ("type", "verifier")
 """The fields whose text may name a class or a function of the user's own."""

@@ -12,8 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core.core_schema import ErrorType
 
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.recipe.explain import child, default_at, field_names_at, meaning_at, reason_at, values_at
-from mrt_hpc.recipe.words import yaml_text
+from mrt_hpc.recipe.field_docs import child, default_at, field_names_at, meaning_at, reason_at, values_at, yaml_text
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.source import Location, Source

@@ -20,45 +20,36 @@ from mrt_hpc.errors import UserError, word
 from mrt_hpc.inference.client import SamplingSettings
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutPlan, TraceCutter
-from mrt_hpc.modes.base import Mode
-from mrt_hpc.modes.direct import Direct
+from mrt_hpc.modes.base import Direct, Mode
 from mrt_hpc.modes.writer import Writer
-from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.base import as_kind
-from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling, evaluation_dtype
-from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.roles.benchmarks.stored_parts import StoredParts, grader_of
 from mrt_hpc.roles.benchmarks.summary import summary_of
-from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
-from mrt_hpc.roles.sampling.grader_processes import grader_pool
-from mrt_hpc.roles.sampling.grading import graded_in_order, sampled_group
-from mrt_hpc.roles.sampling.parts import Parts, merged
-from mrt_hpc.roles.sampling.server_watch import client_of
-from mrt_hpc.roles.sampling.serving import room_of, running_server
-from mrt_hpc.roles.sampling.session import SamplingSession
-from mrt_hpc.roles.sampling.verified_weights import publish_again, verified_weights
+from mrt_hpc.roles.prepare_checks import check_benchmark
+from mrt_hpc.roles.sampling.grading import graded_in_order
+from mrt_hpc.roles.sampling.parts import Parts
+from mrt_hpc.roles.sampling.serving import client_of, room_of, running_server
+from mrt_hpc.roles.sampling.session import SamplingSession, grader_pool
+from mrt_hpc.roles.sampling.weights import publish_again, verified_weights
 from mrt_hpc.roles.task.shutdown import run_until_told
 from mrt_hpc.run.data import read_problems, share
 from mrt_hpc.run.evaluation_settings import has_samples, passed_over, settings_of
-from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.groups import Sampled, commit_group, read_group
+from mrt_hpc.run.events import EventKind, Use
+from mrt_hpc.run.groups import Sampled, commit_group, merged, read_group
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.seeds import derive_seed
-from mrt_hpc.run.uses import Use
 from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mrt_hpc.domains.pool import GraderPool
+    from mrt_hpc.domains.grader_queue import GraderPool
     from mrt_hpc.inference.server_control import Servers
     from mrt_hpc.inference.traces import PromptedGroup
     from mrt_hpc.plan.jobs import EvaluationUnit
-    from mrt_hpc.recipe.benchmark_sampling import BenchmarkSampling
-    from mrt_hpc.recipe.sections.evaluation import Benchmark
-    from mrt_hpc.roles.sampling.grading import GradedTrace
+    from mrt_hpc.recipe.sections import Benchmark, BenchmarkSampling
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.evaluation_settings import EvaluationSettings
     from mrt_hpc.run.records import Problem
@@ -151,8 +142,8 @@ class UnitEvaluation:
             UserError: no trainer will publish it.
         """
         version, layout = self.unit.version, self.task.layout
-        if isinstance(self.task.experiment, EvaluationRecipe):
-            self._refuse_missing_model(self.task.experiment)
+        if not self.task.experiment.trains:
+            self._refuse_missing_model()
             return
 
         def is_there() -> bool:
@@ -170,7 +161,7 @@ class UnitEvaluation:
         trainers = self.task.peers(Role.TRAINER, range(max(0, version - 1), self.task.plan.iterations))
         self.task.wait_for_peers(self.task.peer_wait(f"weights version {version}", trainers), is_there)
 
-    def _refuse_missing_model(self, recipe: EvaluationRecipe) -> None:
+    def _refuse_missing_model(self) -> None:
         """Refuse to go on without a model that was set aside: only the first job publishes it again.
 
         Raises:
@@ -180,8 +171,9 @@ class UnitEvaluation:
         if version in published_versions(layout):
             return
         publish_again(self.task, f"model {version} is missing")
+        name = self.task.experiment.models[version].name
         raise UserError(
-            f"model {recipe.models[version].name}, which this task evaluates, is missing from the run directory",
+            f"model {name}, which this task evaluates, is missing from the run directory",
             where=layout.weights_version(version),
             advice="the same mrt-hpc eval command again, which takes the model over again; "
             f"ls {word(layout.set_aside)} shows what was moved away and why",
@@ -263,7 +255,7 @@ class UnitEvaluation:
         common = prover is not None and prover.shares_seeds
         with (
             grader_pool(self.task, self.benchmark.problems) as pool,
-            running_server(self.task, weights, length, common_seeds=common, dtype=evaluation_dtype(recipe)) as server,
+            running_server(self.task, weights, length, common_seeds=common, dtype=recipe.evaluation_dtype) as server,
         ):
             self.task.spend(Use.GENERATING)
             for samples, positions in claimed.items():
@@ -278,7 +270,7 @@ class UnitEvaluation:
     @property
     def sampling(self) -> BenchmarkSampling:
         """How the completions of the benchmark are sampled."""
-        return benchmark_sampling(self.task.experiment, self.benchmark)
+        return self.task.experiment.sampling_of(self.benchmark)
 
     @property
     def _grader(self) -> str:
@@ -321,7 +313,7 @@ class UnitEvaluation:
             iteration=0,
             group_size=self.benchmark.samples * len(self._mode.stages),
             thought_end=self.sampling.prompt.thought_end.encode(),
-            rule=EpisodeRule(**(recipe.evaluation.episodes or recipe.episodes).model_dump()),
+            rule=recipe.evaluation.episodes or recipe.episodes,
         )
 
     def _settings(self, prompter: Prompter) -> SamplingSettings:
@@ -373,10 +365,10 @@ class _PartFinisher:
     """The numbers of its samples."""
     started: float = field(default_factory=time.monotonic)
 
-    async def commit(self, group: list[asyncio.Task[GradedTrace]]) -> None:
+    async def commit(self, group: list[asyncio.Task[Sampled]]) -> None:
         traces = await graded_in_order(group)
-        sampled = sampled_group(traces, {"generation": time.monotonic() - self.started})
-        position = self.positions[traces[0].rollout.problem_id]
+        sampled = merged(traces, {"generation": time.monotonic() - self.started})
+        position = self.positions[sampled.rollouts[0].problem_id]
         won = await asyncio.to_thread(self.parts.commit, position, self.samples, sampled)
         kind = EventKind.PART_COMMITTED if won else EventKind.SHARD_DISCARDED
         cost = sampled.statistics

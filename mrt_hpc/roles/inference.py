@@ -18,33 +18,26 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
-from mrt_hpc.recipe.sections.schedule import WeightSwap
-from mrt_hpc.roles.sampling.grader_processes import grader_pool
-from mrt_hpc.roles.sampling.local_weights import LocalWeights
-from mrt_hpc.roles.sampling.prefetch import Prefetch
+from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined, lend_node, spans_nodes
-from mrt_hpc.roles.sampling.rest import Rest
-from mrt_hpc.roles.sampling.rolling import RollingSampler
-from mrt_hpc.roles.sampling.round_sampler import RoundSampler
-from mrt_hpc.roles.sampling.rounds import NeedWatch, NotNeededError, Rounds
-from mrt_hpc.roles.sampling.server_watch import client_of
-from mrt_hpc.roles.sampling.serving import policy_server, room_of, running_server
-from mrt_hpc.roles.sampling.verified_weights import collecting_weights, verified_weights
+from mrt_hpc.roles.sampling.round_sampler import NeedWatch, NotNeededError, RollingSampler, Rounds, RoundSampler
+from mrt_hpc.roles.sampling.serving import Rest, client_of, policy_server, room_of, running_server
+from mrt_hpc.roles.sampling.session import grader_pool
+from mrt_hpc.roles.sampling.weights import LocalWeights, Prefetch, collecting_weights, verified_weights
 from mrt_hpc.roles.task.shutdown import run_until_told
 from mrt_hpc.run.data import read_problems
-from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.layout import is_collection
 from mrt_hpc.run.manifest import DamagedError, read_manifest
-from mrt_hpc.run.uses import Use
 from mrt_hpc.run.weights import Weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mrt_hpc.domains.pool import GraderPool
+    from mrt_hpc.domains.grader_queue import GraderPool
     from mrt_hpc.inference.sampler import Generator
     from mrt_hpc.inference.server_control import Server, Servers
-    from mrt_hpc.roles.sampling.rounds import Place, Round
+    from mrt_hpc.roles.sampling.round_sampler import GroupPlace, Round
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.records import Problem
 
@@ -259,7 +252,7 @@ class Worker:
             sampling=set(),
         )
 
-    def _following(self, sampling: frozenset[Place]) -> Round | None:
+    def _following(self, sampling: frozenset[GroupPlace]) -> Round | None:
         """The next round that can be sampled with the weights that the server holds. There is none where these were set
         aside, because training has gone back to an earlier state: the server is drained then, and loads others.
         """

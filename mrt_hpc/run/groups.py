@@ -6,7 +6,8 @@ one step; its manifest holds their checksums, what they cost and which weights s
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +15,8 @@ import numpy as np
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.manifest import DamagedError, commit_whole, verify
-from mrt_hpc.run.parquet import read_records, write_records
-from mrt_hpc.run.records import (
-    SLIGHTLY_ABOVE_ONE,
-    AnswerProbability,
-    Branch,
-    GroupStatistics,
-    PrefixValue,
-    Rollout,
-)
+from mrt_hpc.run.parquet import LENGTH_OF, read_part, read_records, write_records
+from mrt_hpc.run.records import SLIGHTLY_ABOVE_ONE, AnswerProbability, Branch, GroupStatistics, PrefixValue, Rollout
 from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
@@ -32,6 +26,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.run.manifest import Manifest
 
+
 _Record = Rollout | Branch | AnswerProbability | PrefixValue
 PARTS = {
     "rollouts": Rollout, "branches": Branch, "answers": AnswerProbability, "values": PrefixValue,
@@ -39,24 +34,49 @@ PARTS = {
 """What a group holds, a parquet file each."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Sampled:
     """What was sampled for one problem of one iteration."""
 
     rollouts: list[Rollout]
-    branches: list[Branch] = dataclasses.field(default_factory=list)
-    answers: list[AnswerProbability] = dataclasses.field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
+    answers: list[AnswerProbability] = field(default_factory=list)
     """Known before the branches, with their exact probabilities."""
-    values: list[PrefixValue] = dataclasses.field(default_factory=list)
+    values: list[PrefixValue] = field(default_factory=list)
     statistics: GroupStatistics
+    troubles: int = 0
+    """The number of answers that hung or could not be read when they were graded; not written to the files."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Group(Sampled):
     """A group that was committed."""
 
     digest: str
     """Identity of its content, see ``Manifest.digest``."""
+
+
+def merged(parts: Sequence[Sampled], seconds: dict[str, float] | None = None) -> Sampled:
+    """Return all parts as one; rollouts are in the order of problem and number.
+
+    Args:
+        parts: traces, groups or problems.
+        seconds: the wall time of each phase; None takes the longest of the parts, whose times overlap.
+    """
+    costs = [part.statistics for part in parts]
+    counted = [f.name for f in fields(GroupStatistics) if f.name != "seconds"]
+    counts = {name: sum(getattr(cost, name) for cost in costs) for name in counted}
+    if seconds is None:
+        phases = {phase for cost in costs for phase in cost.seconds}
+        seconds = {phase: max(cost.seconds.get(phase, 0.0) for cost in costs) for phase in phases}
+    return Sampled(
+        rollouts=sorted(chain(*(p.rollouts for p in parts)), key=lambda r: (r.problem_id, r.sample)),
+        branches=list(chain(*(p.branches for p in parts))),
+        answers=list(chain(*(p.answers for p in parts))),
+        values=list(chain(*(p.values for p in parts))),
+        statistics=GroupStatistics(**counts, seconds=seconds),
+        troubles=sum(part.troubles for part in parts),
+    )
 
 
 def wrong_number(sampled: Sampled) -> str | None:
@@ -112,7 +132,7 @@ def commit_group(path: Path, sampled: Sampled, **about: Any) -> bool:
         for name, record_type in PARTS.items():
             write_records(directory / _file_name(name), getattr(sampled, name), record_type)
 
-    return commit_whole(path, write, statistics=dataclasses.asdict(sampled.statistics), **about)
+    return commit_whole(path, write, statistics=asdict(sampled.statistics), **about)
 
 
 def read_group(path: Path, problems: Collection[str] | None = None) -> Group:
@@ -197,3 +217,66 @@ def _statistics(about: dict[str, Any], path: Path) -> GroupStatistics:
 def complete_groups(directory: Path) -> set[int]:
     """Positions of the complete groups of an iteration; none when there is no such iteration yet."""
     return {int(p.name) for p in list_directory(directory) if p.name.isdecimal()}
+
+
+# The part of an evaluation's shard that analyses need. Tokens and their probabilities are nearly all of a shard, and
+# making Python objects of them takes nearly all of the time of reading it: here their numbers alone are read.
+
+
+@dataclass(frozen=True)
+class RolloutOutcome:
+    """The columns of a :class:`Rollout` that are read where its tokens are not needed."""
+
+    problem_id: str
+    sample: int
+    answer: str | None
+    reward: float
+    boundaries: list[int]
+    tokens: int = field(metadata={LENGTH_OF: "token_ids"})
+    """T, the number of tokens."""
+    stage: int = 0
+    stages: int = 1
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is the result of its sample: the last of its stages."""
+        return self.stage == self.stages - 1
+
+
+@dataclass(frozen=True)
+class BranchOutcome:
+    """The columns of a :class:`Branch` that are read where its tokens are not needed."""
+
+    problem_id: str
+    sample: int
+    boundary: int
+    branch: int
+    answer: str | None
+    reward: float
+    prompt_tokens: int
+    tokens: int = field(metadata={LENGTH_OF: "token_ids"})
+    """The number of tokens that mu sampled."""
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """The outcomes of one shard, or of several."""
+
+    rollouts: list[RolloutOutcome]
+    branches: list[BranchOutcome]
+    values: list[PrefixValue]
+
+
+def read_outcomes(shard: Path) -> Outcomes:
+    """The outcomes of one complete shard or group.
+
+    Raises:
+        DamagedError: a part of it is not what was written.
+        UserError: it was written by another version of this package.
+    """
+    verify(shard)
+    return Outcomes(
+        read_part(part_file(shard, "rollouts"), RolloutOutcome),
+        read_part(part_file(shard, "branches"), BranchOutcome),
+        read_records(part_file(shard, "values"), PrefixValue),
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError, word
+from mrt_hpc.recipe.find import expanded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -341,3 +342,47 @@ def existing_run(run: Path) -> RunLayout:
             else "a directory that `mrt-hpc submit` or `mrt-hpc eval` made",
         )
     return layout
+
+
+# -- what a user types for a run and its weights versions
+
+AT = "@"
+"""Stands between a directory and its weights versions, or the name of a model."""
+FIRST, LAST = "first", "last"
+
+
+def split_at(typed: str) -> tuple[str, str | None]:
+    """The directory in a text such as ``runs/grpo@20``, and what stands after its ``@``. The longest directory that is
+    there counts: its name may hold an ``@`` as well.
+    """
+    parts = typed.split(AT)
+    for count in range(len(parts), 0, -1):
+        if expanded(AT.join(parts[:count])).is_dir():
+            return AT.join(parts[:count]), AT.join(parts[count:]) if count < len(parts) else None
+    directory, at, after = typed.partition(AT)
+    return directory, after if at else None
+
+
+def version_named(text: str, last: int, run: Path) -> int | str:
+    """The number of a weights version, or the word ``first`` or ``last``.
+
+    Args:
+        text: what stands after the ``@``, or a part of it between commas.
+        last: the number of the last version that the run publishes.
+        run: its directory, for the error.
+
+    Raises:
+        UserError: it is none of these.
+    """
+    text = text.strip()
+    if text in (FIRST, LAST):
+        return text
+    if text.isascii() and text.isdigit() and int(text) <= last:
+        return int(text)
+    raise UserError(
+        "the run has no such weights version",
+        value=text,
+        where=run,
+        expected=f"a number from 0 to {last}, {FIRST} or {LAST}",
+        advice=f"ls {word(run / 'weights')}",
+    )

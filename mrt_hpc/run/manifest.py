@@ -20,15 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import ExitCode, UserError, word
 from mrt_hpc.run.access import share_as_directory
-from mrt_hpc.run.atomic import (
-    checksum,
-    checksums,
-    commit_directory,
-    make_folder,
-    temporary_sibling,
-    tree,
-    write_json,
-)
+from mrt_hpc.run.atomic import checksum, checksums, commit_directory, make_folder, temporary_sibling, tree, write_json
 from mrt_hpc.run.layout import IDENTITY
 from mrt_hpc.run.retries import error_number
 from mrt_hpc.run.typed_file import file_bytes

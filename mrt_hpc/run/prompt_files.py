@@ -14,11 +14,11 @@ from mrt_hpc.run.atomic import checksum, write_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.sections.prompt import Prompt
+    from mrt_hpc.recipe.schema import Experiment
+    from mrt_hpc.recipe.sections import Prompt
     from mrt_hpc.run.layout import RunLayout
 
-FIELDS = ("chat_template", "examples")
+PROMPT_FIELDS = ("chat_template", "examples")
 """The fields of a prompt that name a file."""
 
 
@@ -36,7 +36,7 @@ def prompt_files(recipe: Experiment) -> dict[str, Path]:
 
 def files_of(prompt: Prompt) -> dict[str, Path]:
     """The files that one prompt names, by the name of the field."""
-    return {field: Path(path) for field in FIELDS if (path := getattr(prompt, field)) is not None}
+    return {field: Path(path) for field in PROMPT_FIELDS if (path := getattr(prompt, field)) is not None}
 
 
 def copy_of(layout: RunLayout, path: Path) -> Path:
@@ -60,14 +60,15 @@ def changed_prompt_files(layout: RunLayout, recipe: Experiment) -> Iterator[Path
 
 
 def prompt_contents(layout: RunLayout, prompt: Prompt) -> dict[str, str]:
-    """The checksums of the files that a prompt names, by the name of the field: of the run's copies, or where an
-    earlier version of mrt-hpc made none, of the files themselves. A file that is gone stands with its path.
+    """The checksums of the files that a prompt names, by the name of the field: of the run's copies, or before they are
+    made, of the files themselves. A file that is gone stands with its path.
     """
     found = {field: _there(layout, path) for field, path in files_of(prompt).items()}
     return {field: checksum(path) if path.is_file() else str(path) for field, path in found.items()}
 
 
 def _there(layout: RunLayout, path: Path) -> Path:
+    """The run's copy of a file that a prompt names; the path itself where it is the copy, or where none is made yet."""
     kept = copy_of(layout, path)
     return kept if kept.exists() else path
 

@@ -96,6 +96,11 @@ class Rollout:
         return self.stage == self.stages - 1
 
     @property
+    def tokens(self) -> int:
+        """T, the number of tokens."""
+        return len(self.token_ids)
+
+    @property
     def sampled_tokens(self) -> int:
         """The number of tokens that the model has sampled."""
         return len(self.token_ids) - sum(length for _, length in self.inserted)
@@ -139,6 +144,11 @@ class Branch:
     """The number of these tokens that the server had in its prefix cache; None if it did not report it."""
     later_weights: list[list[int]] = field(default_factory=list)
     """See :class:`Rollout`."""
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens that mu sampled."""
+        return len(self.token_ids)
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-    from mrt_hpc.run.fingerprint import Fingerprint
+    from mrt_hpc.run.evaluation_settings import Fingerprint
     from mrt_hpc.run.leases import Holder
+
 
 _BATCH = re.compile(r"(\d{5,})-(\d{5,})\.([0-9a-f]{12})")
 DIGITS = 12
@@ -30,7 +31,7 @@ DIGITS = 12
 
 
 @dataclass(frozen=True)
-class Batch:
+class JudgedSamples:
     """Some samples of one problem that one grader has judged."""
 
     path: Path
@@ -76,15 +77,15 @@ class StoredSamples:
         """The folder of one problem's batches, by its position in the benchmark."""
         return self.directory / "problems" / f"{position:05d}"
 
-    def batches(self, position: int) -> list[Batch]:
+    def batches(self, position: int) -> list[JudgedSamples]:
         """All batches of a problem."""
         found = [(path, _BATCH.fullmatch(path.name)) for path in list_directory(self.problem(position))]
         return sorted(
-            (Batch(path, range(int(m[1]), int(m[2])), m[3]) for path, m in found if m),
+            (JudgedSamples(path, range(int(m[1]), int(m[2])), m[3]) for path, m in found if m),
             key=lambda batch: (batch.samples.start, batch.path.name),
         )
 
-    def chosen(self, position: int, count: int, grader: str) -> list[tuple[Batch, list[int]]]:
+    def chosen(self, position: int, count: int, grader: str) -> list[tuple[JudgedSamples, list[int]]]:
         """Return the batches from which the first samples of a problem are taken, each with the numbers taken from it.
 
         Args:
@@ -115,7 +116,7 @@ class StoredSamples:
         name = f"{samples.start:05d}-{samples.stop:05d}.{grader[:DIGITS]}"
         return commit_group(self.problem(position) / name, sampled, grader=grader)
 
-    def read(self, batch: Batch, numbers: Collection[int]) -> Sampled:
+    def read(self, batch: JudgedSamples, numbers: Collection[int]) -> Sampled:
         """Read some samples of a batch.
 
         Raises:
@@ -123,7 +124,7 @@ class StoredSamples:
         """
         return samples_of(read_group(batch.path), numbers)
 
-    def set_aside(self, batch: Batch) -> Path | None:
+    def set_aside(self, batch: JudgedSamples) -> Path | None:
         """Move a damaged batch out of the way, and return its new place; None if another task has moved it already."""
         place = self.directory / "set_aside" / f"{batch.path.parent.name}.{batch.path.name}.{uuid.uuid4().hex[:8]}"
         place.parent.mkdir(exist_ok=True)

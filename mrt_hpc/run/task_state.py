@@ -1,7 +1,7 @@
 """The state of every array task, each in a file of its own: other tasks, the back ends and ``status`` read it.
 
 An attempt writes its task's file when it starts and when it ends. Where it died without writing, the back end that
-started it writes (see ``launch.attempt_end``). ``done`` is final: a task that is done is never started again.
+started it writes (see ``attempt.end``). ``done`` is final: a task that is done is never started again.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ from torch import distributed, nn
 from transformers import AutoModelForCausalLM
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.batching import Batching
+from mrt_hpc.recipe.choices import Batching
 from mrt_hpc.training.micro_batch import lay_out, part_of
 from mrt_hpc.training.policy import padded_instead
 from mrt_hpc.training.rng_state import Generators
-from mrt_hpc.training.sequence import TrainingSequence
+from mrt_hpc.training.settings import TrainingSequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -63,7 +63,7 @@ MOST_LAYERS = 12
 """Layers of a small model; it has fewer where these show every kind that the pattern of its layers has."""
 
 
-class Check(Enum):
+class ForwardCheck(Enum):
     """What is compared with the model's own log-probabilities of each sequence alone; the value says which ones."""
 
     REPEATED = "of one sequence in a second forward pass in training mode, as with dropout or noise in a router"
@@ -77,19 +77,19 @@ class Check(Enum):
 
 
 ADVICE = {
-    Check.LONGEST: "lower sampling.max_tokens and sampling.max_prompt_tokens (algorithm.max_tokens where given samples "
-    "are learnt) until the longest sequence is within "
+    ForwardCheck.LONGEST: "lower sampling.max_tokens and sampling.max_prompt_tokens (algorithm.max_tokens where given "
+    "samples are learnt) until the longest sequence is within "
     "original_max_position_embeddings of config.json, or take another model: --set model.path=DIRECTORY",
-    Check.IN_ONE_ROW: "--set training.sequence_parallel=1, with which micro-batches are padded for such a model",
+    ForwardCheck.IN_ONE_ROW: "--set training.sequence_parallel=1, with which micro-batches are padded for such a model",
 }
 """What helps against a difference; where nothing else does, another model."""
 
 
 @dataclass(frozen=True)
-class Difference:
+class LogprobDifference:
     """The outcome of one check."""
 
-    check: Check
+    check: ForwardCheck
     nats: float
     """The difference of the log-probabilities: the largest in 32 bits, the root mean square in 16 bits; infinite where
     they could not be computed or are not finite.
@@ -115,7 +115,7 @@ class Difference:
         return ADVICE.get(self.check, f"{stage}take another model: --set model.path=DIRECTORY")
 
 
-def differences(policy: Policy, longest: int, seed: int = 0) -> list[Difference]:
+def differences(policy: Policy, longest: int, seed: int = 0) -> list[LogprobDifference]:
     """Compare what the trainer computes with what the model computes, the same on every rank. Collective.
 
     The token ids are drawn from the vocabulary: this needs no tokenizer, and reaches embeddings and experts that a text
@@ -153,14 +153,14 @@ def settle(policy: Policy, longest: int, directory: Path, seed: int = 0, field: 
     """
     found = differences(policy, longest, seed)
     in_rows = [one for one in found if not one.agrees]
-    if policy.row_ranks.parts == 1 and in_rows and all(one.check is Check.IN_ONE_ROW for one in in_rows):
+    if policy.row_ranks.parts == 1 and in_rows and all(one.check is ForwardCheck.IN_ONE_ROW for one in in_rows):
         log.warning("%s", padded_instead(policy.kernels.batching, in_rows[0].reason or f"{in_rows[0].nats:.3g} nats"))
         policy.pad_rows()
         found = differences(policy, longest, seed)
     refuse_differences(found, directory, field)
 
 
-def refuse_differences(found: Sequence[Difference], directory: Path, field: str = "model.path") -> None:
+def refuse_differences(found: Sequence[LogprobDifference], directory: Path, field: str = "model.path") -> None:
     """Refuse a model whose training would not train what is sampled.
 
     Raises:
@@ -186,7 +186,7 @@ def _drawn(vocabulary: int, seed: int) -> list[torch.Tensor]:
     return [torch.from_numpy(i) for i in ids]
 
 
-def _worst_of_all_ranks(found: list[Difference]) -> list[Difference]:
+def _worst_of_all_ranks(found: list[LogprobDifference]) -> list[LogprobDifference]:
     if not distributed.is_initialized():
         return found
     from mrt_hpc.training.rendezvous import exchange  # imports DeepSpeed, which the first job does not need
@@ -208,15 +208,15 @@ class _Comparison:
     ids: list[torch.Tensor]
     """The [W] token ids of each sequence."""
 
-    def made(self) -> Iterator[Difference]:
+    def made(self) -> Iterator[LogprobDifference]:
         """Yield the outcome of every check; each rank runs the same forward passes in the same order."""
         with _plainly(self.policy, self.policy.padded_attention):
-            yield self._outcome(Check.REPEATED, self._repeated)
-            yield self._outcome(Check.HEAD, lambda: self._scored(self.sequences[-1:]))
-            yield self._outcome(Check.PADDED, lambda: self._scored(self.sequences))
-            yield self._outcome(Check.LONGEST, self._with_a_late_token)
+            yield self._outcome(ForwardCheck.REPEATED, self._repeated)
+            yield self._outcome(ForwardCheck.HEAD, lambda: self._scored(self.sequences[-1:]))
+            yield self._outcome(ForwardCheck.PADDED, lambda: self._scored(self.sequences))
+            yield self._outcome(ForwardCheck.LONGEST, self._with_a_late_token)
         if self.policy.kernels.in_one_row:
-            yield self._outcome(Check.IN_ONE_ROW, lambda: self._scored(self.sequences))
+            yield self._outcome(ForwardCheck.IN_ONE_ROW, lambda: self._scored(self.sequences))
 
     @cached_property
     def sequences(self) -> list[TrainingSequence]:
@@ -231,7 +231,7 @@ class _Comparison:
             )
         return found
 
-    def _outcome(self, check: Check, compute: Callable[[], torch.Tensor]) -> Difference:
+    def _outcome(self, check: ForwardCheck, compute: Callable[[], torch.Tensor]) -> LogprobDifference:
         policy = self.policy
         limit = ROUNDED_NATS if policy.autocast or policy.model.dtype == torch.bfloat16 else EXACT_NATS
         try:
@@ -239,13 +239,13 @@ class _Comparison:
         except (torch.OutOfMemoryError, distributed.DistError):
             raise
         except UserError as error:
-            return Difference(check, math.inf, limit, f"{error.what}: {error.value}")
+            return LogprobDifference(check, math.inf, limit, f"{error.what}: {error.value}")
         except FAILURES as error:
-            return Difference(check, math.inf, limit, f"{type(error).__name__}: {error}")
+            return LogprobDifference(check, math.inf, limit, f"{type(error).__name__}: {error}")
         if not gaps.numel():  # no trained token is in this rank's part of the row
-            return Difference(check, 0.0, limit)
+            return LogprobDifference(check, 0.0, limit)
         nats = float(gaps.square().mean().sqrt() if limit == ROUNDED_NATS else gaps.max())
-        return Difference(check, nats if math.isfinite(nats) else math.inf, limit)
+        return LogprobDifference(check, nats if math.isfinite(nats) else math.inf, limit)
 
     def _own(self, ids: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
         """Return the [W - 1] log-probabilities of all tokens but the first, from the model's own logits."""

@@ -18,18 +18,17 @@ import torch
 from torch import distributed
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.batching import Batching, Precision
+from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import rng_state as generators
 from mrt_hpc.training.accelerator import deepspeed, device
 from mrt_hpc.training.agreement import settle
-from mrt_hpc.training.learning_rate import learning_rate
-from mrt_hpc.training.losses import LossSettings, TokenLoss, likelihood_loss, policy_loss
+from mrt_hpc.training.attention import RowRanks
+from mrt_hpc.training.losses import TokenLoss, likelihood_loss, policy_loss
 from mrt_hpc.training.micro_batch import MicroBatch, arrange, lay_out, part_of
 from mrt_hpc.training.packing import split_by_group
 from mrt_hpc.training.policy import Kernels, Policy, load_policy, logit_chunks, longest_of_model, parameter_count
-from mrt_hpc.training.sequence_parallel import RowRanks
-from mrt_hpc.training.settings import Objective, TrainerSettings
+from mrt_hpc.training.settings import Objective, TrainerSettings, learning_rate
 from mrt_hpc.training.update_statistics import SkippedStep, Stopwatch, Tally, UpdateStats
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.training.rendezvous import Ranks
-    from mrt_hpc.training.sequence import TrainingSequence
+    from mrt_hpc.training.settings import TrainingSequence
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +89,6 @@ class TrainerEngine:
         """The number of optimiser steps taken since the start of the run."""
         self.skipped_in_a_row = 0
         """The number of optimiser steps skipped since the last one that was taken."""
-        self._loss_settings = LossSettings.of(settings.training)
         self._kernels = self.policy.kernels
         self._row_ranks = self.policy.row_ranks
 
@@ -245,7 +243,7 @@ class TrainerEngine:
             batch.behaviour_logprobs,
             batch.advantages,
             entropy,
-            self._loss_settings,
+            self.settings.training,
             self._reference_logprobs(micro_step),
         )
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from mrt_hpc.recipe.sections.training import Training
+    from mrt_hpc.recipe.sections import Training
 
 SUMS = (
     "tokens", "objective", "nll", "entropy", "kl_reference", "kl_old", "clipped", "mismatch", "mismatch_kl",
@@ -34,21 +34,6 @@ SUMS = (
 
 LARGEST_LOG_WEIGHT = 20.0
 """The maximum of a log-weight; a greater one is set to it: e^20 is far above any cap, yet finite in sums and logs."""
-
-
-@dataclass(frozen=True)
-class LossSettings:
-    """The part of the recipe's ``training`` section that the policy loss needs."""
-
-    clip_low: float
-    clip_high: float
-    importance_cap: float
-    kl_coefficient: float
-
-    @staticmethod
-    def of(training: Training) -> LossSettings:
-        """Return the loss settings of a recipe's section."""
-        return LossSettings(training.clip_low, training.clip_high, training.importance_cap, training.kl_coefficient)
 
 
 @dataclass(frozen=True)
@@ -69,7 +54,7 @@ def policy_loss(
     behaviour_logprobs: torch.Tensor,
     advantages: torch.Tensor,
     entropy: torch.Tensor,
-    settings: LossSettings,
+    settings: Training,
     reference_logprobs: torch.Tensor | None = None,
 ) -> TokenLoss:
     """Return the clipped, importance-weighted policy loss; all arguments [S], temperature applied."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from mrt_hpc.recipe.batching import Batching
+from mrt_hpc.recipe.choices import Batching
 from mrt_hpc.training.packing import pack, pack_end_to_end, pack_shared, padded_tokens
 from mrt_hpc.training.prefixes import SharedRow, SortedSequences
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mrt_hpc.training.packing import MicroStep
-    from mrt_hpc.training.sequence import TrainingSequence
+    from mrt_hpc.training.settings import TrainingSequence
 
 
 @dataclass(frozen=True)

@@ -22,19 +22,26 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from mrt_hpc.errors import UserError, word
-from mrt_hpc.recipe.batching import Batching, Precision
+from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.recipe.model_files import INDEX, SINGLE_FILE, context_length, no_weights, uneven_heads
 from mrt_hpc.run.safetensors_file import SafetensorsFile
 from mrt_hpc.training.accelerator import device
-from mrt_hpc.training.attention import CPU_ATTENTION, PACKED_ATTENTION, segments_of, take_rows
+from mrt_hpc.training.attention import (
+    CPU_ATTENTION,
+    OWN_ROWS,
+    PACKED_ATTENTION,
+    RowRanks,
+    SharedRowSegments,
+    segments_of,
+    take_rows,
+)
 from mrt_hpc.training.projection import LOGIT_ELEMENTS, fuse
-from mrt_hpc.training.sequence_parallel import OWN_ROWS, RowRanks, SharedRowSegments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from mrt_hpc.recipe.sections.training import Training
+    from mrt_hpc.recipe.sections import Training
     from mrt_hpc.training.micro_batch import MicroBatch
 
 log = logging.getLogger(__name__)

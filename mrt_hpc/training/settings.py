@@ -1,13 +1,24 @@
-"""The settings of the trainer, as plain data; imports no torch, so that planning code can import it."""
+"""What the trainer is given, as plain data: its settings, the learning rate of each step, and training sequences.
+
+This module imports no torch, so that planning code and algorithms can import it.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from mrt_hpc.errors import UserError
+
 if TYPE_CHECKING:
-    from mrt_hpc.recipe.sections.training import Training
+    from collections.abc import Sequence
+
+    from mrt_hpc.recipe.sections import Training
 
 
 class Objective(StrEnum):
@@ -34,3 +45,82 @@ class TrainerSettings:
     seed: int = 0
     longest: int | None = None
     """The number of tokens of the longest sequence that is trained; None for the longest that the model holds."""
+
+
+# The learning rate as a pure function of the step number: nothing to store, nothing to resume.
+
+
+def warmup_steps(total_steps: int, training: Training) -> int:
+    """Return the number of steps over which the rate rises: ``training.warmup_steps``, or the share of all steps."""
+    if training.warmup_steps is not None:
+        return training.warmup_steps
+    return math.ceil(training.warmup_ratio * total_steps)
+
+
+def learning_rate(step: int, total_steps: int, training: Training) -> float:
+    """Return the learning rate of optimiser step ``step`` (0-based).
+
+    Rises linearly over the first :func:`warmup_steps`, its first value already above 0, then follows
+    ``schedule``: the cosine begins at the peak and reaches ``minimum_ratio`` of it one step beyond the last, where it
+    stays. With a cosine that falls to 0, a step at its end would leave the weights as they are, and its rollouts
+    unused.
+    """
+    warmup = warmup_steps(total_steps, training)
+    if step < warmup:
+        return training.learning_rate * (step + 1) / warmup
+    if training.schedule == "constant":
+        return training.learning_rate
+    progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+    share = 0.5 * (1.0 + math.cos(math.pi * progress))
+    return training.learning_rate * (training.minimum_ratio + (1.0 - training.minimum_ratio) * share)
+
+
+class NotFiniteError(UserError):
+    """A number that would be learnt is NaN or infinite."""
+
+
+@dataclass(frozen=True)
+class TrainingSequence:
+    """One sampled continuation (T tokens) of a context, with the advantages and the mask that the algorithm gave it."""
+
+    prompt_ids: Sequence[int]
+    """The token ids of the context: prompt, and prefix and forced tokens where there are any. At least one token."""
+    token_ids: Sequence[int]
+    """[T] the sampled tokens."""
+    advantages: np.ndarray
+    """[T] float32, the advantage of each token."""
+    behaviour_logprobs: np.ndarray
+    """[T] float32, log-probabilities at sampling, temperature applied; unused by the likelihood objective."""
+    mask: np.ndarray
+    """[T] bool, whether each token is trained on."""
+    group: str = ""
+    """Sequences of one group are never divided among the optimiser steps of an iteration."""
+
+    def __post_init__(self) -> None:
+        count = len(self.token_ids)
+        shapes = {"advantages": self.advantages, "behaviour_logprobs": self.behaviour_logprobs, "mask": self.mask}
+        for name, array in shapes.items():
+            if array.shape != (count,):
+                raise UserError(f"{name} must have one entry per token", value=array.shape, expected=f"({count},)")
+        if not len(self.prompt_ids):
+            raise UserError("a training sequence needs a prompt of at least one token")
+        for name in ("advantages", "behaviour_logprobs"):
+            trained = shapes[name][self.mask]
+            if not np.isfinite(trained).all():
+                bad = float(trained[~np.isfinite(trained)][0])
+                raise NotFiniteError(f"{name} of trained tokens must be finite", value=bad, where=f"group {self.group}")
+
+    @property
+    def trained_tokens(self) -> int:
+        """The number of tokens that count in the loss."""
+        return int(np.count_nonzero(self.mask))
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether any trained token has an advantage that is not 0; without one the gradient is exactly zero."""
+        return bool(np.any(self.advantages[self.mask] != 0))
+
+    @cached_property
+    def width(self) -> int:
+        """The number of positions to compute: every token but the last, whose successor is not needed."""
+        return len(self.prompt_ids) + len(self.token_ids) - 1

@@ -17,7 +17,7 @@ from mrt_hpc.training.losses import SUMS, TokenLoss
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mrt_hpc.training.sequence import TrainingSequence
+    from mrt_hpc.training.settings import TrainingSequence
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from step_worker import SAMPLE, Load, Measured, Side, side
 
-from mrt_hpc.inference.server_command import cpu_environment, on_cpu
+from mrt_hpc.inference.server_start import cpu_environment, on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

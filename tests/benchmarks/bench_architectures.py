@@ -26,7 +26,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.batching import Batching, Precision
+from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.recipe.model_files import GENERATORS
 from mrt_hpc.training.agreement import differences, make_small
 from mrt_hpc.training.policy import Kernels, load_policy, longest_of_model

@@ -23,29 +23,29 @@ from bench_progress_variance import RECIPE, RESULTS, ROOT, SMALL_WORLD, contende
 
 from mrt_hpc.algorithms.starts import WholeTraces, trace_settings
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
+from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.math.verifier import MathVerifier
-from mrt_hpc.domains.pool import GraderPool
 from mrt_hpc.domains.small_world import STARTING_MODEL
-from mrt_hpc.domains.small_world.equations import Split, problems
+from mrt_hpc.domains.small_world.task import Split, problems
 from mrt_hpc.inference.client import GenerationClient, connect
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutSampler
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_control import Address
-from mrt_hpc.inference.server_settings import ServerSettings
+from mrt_hpc.inference.server_start import ServerSettings
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel, ProverSession
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.sampling.grading import sampled_group
 from mrt_hpc.roles.sampling.round_sampler import rollout_plan
 from mrt_hpc.roles.sampling.session import SamplingSession
 from mrt_hpc.run.atomic import write_text
+from mrt_hpc.run.groups import merged
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mrt_hpc.inference.traces import PromptedGroup
-    from mrt_hpc.roles.sampling.grading import GradedTrace
+    from mrt_hpc.run.groups import Sampled
 
 PROVERS = (
     "forced_answer, G = 4",
@@ -80,7 +80,7 @@ class Bench:
     groups: list[PromptedGroup]
     group_size: int
 
-    async def hot(self, asking: ProverSession | None) -> tuple[float, list[GradedTrace]]:
+    async def hot(self, asking: ProverSession | None) -> tuple[float, list[Sampled]]:
         """Seconds, and graded traces whose prover was asked as soon as they were finished; or no prover at all."""
         await asyncio.to_thread(self.server.reset_prefix_cache)
         session = self.session(asking)
@@ -88,13 +88,13 @@ class Bench:
         graded = await asyncio.gather(*[trace async for _, trace in session.traces(self.groups)])
         return time.perf_counter() - started, graded
 
-    async def cold(self, asking: ProverSession) -> tuple[float, list[GradedTrace]]:
+    async def cold(self, asking: ProverSession) -> tuple[float, list[Sampled]]:
         """The same, when all traces were sampled before and every prefix has been forgotten."""
         session = self.session(asking)
         sampler = RolloutSampler(self.client, self.mu.tokens, session.plan)
         await asyncio.to_thread(self.server.reset_prefix_cache)
         started = time.perf_counter()
-        traces = [valued.trace async for valued in sampler.sample(self.groups)]
+        traces = [trace async for trace in sampler.sample(self.groups)]
         sampled = time.perf_counter() - started
         await asyncio.to_thread(self.server.reset_prefix_cache)
         started = time.perf_counter()
@@ -113,10 +113,10 @@ class Bench:
         return ProverFactory.of(recipe.prover, self.mu, 0).session(self.client)
 
 
-def spent(seconds: float, graded: Sequence[GradedTrace]) -> Spent:
+def spent(seconds: float, graded: Sequence[Sampled]) -> Spent:
     """Sum up."""
-    cost = sampled_group(list(graded), {}).statistics
-    values = sum(len(g.rollout.boundaries) - 1 for g in graded)
+    cost = merged(graded).statistics
+    values = sum(len(g.rollouts[0].boundaries) - 1 for g in graded)
     return Spent(seconds, values, cost.branch_tokens, cost.prompt_tokens, cost.cached_tokens)
 
 

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.inference.server import VllmServer
-from mrt_hpc.inference.server_command import on_cpu
-from mrt_hpc.inference.server_settings import ServerSettings
+from mrt_hpc.inference.server_start import ServerSettings, on_cpu
 from mrt_hpc.run.access import CACHES, cache_variables
 
 if TYPE_CHECKING:

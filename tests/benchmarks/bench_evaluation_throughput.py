@@ -38,11 +38,11 @@ import torch
 import yaml
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutPlan
-from mrt_hpc.inference.server_command import cpu_environment, on_cpu
-from mrt_hpc.recipe.sections.prompt import Prompt
+from mrt_hpc.inference.server_start import cpu_environment, on_cpu
+from mrt_hpc.recipe.sections import Prompt
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.events import EventKind, read_events

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.domains.extraction import RULES
+from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.math.equivalence import certain_verdict
 from mrt_hpc.domains.math.verifier import MathVerifier
-from mrt_hpc.domains.pool import GraderPool
-from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION
+from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.recipe.server_layout import ServerLayout
+from mrt_hpc.recipe.sections import ServerLayout
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.layout import RunLayout

@@ -22,15 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.domains.small_world.network import ModelSize
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.domains.small_world.model import ModelSize
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.sections.schedule import WeightSwap
+from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.roles import inference, prepare
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import complete_groups, read_group
@@ -39,6 +38,7 @@ from mrt_hpc.run.manifest import MANIFEST
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import publish, take_over
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout

@@ -37,8 +37,8 @@ import numpy as np
 from learnt import Learnt, Spending
 from numpy.typing import NDArray
 
+from mrt_hpc.analysis.figures import Line, LineFigure, Panel, draw
 from mrt_hpc.analysis.intervals import IntervalEstimate, t_quantile
-from mrt_hpc.analysis.plots import Series, compared
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.run.layout import RunLayout
 
@@ -246,15 +246,15 @@ class Study:
             for e in range(len(run.versions_E))
         ]
 
-    def curves(self, measure: Measure, spending: Spending) -> list[Series]:
+    def curves(self, measure: Measure, spending: Spending) -> tuple[Line, ...]:
         """Mean over seeds by mean tokens, with the range over seeds."""
         lines = []
         for arm, runs in self.runs.items():
             measured = np.array([measure(run).mean(axis=1) for run in runs])
             tokens = np.mean([run.spent(spending) for run in runs], axis=0) / 1e6
-            mean, low, high = measured.mean(axis=0), measured.min(axis=0), measured.max(axis=0)
-            lines.append(Series(arm, tuple(tokens), tuple(mean), tuple(low), tuple(high)))
-        return lines
+            ends = zip(measured.mean(axis=0), measured.min(axis=0), measured.max(axis=0), strict=True)
+            lines.append(Line(arm, tuple(tokens), tuple(IntervalEstimate(*three) for three in ends)))
+        return tuple(lines)
 
 
 def points(gain: IntervalEstimate) -> str:
@@ -288,7 +288,8 @@ def main() -> None:
         for spending in (Spending.GENERATED, Spending.ALL):
             figure = into / f"{name}-by-{spending.name.lower()}.png"
             title = f"{measure.capitalize()} by tokens"
-            compared(figure, title, f"{spending}, millions", measure, study.curves(MEASURES[measure], spending))
+            panel = Panel(title, f"{spending}, millions", measure, study.curves(MEASURES[measure], spending))
+            draw(LineFigure(figure.stem, (panel,)), figure)
     print(study.markdown())
 
 

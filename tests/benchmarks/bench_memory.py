@@ -27,8 +27,11 @@ sys.path[:0] = [str(HERE.parent / "integration"), str(HERE.parents[1])]
 from memory_worker import TINY, training_of, write_model  # noqa: E402
 from training_support import run_ranks  # noqa: E402
 
-from mrt_hpc.plan.model_shape import ModelShape  # noqa: E402
-from mrt_hpc.plan.trainer_memory import TrainerSetting, trainer_memory  # noqa: E402
+from mrt_hpc.plan.memory import (  # noqa: E402
+    ModelShape,
+    TrainerSetting,
+    trainer_memory,
+)
 
 GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "262144"}
 SHAPES = {

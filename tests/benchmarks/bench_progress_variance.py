@@ -29,9 +29,9 @@ from small_language_model import INSTRUCTION, TIME_IS_UP, convert, word_problems
 from variance_tables import TRUTH, Measured, Row, Valued, measure, table, write, write_truth
 
 from mrt_hpc.algorithms.starts import WholeTraces, trace_settings
+from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.math.verifier import MathVerifier
-from mrt_hpc.domains.pool import GraderPool
-from mrt_hpc.domains.small_world.equations import FORCED_TEXT, Habits, Split, problems
+from mrt_hpc.domains.small_world.task import FORCED_TEXT, Habits, Split, problems
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.inference.client import GenerationClient, connect
 from mrt_hpc.inference.prompting import Prompter
@@ -39,10 +39,9 @@ from mrt_hpc.inference.protocol import Request, SamplingSettings
 from mrt_hpc.inference.sampler import RolloutSampler
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_control import Address
-from mrt_hpc.inference.server_settings import ServerSettings
+from mrt_hpc.inference.server_start import ServerSettings
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel, ProverSession
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.sampling.grading import sampled_group
 from mrt_hpc.roles.sampling.round_sampler import rollout_plan
 from mrt_hpc.roles.sampling.session import SamplingSession
 
@@ -165,10 +164,10 @@ class Bench:
         async for _ in self.client.stream([whole]):
             pass
         graded = await session.value(trace)
-        cost = sampled_group([graded], {}).statistics
+        cost = graded.statistics
         return Valued(
             trace.group.problem.id,
-            graded.rollout.reward,
+            graded.rollouts[0].reward,
             np.array([v.value for v in graded.values]),
             np.array([v.progress_variance for v in graded.values[1:]]),
             cost.branch_tokens,
@@ -196,7 +195,7 @@ async def sampled_traces(
     starts = WholeTraces(mu.prompter, size, trace_settings(recipe, mu.prompter, 0), recipe.sampling.max_prompt_tokens)
     sampler = RolloutSampler(client, mu.tokens, rollout_plan(recipe, 0, size))
     groups = [starts.group(p) for p in setting.problems(arguments.problems)]
-    found = [v.trace async for v in sampler.sample(groups)]
+    found = [trace async for trace in sampler.sample(groups)]
     return sorted((t for t in found if len(t.boundaries) > 1), key=lambda t: (t.group.problem.id, t.sample))
 
 

@@ -29,14 +29,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mrt_hpc.domains.small_world.network import ModelSize, fresh_model
-from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.domains.small_world.model import ModelSize, build_tokenizer, fresh_model
 from mrt_hpc.inference.client import connect
 from mrt_hpc.inference.protocol import SamplingSettings
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
 from mrt_hpc.inference.server import VllmServer
-from mrt_hpc.inference.server_command import on_cpu
-from mrt_hpc.inference.server_settings import ServerSettings
+from mrt_hpc.inference.server_start import ServerSettings, on_cpu
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, Start
 from mrt_hpc.run.records import Problem
@@ -201,7 +199,7 @@ class Pipeline:
         async with connect(self.server.control.address, self.server.key) as client:
             sampler = RolloutSampler(client, tokens, plan, room=asyncio.Semaphore(2 * load.max_num_seqs))
             start = time.perf_counter()
-            generated = sum([len(valued.trace.completion.token_ids) async for valued in sampler.sample(groups)])
+            generated = sum([len(trace.completion.token_ids) async for trace in sampler.sample(groups)])
             seconds = time.perf_counter() - start
         assert generated == load.generated
         return seconds

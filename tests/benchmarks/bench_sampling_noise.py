@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-from mrt_hpc.inference.vllm_cpu_worker import CountingSampler
+from mrt_hpc.inference.vllm_on_cpu import CountingSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable

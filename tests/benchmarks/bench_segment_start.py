@@ -20,7 +20,7 @@ import time
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from mrt_hpc.launch.placement import Placement
+from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.layout import RunLayout
@@ -111,7 +111,7 @@ def start_of(run: Path, attempt: str, patches: list[Path]) -> Start:
     """Run the inference task until its first token, and end it."""
     layout = RunLayout(run)
     job = next(job.name for job in read_plan(layout.plan).jobs if job.role is Role.INFERENCE)
-    command = [sys.executable, "-m", "mrt_hpc.launch.entry", str(run), job, "0"]
+    command = [sys.executable, "-m", "mrt_hpc.attempt.entry", str(run), job, "0"]
     placed = Placement(rank=0, world_size=1, local_rank=0, attempt=attempt).environment()
     before, began = len(read_events(layout.events)), time.time()
     with subprocess.Popen(

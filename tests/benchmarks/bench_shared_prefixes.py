@@ -20,12 +20,12 @@ import torch
 from bench_update_packing import branched, measure, sequence, table, trainer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mrt_hpc.recipe.batching import Batching
+from mrt_hpc.recipe.choices import Batching
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.rendezvous import Ranks, join
 
 if TYPE_CHECKING:
-    from mrt_hpc.training.sequence import TrainingSequence
+    from mrt_hpc.training.settings import TrainingSequence
 
 VOCABULARY, PROMPT, GROUP = 256, 16, 4
 

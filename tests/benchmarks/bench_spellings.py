@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from spellings import FILES, SPELLINGS, gold_answers, spelt
 
-from mrt_hpc.domains.math import two_stages, values_differ
+from mrt_hpc.domains.math import math_verify_changes
 from mrt_hpc.domains.math.verifier import MathVerifier
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -51,14 +51,14 @@ def right(answer: str, gold: str) -> bool:
 
 def by_math_verify(answer: str, gold: str) -> bool:
     """The verdict of math-verify as it is installed."""
-    two_stages.uninstall()
-    values_differ.uninstall()
+    math_verify_changes.uninstall_two_stages()
+    math_verify_changes.uninstall_values()
     try:
         expected, given = (parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (gold, answer))
         return bool(verify(expected, given, timeout_seconds=None))
     finally:
-        two_stages.install()
-        values_differ.install()
+        math_verify_changes.install_two_stages()
+        math_verify_changes.install_values()
 
 
 def graded(gold: str) -> list[Spelt]:

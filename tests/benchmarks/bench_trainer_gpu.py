@@ -50,8 +50,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 from transformers.utils import is_flash_attn_2_available
 
-from mrt_hpc.recipe.batching import Batching, Precision
-from mrt_hpc.recipe.sections.training import Training
+from mrt_hpc.recipe.choices import Batching, Precision
+from mrt_hpc.recipe.sections import Training
 from mrt_hpc.training.accelerator import choose_kernels, deepspeed
 from mrt_hpc.training.attention import PACKED_ATTENTION
 from mrt_hpc.training.engine import deepspeed_config
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mrt_hpc.training.micro_batch import MicroBatch
-    from mrt_hpc.training.sequence import TrainingSequence
+    from mrt_hpc.training.settings import TrainingSequence
 
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "B200": 2250.0}
 """Dense 16-bit matrix products a second, by the makers' data sheets."""

@@ -18,14 +18,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from mrt_hpc.recipe.batching import Batching, Precision
-from mrt_hpc.recipe.sections.training import Training
+from mrt_hpc.recipe.choices import Batching, Precision
+from mrt_hpc.recipe.sections import Training
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.rendezvous import Ranks, join
-from mrt_hpc.training.sequence import TrainingSequence
-from mrt_hpc.training.settings import TrainerSettings
+from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
 
 VARIANTS: dict[str, dict[str, object]] = {
     "padded, chunked (the default)": {},

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
-from mrt_hpc.plan.compile import evaluated_versions
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.archive import sampled_manifest, sampled_positions
 from mrt_hpc.run.atomic import replacing
@@ -64,7 +63,7 @@ class Learnt:
         Raises:
             FileNotFoundError: it is not finished.
         """
-        versions = evaluated_versions(read_recipe_lock(layout.recipe_lock))
+        versions = read_recipe_lock(layout.recipe_lock).evaluated_versions
         generated, prefilled = spent_before(layout, versions)
         found = [EvaluationSummary.read(layout.evaluation_summary(v, benchmark)) for v in versions]
         problems = sorted(found[0].per_problem)

@@ -9,12 +9,12 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from mrt_hpc.training.micro_batch import MicroBatch, arrange, lay_out
-from mrt_hpc.training.sequence import TrainingSequence
+from mrt_hpc.training.settings import TrainingSequence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mrt_hpc.recipe.batching import Batching
+    from mrt_hpc.recipe.choices import Batching
 
 SHAPES = {
     "1.5b": (1536, 28, 12, 2, 8960, 151_936),

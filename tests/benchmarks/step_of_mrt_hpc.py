@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING
 from step_worker import LEARNING_RATE, STEP, Load, Measured, Phases, serve
 
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles import inference, prepare, trainer
-from mrt_hpc.roles.sampling.rounds import NeedWatch, Rounds
-from mrt_hpc.roles.sampling.verified_weights import verified_weights
+from mrt_hpc.roles.sampling.round_sampler import NeedWatch, Rounds
+from mrt_hpc.roles.sampling.weights import verified_weights
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.heartbeats import Heart
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
+from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.training import rendezvous
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.rendezvous import Ranks

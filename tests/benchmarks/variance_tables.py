@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mrt_hpc.analysis.figures import Line, LineFigure, Panel
+from mrt_hpc.analysis.figures import draw as draw_figure
 from mrt_hpc.analysis.intervals import IntervalEstimate
-from mrt_hpc.analysis.plots import Series, compared
 from mrt_hpc.mrt.progress import progress
 from mrt_hpc.run.atomic import replacing, write_text
 
@@ -289,14 +290,15 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     lines: dict[str, list[Row]] = {}
     for row in rows:
         lines.setdefault(row.name.partition(", G")[0], []).append(row)
-    compared(
-        path,
+    panel = Panel(
         "Error of progress by what it costs",
         "tokens a boundary, generated and prefilled",
         "mean squared error",
-        [series(name, of) for name, of in lines.items()],
+        tuple(series(name, of) for name, of in lines.items()),
         logarithmic=True,
+        logarithmic_heights=True,
     )
+    draw_figure(LineFigure(path.stem, (panel,)), path)
 
 
 def write_truth(truth: Measured, path: Path) -> None:
@@ -311,19 +313,13 @@ def read_truth(path: Path) -> list[TrueTrace]:
     return [TrueTrace(r["problem"], np.array(r["values"]), r["reward"]) for r in json.loads(path.read_text())]
 
 
-def series(name: str, rows: Sequence[Row]) -> Series:
+def series(name: str, rows: Sequence[Row]) -> Line:
     """One prover with several numbers of branches."""
 
-    def shown(errors: Iterable[float]) -> tuple[float, ...]:
-        return tuple(max(error, SMALLEST_SHOWN) for error in errors)
+    def shown(error: IntervalEstimate) -> IntervalEstimate:
+        return IntervalEstimate(*(max(end, SMALLEST_SHOWN) for end in (error.mean, error.low, error.high)))
 
-    return Series(
-        name,
-        tuple(r.tokens for r in rows),
-        shown(r.error.mean for r in rows),
-        shown(r.error.low for r in rows),
-        shown(r.error.high for r in rows),
-    )
+    return Line(name, tuple(r.tokens for r in rows), tuple(shown(r.error) for r in rows))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from mrt_hpc.algorithms.batch import batch_digest
 from mrt_hpc.analysis.collect import read_measurements
 from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.compile import evaluated_versions
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.plan.kept_weights import kept_versions
 from mrt_hpc.recipe.lock import read_recipe_lock
@@ -169,7 +168,7 @@ def check_weights(found: Audit, layout: RunLayout) -> None:
 def stays_as_model(recipe: Recipe, version: int) -> bool:
     """Whether a version must be there at the end; of the others, those that were published as deltas are removed."""
     every = recipe.training.full_weights_every
-    wanted = {0, recipe.schedule.iterations, *evaluated_versions(recipe)}
+    wanted = {0, recipe.schedule.iterations, *recipe.evaluated_versions}
     return every == 1 or version in wanted | set(recipe.algorithm.traces_versions(recipe.schedule.iterations))
 
 
@@ -179,7 +178,7 @@ def check_evaluations(found: Audit, layout: RunLayout) -> None:
     shards = recipe.evaluation.problem_shards
     for benchmark in recipe.evaluation.benchmarks:
         problems = read_problems(layout.benchmark_data(benchmark.name))
-        for version in evaluated_versions(recipe):
+        for version in recipe.evaluated_versions:
             weights = found.readable(partial(read_manifest, layout.weights_version(version)))
             for number in range(shards):
                 path = layout.evaluation_shard(version, benchmark.name, number)
@@ -208,7 +207,7 @@ def check_tasks_and_report(found: Audit, layout: RunLayout) -> None:
         found.check(states == {TaskState.DONE: job.tasks}, f"{job.name}: {dict(states)}")
     names = [b.name for b in recipe.evaluation.benchmarks]
     settings = evaluation_settings(layout, recipe)
-    wanted = evaluated_versions(recipe)
+    wanted = recipe.evaluated_versions
     missing = read_measurements(layout, recipe.schedule.iterations, wanted, names, settings).missing
     found.check(not missing, f"the report lacks {missing}")
     found.check(layout.report.is_file(), "there is no report")

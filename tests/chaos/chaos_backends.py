@@ -18,8 +18,8 @@ from slurm_cluster import is_known_to_have_ended
 from slurm_recipes import options, site_file
 from submitted import current_ids
 
-from mrt_hpc.launch.run_progress import task_records
-from mrt_hpc.launch.slurm.queue import QueueState, queue_states
+from mrt_hpc.attempt.run_progress import task_records
+from mrt_hpc.backends.slurm.queue import QueueState, queue_states
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState

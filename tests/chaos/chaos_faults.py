@@ -15,8 +15,8 @@ import psutil
 from chaos_target import Target
 from submitted import current_ids
 
-from mrt_hpc.launch.placement import RANK
-from mrt_hpc.launch.slurm.queue import queue_states
+from mrt_hpc.attempt.placement import RANK
+from mrt_hpc.backends.slurm.queue import queue_states
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.archive import sampled_positions
 from mrt_hpc.run.waiting import wait_until

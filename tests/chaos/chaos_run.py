@@ -1,11 +1,13 @@
 """A whole shrunk run under a seeded random schedule of faults, audited afterwards.
 
     python tests/chaos/chaos_run.py --seed 3 --faults 10
-    python tests/chaos/chaos_run.py --seed 4 --faults 10 --slurm partition
+    python tests/chaos/chaos_run.py --seed 4 --faults 10 --slurm partition        # or qos
     python tests/chaos/chaos_run.py --seed 4 --faults 10 --slurm plain
     python tests/chaos/chaos_run.py --seed 4 --faults 10 --slurm rules
     python tests/chaos/chaos_run.py --seed 5 6 7 8 --scenes --slurm partition
     python tests/chaos/chaos_run.py --seed 9 --faults 5 --slurm partition --set resources.inference.nodes=2
+    python tests/chaos/chaos_run.py --seed 1 --set schedule.weight_swap=keep --set schedule.max_staleness=1
+    python tests/chaos/chaos_run.py --seed 4 --set schedule.coupling=colocated --set resources.inference.tasks=1
 
 Faults strike at random moments between two events that stay (a group, a checkpoint), so that they hit every phase. As
 root the run lies on a small filesystem of its own, which can be filled; with ``--slurm`` it runs on a one-host cluster

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.run.layout import RunLayout
 
-STARTED_BY = ("mrt_hpc.launch.entry", "submitit.core._submit")
+STARTED_BY = ("mrt_hpc.attempt.entry", "submitit.core._submit")
 """What a task's process runs: on this machine alone, on Slurm."""
 
 RAY = ("raylet", "gcs_server", "ray::")

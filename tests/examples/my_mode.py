@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.modes.base import Mode, needs_tags
-from mrt_hpc.modes.draft import Draft
+from mrt_hpc.modes.writer import Draft
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.prompting import Prompter
     from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
     from mrt_hpc.modes.writer import Writer
-    from mrt_hpc.recipe.benchmark_sampling import BenchmarkSampling
+    from mrt_hpc.recipe.sections import BenchmarkSampling
 
 
 class OneMoreLook(Mode):

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from mrt_hpc.backends.backend import Backend, Objections, QueuedTask, QueueState, Site
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.backend import Backend, Objections, QueuedTask, QueueState, Site
 from mrt_hpc.plan.jobs import DependencyKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from mrt_hpc.launch.backend import Order
+    from mrt_hpc.backends.backend import JobOrder
     from mrt_hpc.plan.jobs import Job, Plan
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.layout import RunLayout
@@ -28,7 +28,7 @@ SCRIPT = """#!/bin/sh
 {awaited}
 {exports}
 echo > {mark}.started
-{python} -m mrt_hpc.launch.one_task {run} {job} {index}
+{python} -m mrt_hpc.attempt.ranks {run} {job} {index}
 echo $? > {mark}.ended
 """
 AWAITED = """until [ -e {mark}.ended ]; do sleep 1; done
@@ -79,7 +79,7 @@ class ScriptBackend(Backend):
         ids = {job.name: [f"{{{job.name}}}_{index}" for index in range(job.tasks)] for job in plan.jobs}
         return [(job.name, self._script(job, 0, layout, ids)) for job in plan.jobs]
 
-    def submit(self, order: Order) -> None:
+    def submit(self, order: JobOrder) -> None:
         """Write the scripts of all jobs that are not queued, and of the lost tasks of those that are."""
         self.folder.mkdir(parents=True, exist_ok=True)
         tasks = {name: [task for one in ids for task in self._tasks(one)] for name, ids in order.queued.items()}

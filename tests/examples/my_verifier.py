@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from mrt_hpc.domains.base import Judgement, Verifier, after_thought
-from mrt_hpc.domains.boxed import THOUGHT_END
+from mrt_hpc.domains.extraction import THOUGHT_END
 
 LAST_LINE = re.compile(r"answer:\s*\(?([A-Z])\)?\.?\s*\Z", re.IGNORECASE)
 

@@ -7,6 +7,17 @@
 Each step is a process of its own with a time limit. What it has found is in the JSON after each of its parts, so a day
 that is cut off keeps what it has. An error is written there with its traceback, and the next step goes on; a step that
 cannot run says why. A file that is there keeps the steps that are not run again.
+
+It needs one GPU of 80 GB, 40 GB of disk, and no model or data. ``serving`` needs vLLM, so the environment of
+``env/setup cuda``. All other steps need torch and transformers; where a machine has no more than these, bring a folder
+of wheels along. Each has the version of ``env/cuda.lock``:
+
+    pip download --no-deps --only-binary=:all: -d wheels annotated-types blake3 hjson msgspec pydantic pydantic-core \\
+        typing-inspection
+    pip wheel --no-deps -w wheels deepspeed
+    pip install --no-index --no-deps --target site wheels/*.whl     # there; then PYTHONPATH=site
+
+``tests/integration/test_first_day.py`` runs all steps but ``memory`` and ``serving`` with ``--tiny``.
 """
 
 from __future__ import annotations

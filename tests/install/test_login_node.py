@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 from install_support import REPOSITORY, UV, require_registry, shell
 
-from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
+from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:

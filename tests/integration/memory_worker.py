@@ -22,15 +22,13 @@ import torch
 from training_support import end_at_once
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from mrt_hpc.plan.model_shape import ModelShape, shape_in
-from mrt_hpc.plan.trainer_memory import TrainerSetting, trainer_memory
-from mrt_hpc.recipe.batching import Batching, Precision
-from mrt_hpc.recipe.sections.training import Training
+from mrt_hpc.plan.memory import ModelShape, TrainerSetting, shape_in, trainer_memory
+from mrt_hpc.recipe.choices import Batching, Precision
+from mrt_hpc.recipe.sections import Training
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.rendezvous import Ranks, join
-from mrt_hpc.training.sequence import TrainingSequence
-from mrt_hpc.training.settings import TrainerSettings
+from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
 from mrt_hpc.training.update_statistics import Stopwatch
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mrt_hpc.launch.signals import heed_signals
+from mrt_hpc.attempt.entry import heed_signals
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined, lend_node

@@ -21,13 +21,12 @@ from chaos_backends import ROOT, started, submit_command
 from chaos_target import Target
 from slurm_verifier import HELD_FROM, HELD_S, HELD_UNTIL
 
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.task.companion import Companion
+from mrt_hpc.roles.task.context import Companion
 from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.data import draw_problems, read_problems
 from mrt_hpc.run.events import EventKind, read_events
@@ -38,6 +37,7 @@ from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.turns import Turn
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import publish
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 import pytest
 from graded import grade_all
 
-from mrt_hpc.domains import lane, worker
-from mrt_hpc.domains.math.slow_forms import may_take_long
-from mrt_hpc.domains.math.verifier import MathVerifier
-from mrt_hpc.domains.pool import GraderPool, Pair, Verdict, VerdictStatus
+from mrt_hpc.domains import grader_queue
+from mrt_hpc.domains.grader_queue import GraderPool, Pair, Verdict, VerdictStatus
+from mrt_hpc.domains.math.verifier import MathVerifier, may_take_long
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.waiting import wait_until
 
@@ -168,7 +167,7 @@ def test_a_hung_or_malformed_answer_is_logged_once_with_its_beginning(
     pool: GraderPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     hung, malformed = "\\sin((10^9+1)!)" + "+x" * 50, "\\frac{1}{" + "y" * 100
-    with caplog.at_level(logging.WARNING, logger="mrt_hpc.domains.pool"):
+    with caplog.at_level(logging.WARNING, logger="mrt_hpc.domains.grader_queue"):
         verdicts = grade_all(pool, [(hung, "7"), (malformed, "7"), (hung, "7")])
         again = grade_all(pool, [(hung, "7")])
     assert [v.status for v in verdicts] == [VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED, VerdictStatus.TIMED_OUT]
@@ -207,15 +206,17 @@ def test_an_answer_whose_process_is_killed_is_graded_again(pool: GraderPool) -> 
     assert easy.reward == 1.0
 
 
-@pytest.mark.parametrize(("kills", "is_graded"), [(lane.REPLACEMENTS, True), (lane.REPLACEMENTS + 1, False)])
+@pytest.mark.parametrize(
+    ("kills", "is_graded"), [(grader_queue.REPLACEMENTS, True), (grader_queue.REPLACEMENTS + 1, False)]
+)
 def test_a_pool_that_breaks_again_and_again_is_replaced_a_few_times(
     kills: int, is_graded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Idle processes are killed before the pair is sent: pebble gives such a pool up."""
-    started = lane.Lane.started
+    started = grader_queue.Lane.started
     left = iter(range(kills))
 
-    def broken(self: lane.Lane) -> lane.ProcessPool:
+    def broken(self: grader_queue.Lane) -> grader_queue.ProcessPool:
         pool = started(self)
         if next(left, None) is not None:
             _signal_children(signal.SIGKILL)
@@ -223,7 +224,7 @@ def test_a_pool_that_breaks_again_and_again_is_replaced_a_few_times(
         return pool
 
     with GraderPool(MathVerifier(), processes=1) as small:
-        monkeypatch.setattr(lane.Lane, "started", broken)
+        monkeypatch.setattr(grader_queue.Lane, "started", broken)
         if is_graded:
             assert grade_all(small, [("\\frac{3}{6}", "\\frac{1}{2}")])[0].reward == 1.0
         else:
@@ -240,7 +241,7 @@ def test_memory_is_limited_and_the_process_goes_on() -> None:
 
 
 def test_processes_are_replaced_after_their_share_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mrt_hpc.domains.lane.TASKS_PER_PROCESS", 5)
+    monkeypatch.setattr("mrt_hpc.domains.grader_queue.TASKS_PER_PROCESS", 5)
     with GraderPool(MathVerifier(), processes=1) as pool:
         pairs: list[Pair] = [(f"\\frac{{{n}}}{{2}}", f"{n / 2}") for n in range(23)]
         assert all(verdict.reward == 1.0 for verdict in grade_all(pool, pairs))
@@ -258,7 +259,7 @@ PARENT = """
 import asyncio
 import sys
 from mrt_hpc.domains.math.verifier import MathVerifier
-from mrt_hpc.domains.pool import GraderPool
+from mrt_hpc.domains.grader_queue import GraderPool
 
 if __name__ == "__main__":
     with GraderPool(MathVerifier(), processes=2, time_limit_s=300) as pool:
@@ -271,7 +272,7 @@ def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
     """One process idle, one deep inside a multiplication that holds the interpreter lock."""
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
-    root = Path(worker.__file__).parents[2]
+    root = Path(grader_queue.__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     parent = subprocess.Popen(
         [sys.executable, str(script), HANGS[0]], env=environment, stdout=subprocess.PIPE, start_new_session=True

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.provers.box_tokens import Closing, box_end
 from mrt_hpc.provers.scoring import Count, _looks

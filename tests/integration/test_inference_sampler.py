@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mrt_hpc.domains.boxed import extract_answer
-from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.domains.extraction import extract_answer
+from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.protocol import Request, SamplingSettings
-from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler, ValuedTrace, tokens_within
+from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler, tokens_within
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, Start
-from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.provers.branches import Branches, Fork
 from mrt_hpc.provers.monte_carlo import MonteCarlo
+from mrt_hpc.recipe.sections import Episodes
 from mrt_hpc.run.records import FinishReason, Problem
 from mrt_hpc.run.seeds import derive_seed
 
@@ -72,7 +72,7 @@ class Scripted:
 
 
 def plan(**rule: int) -> RolloutPlan:
-    return RolloutPlan(7, 2, 2, rule=EpisodeRule(min_paragraphs=1, **rule))
+    return RolloutPlan(7, 2, 2, rule=Episodes(min_paragraphs=1, **rule))
 
 
 def prover(generator: Scripted, *, common_seeds: bool = False) -> MonteCarlo:
@@ -83,25 +83,25 @@ def prover(generator: Scripted, *, common_seeds: bool = False) -> MonteCarlo:
     return MonteCarlo(Branches(fork), 3)
 
 
-def sample(generator: Scripted, *, valued: bool = True, concurrency: int = 100, **options: bool) -> list[ValuedTrace]:
-    async def collect() -> list[ValuedTrace]:
+def sample(generator: Scripted, *, valued: bool = True, concurrency: int = 100, **options: bool) -> list[SampledTrace]:
+    async def collect() -> list[SampledTrace]:
         valuer = prover(generator, **options) if valued else None
         sampler = RolloutSampler(generator, TOKENS, plan(), valuer, asyncio.Semaphore(concurrency))
         return [trace async for trace in sampler.sample(GROUPS)]
 
-    return sorted(asyncio.run(collect()), key=lambda v: (v.trace.group.problem.id, v.trace.sample))
+    return sorted(asyncio.run(collect()), key=lambda v: (v.group.problem.id, v.sample))
 
 
 def test_every_problem_gets_its_group_and_every_trace_its_seed() -> None:
     found = sample(Scripted(), valued=False)
-    places = [(v.trace.group.problem.id, v.trace.sample) for v in found]
+    places = [(v.group.problem.id, v.sample) for v in found]
     assert places == [(f"p{i}", s) for i in range(5) for s in range(2)]
-    assert [v.trace.completion.seed for v in found[:2]] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(2)]
+    assert [v.completion.seed for v in found[:2]] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(2)]
     assert not any(v.valuation.branches for v in found)
 
 
 def test_a_trace_is_cut_at_its_markers_and_its_thought_ends_before_the_closing_tag() -> None:
-    trace = sample(Scripted())[0].trace
+    trace = sample(Scripted())[0]
     ids, cuts = trace.completion.token_ids, trace.boundaries
     episodes = [TOKENS.text(ids[a:b]) for a, b in pairwise(cuts)]
     assert episodes == ["First, x=3\n\n", "Wait, x=5\n\n", "Wait, x=7\n"]
@@ -112,7 +112,7 @@ def test_a_trace_is_cut_at_its_markers_and_its_thought_ends_before_the_closing_t
 def test_branches_fork_at_every_boundary_from_prompt_prefix_and_forced_text() -> None:
     generator = Scripted()
     valued = sample(generator)[0]
-    trace, branches = valued.trace, valued.valuation.branches
+    trace, branches = valued, valued.valuation.branches
     assert [(b.boundary, b.branch) for b in branches] == [(j, g) for j in range(4) for g in range(3)]
     prefix = trace.completion.token_ids[: trace.boundaries[2]]
     fork = [*PROMPTS[0], *prefix, *FORCED]
@@ -130,14 +130,14 @@ def test_common_seeds_are_those_of_the_branch_at_every_boundary() -> None:
 
 def test_a_trace_cut_by_the_limit_ends_its_last_episode_at_the_cut() -> None:
     ids = TOKENIZER.encode("First, x=3\n\nWait, x=")
-    trace = sample(Scripted(ids, FinishReason.LENGTH))[0].trace
+    trace = sample(Scripted(ids, FinishReason.LENGTH))[0]
     assert trace.boundaries[-1] == len(ids)
     assert trace.answer_text == trace.text == "First, x=3\n\nWait, x="
 
 
 def test_a_thought_that_ends_at_once_has_one_boundary_to_fork_from() -> None:
     valued = sample(Scripted([*TOKENIZER.encode("</think>7"), EOS]))[0]
-    assert valued.trace.boundaries == [0]
+    assert valued.boundaries == [0]
     assert [b.boundary for b in valued.valuation.branches] == [0, 0, 0]
 
 
@@ -149,11 +149,11 @@ def test_rollouts_of_one_group_may_start_in_several_places() -> None:
     forced = Start([*context, *FORCED], 1, ANSWERING, b"First, x=3\n\n</think>", len(FORCED))
     group = PromptedGroup(Problem("p0", "?", "7"), PROMPTS[0], (going_on, forced))
 
-    async def collect() -> list[ValuedTrace]:
-        sampler = RolloutSampler(Scripted(), TOKENS, RolloutPlan(7, 2, 3, rule=EpisodeRule(min_paragraphs=1)))
+    async def collect() -> list[SampledTrace]:
+        sampler = RolloutSampler(Scripted(), TOKENS, RolloutPlan(7, 2, 3, rule=Episodes(min_paragraphs=1)))
         return [v async for v in sampler.sample([group])]
 
-    traces = sorted((v.trace for v in asyncio.run(collect())), key=lambda t: t.sample)
+    traces = sorted(asyncio.run(collect()), key=lambda t: t.sample)
     assert [t.sample for t in traces] == [0, 1, 2]
     assert [t.completion.seed for t in traces] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(3)]
     assert traces[0].text == "First, x=3\n\n" + TRACE
@@ -166,12 +166,12 @@ def test_rollouts_of_one_group_may_start_in_several_places() -> None:
 def sampled_without_tags(start: Start, ids: list[int]) -> SampledTrace:
     group = PromptedGroup(Problem("p0", "?", "7"), PROMPTS[0], (start,))
 
-    async def collect() -> list[ValuedTrace]:
-        plan = RolloutPlan(7, 2, 1, thought_end=b"", rule=EpisodeRule(markers=("",), min_paragraphs=1))
+    async def collect() -> list[SampledTrace]:
+        plan = RolloutPlan(7, 2, 1, thought_end=b"", rule=Episodes(markers=("",), min_paragraphs=1))
         sampler = RolloutSampler(Scripted(ids), TOKENS, plan)
         return [v async for v in sampler.sample([group])]
 
-    return asyncio.run(collect())[0].trace
+    return asyncio.run(collect())[0]
 
 
 def test_without_tags_the_thought_ends_where_the_last_box_opens() -> None:
@@ -195,8 +195,8 @@ def test_without_tags_a_forced_answer_is_looked_for_behind_the_prefix() -> None:
 
 def test_records_carry_what_was_sampled() -> None:
     valued = sample(Scripted())[0]
-    rollout = valued.trace.graded("7", 1.0)
-    branch = valued.trace.branch(valued.valuation.branches[0], None, 0.0)
+    rollout = valued.graded("7", 1.0)
+    branch = valued.branch(valued.valuation.branches[0], None, 0.0)
     assert (rollout.weights_version, rollout.answer, rollout.reward) == (3, "7", 1.0)
     assert len(rollout.logprobs) == len(rollout.token_ids)
     assert rollout.token_ids[-1] == EOS
@@ -213,10 +213,8 @@ def test_a_group_larger_than_the_room_goes_in_parts() -> None:
     generator = Scripted()
     found = sample(generator, concurrency=1)
     assert generator.most_running == 1
-    assert [(v.trace.group.problem.id, v.trace.sample) for v in found] == [
-        (f"p{i}", s) for i in range(5) for s in (0, 1)
-    ]
-    assert [v.trace.completion.seed for v in found[:2]] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(2)]
+    assert [(v.group.problem.id, v.sample) for v in found] == [(f"p{i}", s) for i in range(5) for s in (0, 1)]
+    assert [v.completion.seed for v in found[:2]] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(2)]
 
 
 @pytest.mark.parametrize("room", [3, 5, 7])
@@ -232,11 +230,11 @@ def test_a_part_of_a_group_knows_where_its_traces_start() -> None:
     group = PromptedGroup(Problem("p0", "?", "7"), [1], (going_on, forced))
     generator = Scripted()
 
-    async def collect() -> list[ValuedTrace]:
+    async def collect() -> list[SampledTrace]:
         sampler = RolloutSampler(generator, TOKENS, RolloutPlan(7, 2, 5), room=asyncio.Semaphore(3))
         return [v async for v in sampler.sample([group])]
 
-    traces = sorted((v.trace for v in asyncio.run(collect())), key=lambda t: t.sample)
+    traces = sorted(asyncio.run(collect()), key=lambda t: t.sample)
     assert [(t.sample, t.start.forced) for t in traces] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 1)]
     assert [t.completion.seed for t in traces] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(5)]
     assert [len(request.seeds) for request in generator.asked[:2]] == [2, 1]

@@ -31,25 +31,24 @@ from small_weights import as_bytes
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from vllm import _custom_ops  # noqa: F401  # loads the kernel that draws
 
-from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.attached_server import AttachedServer
 from mrt_hpc.inference.client import Completion, GenerationClient, Request, SamplingSettings, connect
 from mrt_hpc.inference.protocol import GENERATE_PATH
-from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler, ValuedTrace
-from mrt_hpc.inference.sampling_noise import step_keys
+from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_control import Address
-from mrt_hpc.inference.server_settings import ServerSettings
+from mrt_hpc.inference.server_start import ServerSettings
 from mrt_hpc.inference.tokens import TokenBytes
-from mrt_hpc.inference.traces import PromptedGroup, Start
+from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
 from mrt_hpc.inference.vllm_extension import _verify_product
-from mrt_hpc.mrt.episodes import EpisodeRule
+from mrt_hpc.inference.vllm_on_cpu import step_keys
 from mrt_hpc.provers.branches import Branches, Fork
 from mrt_hpc.provers.monte_carlo import MonteCarlo
-from mrt_hpc.recipe.sections.schedule import WeightSwap
-from mrt_hpc.roles.sampling.local_weights import LocalWeights
-from mrt_hpc.roles.sampling.server_watch import restart_when_hung
+from mrt_hpc.recipe.sections import Episodes, WeightSwap
+from mrt_hpc.roles.sampling.serving import restart_when_hung
+from mrt_hpc.roles.sampling.weights import LocalWeights
 from mrt_hpc.run import weights
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import verify
@@ -181,7 +180,7 @@ OWNER = """
 import json, sys
 from pathlib import Path
 from mrt_hpc.inference.server import VllmServer
-from mrt_hpc.inference.server_settings import ServerSettings
+from mrt_hpc.inference.server_start import ServerSettings
 settings = ServerSettings(Path(sys.argv[1]), max_model_len=512, dtype="float32", kv_cache_gib=0.25, max_num_seqs=32)
 with VllmServer(settings, Path(sys.argv[2])) as server:
     print(json.dumps([str(server.socket), server.key, server.pid]), flush=True)
@@ -286,13 +285,13 @@ def test_samples_of_a_client_that_went_away_are_aborted(tied: Reached, vllm: Vll
 
 def test_branches_find_their_prefix_in_the_cache(tied: Reached) -> None:
     forced = TOKENIZER.encode("\n\nTime is up.\n</think> is \\boxed{")
-    plan = RolloutPlan(run_seed=0, iteration=0, group_size=4, rule=EpisodeRule(markers=("",), min_paragraphs=1))
+    plan = RolloutPlan(run_seed=0, iteration=0, group_size=4, rule=Episodes(markers=("",), min_paragraphs=1))
     # A random model writes a blank line once in some hundreds of tokens: so many traces have one for certain.
     settings = SamplingSettings(400, ignore_stop=True)
     prompts = [[*PROMPT, i] for i in range(16)]
     groups = [PromptedGroup(Problem(str(i), "", ""), ids, (Start(ids, 4, settings),)) for i, ids in enumerate(prompts)]
 
-    async def collect(client: GenerationClient) -> list[ValuedTrace]:
+    async def collect(client: GenerationClient) -> list[SampledTrace]:
         tokens = TokenBytes(TOKENIZER)
         fork = Fork(
             client, tokens, lambda trace, j: trace.context(j), forced, "", SamplingSettings(4), 0,
@@ -303,7 +302,7 @@ def test_branches_find_their_prefix_in_the_cache(tied: Reached) -> None:
 
     traces = tied.ask(collect)
     assert len(traces) == 64
-    assert any(len(valued.trace.boundaries) > 2 for valued in traces)
+    assert any(len(valued.boundaries) > 2 for valued in traces)
     for branch in (b for valued in traces for b in valued.valuation.branches):
         before_fork = branch.prompt_tokens - len(forced)
         assert branch.cached_tokens is not None

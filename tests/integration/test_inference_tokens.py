@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
-from mrt_hpc.recipe.sections.prompt import Prompt
+from mrt_hpc.recipe.sections import Prompt
 
 CORPUS = [
     "Wait, let me re-check: 3*x + 4 = 19.\n\n",

@@ -9,7 +9,7 @@ import pytest
 from memory_worker import TINY, write_model
 from training_support import run_ranks
 
-from mrt_hpc.plan.model_shape import ModelShape
+from mrt_hpc.plan.memory import ModelShape
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,35 +13,35 @@ from conftest import ROOT
 from mrt_hpc.algorithms.starts import WholeTraces
 from mrt_hpc.analysis.curves import valued_traces
 from mrt_hpc.analysis.measures import EvaluationSummary
-from mrt_hpc.domains.pool import GraderPool
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.small_world import STARTING_MODEL
-from mrt_hpc.domains.small_world.equations import FORCED_TEXT, Split, problems
+from mrt_hpc.domains.small_world.task import FORCED_TEXT, Split, problems
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.inference.client import SamplingSettings, connect
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutPlan, TraceCutter
 from mrt_hpc.inference.server import VllmServer
-from mrt_hpc.inference.server_settings import ServerSettings
+from mrt_hpc.inference.server_start import ServerSettings
 from mrt_hpc.inference.tokens import TokenBytes
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
 from mrt_hpc.modes.base import Mode
 from mrt_hpc.modes.writer import Writer
-from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.sections import Episodes
 from mrt_hpc.roles.evaluation import run
-from mrt_hpc.roles.sampling.grading import GradedTrace, graded_in_order
+from mrt_hpc.roles.sampling.grading import graded_in_order
 from mrt_hpc.roles.sampling.session import SamplingSession
-from mrt_hpc.run.groups import read_group
+from mrt_hpc.run.groups import Sampled, read_group
 from mrt_hpc.run.records import FinishReason
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.weights import publish
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -100,12 +100,12 @@ class Recording:
 class Evaluated:
     """All traces of one evaluation, and the requests that made them."""
 
-    graded: list[GradedTrace]
+    graded: list[Sampled]
     told: list[tuple[Request, Completion]]
 
     @property
     def rollouts(self) -> list[Rollout]:
-        return [trace.rollout for trace in self.graded]
+        return [rollout for trace in self.graded for rollout in trace.rollouts]
 
 
 def evaluate(server: VllmServer, mode: str, *, prover: bool = False) -> Evaluated:
@@ -116,13 +116,13 @@ def evaluate(server: VllmServer, mode: str, *, prover: bool = False) -> Evaluate
     groups = [WholeTraces(prompter, SAMPLES, settings, 64).group(p) for p in problems(Split.HELD_OUT, PROBLEMS)]
     way = recipe.evaluation.benchmarks[0].mode
     assert way is not None
-    plan = RolloutPlan(3, 0, SAMPLES * len(way.stages), rule=EpisodeRule(markers=("Wait",), min_paragraphs=1))
+    plan = RolloutPlan(3, 0, SAMPLES * len(way.stages), rule=Episodes(markers=("Wait",), min_paragraphs=1))
     tokens = TokenBytes(prompter.tokenizer)
     asked = recipe.evaluation.prover
     assert asked is not None
-    found: list[GradedTrace] = []
+    found: list[Sampled] = []
 
-    async def finish(group: list[asyncio.Task[GradedTrace]]) -> None:
+    async def finish(group: list[asyncio.Task[Sampled]]) -> None:
         found.extend(await graded_in_order(group))
 
     async def sample(pool: GraderPool) -> list[tuple[Request, Completion]]:
@@ -138,7 +138,7 @@ def evaluate(server: VllmServer, mode: str, *, prover: bool = False) -> Evaluate
 
     with GraderPool(verifier_of(recipe.evaluation.benchmarks[0].problems, recipe.grading), 1, 5.0) as pool:
         told = asyncio.run(sample(pool))
-    found.sort(key=lambda t: (t.rollout.problem_id, t.rollout.sample))
+    found.sort(key=lambda t: (t.rollouts[0].problem_id, t.rollouts[0].sample))
     assert len(found) == PROBLEMS * plan.group_size
     return Evaluated(found, told)
 
@@ -313,7 +313,7 @@ def test_values_are_asked_for_at_the_boundaries_of_the_result_alone(
     for trace in extended.graded:
         assert [value.boundary for value in trace.values] == [0, 1, 2, 3]
         for branch in trace.branches:
-            asked = len(trace.rollout.prompt_ids) + trace.rollout.boundaries[branch.boundary]
+            asked = len(trace.rollouts[0].prompt_ids) + trace.rollouts[0].boundaries[branch.boundary]
             assert branch.prompt_tokens == asked + len(
                 Prompter.of(STARTING_MODEL, recipe_with("null").prompt).ids(FORCED_TEXT)
             )

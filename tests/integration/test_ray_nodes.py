@@ -23,12 +23,12 @@ import pytest
 from graded import grade_all
 from ray_rank_worker import task_of
 
+from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
 from mrt_hpc.domains.math.verifier import MathVerifier
-from mrt_hpc.domains.pool import GraderPool, VerdictStatus
 from mrt_hpc.inference.server import VllmServer
-from mrt_hpc.inference.server_settings import ServerSettings
-from mrt_hpc.roles.sampling.grader_processes import lane_over
+from mrt_hpc.inference.server_start import ServerSettings
 from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined
+from mrt_hpc.roles.sampling.session import lane_over
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -11,10 +11,8 @@ from browser import ELEMENT, Browser, browser, reason_to_skip
 from synthetic_run import HOSTILE, Shape, SyntheticEvaluation, SyntheticRun
 
 from mrt_hpc.analysis.measures import RunSummary
-from mrt_hpc.analysis.page.content import RunRecord
-from mrt_hpc.analysis.page.render import render_page
-from mrt_hpc.analysis.page.text import visible
-from mrt_hpc.analysis.page.traces import Boundary, SampleProblem, SampleTrace
+from mrt_hpc.analysis.report.content import Boundary, RunRecord, SampleProblem, SampleTrace, visible
+from mrt_hpc.analysis.report.render import render_page
 from mrt_hpc.roles.report import write_comparison, write_report
 
 if TYPE_CHECKING:

@@ -9,11 +9,10 @@ import pytest
 from conftest import ROOT
 from safetensors.torch import load_file, save_file
 
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.tracking import Tracker
@@ -24,6 +23,7 @@ from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.manifest import MANIFEST
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.weights import publish, take_over
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable

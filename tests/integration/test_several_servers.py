@@ -21,9 +21,8 @@ from test_inference_server import (
 
 from mrt_hpc.inference.client import Completion, Request, SamplingSettings, connect
 from mrt_hpc.inference.server import VllmServer
-from mrt_hpc.inference.server_pool import ServerPool
-from mrt_hpc.inference.server_settings import ServerSettings
-from mrt_hpc.inference.spreading import spread_over
+from mrt_hpc.inference.server_pool import ServerPool, spread_over
+from mrt_hpc.inference.server_start import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

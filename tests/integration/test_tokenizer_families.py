@@ -24,12 +24,11 @@ from transformers import PreTrainedTokenizerFast
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.inference.token_pieces import StoredTokens
-from mrt_hpc.inference.tokens import PROBES, TokenBytes
-from mrt_hpc.mrt.episodes import EpisodeRule, cut_episodes
+from mrt_hpc.inference.tokens import PROBES, StoredTokens, TokenBytes
+from mrt_hpc.mrt.episodes import cut_episodes
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.sections.prompt import Prompt
-from mrt_hpc.roles.preparation.tokenizer_check import refuse_lossy, written_texts
+from mrt_hpc.recipe.sections import Episodes, Prompt
+from mrt_hpc.roles.prepare_checks import refuse_lossy, written_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -235,7 +234,7 @@ def test_the_tokenizer_of_a_family_brings_back_texts_and_begins_prompts(family: 
         ids[len(first) :]
     ).removeprefix(" ")
     trace = prompter.ids(TRACE)
-    episodes = cut_episodes(tokens.pieces(trace), EpisodeRule())
+    episodes = cut_episodes(tokens.pieces(trace), Episodes())
     stored = StoredTokens.read(tmp_path / "tokenizer.json").cut(trace, [0, len(trace)], TRACE)
     assert len(episodes) == 3
     assert stored is not None
@@ -277,7 +276,7 @@ def test_a_tokenizer_is_what_its_file_says_whatever_class_is_named(family: str, 
     tokens = TokenBytes(prompter.tokenizer)
     pieces = tokens.pieces(prompter.ids(TRACE))
     assert b"".join(pieces) == TRACE.encode()
-    assert len(cut_episodes(pieces, EpisodeRule())) == 3
+    assert len(cut_episodes(pieces, Episodes())) == 3
 
 
 def test_a_tokenizer_that_loses_spaces_is_refused(tmp_path: Path) -> None:

@@ -14,15 +14,14 @@ import pytest
 from click.testing import CliRunner
 from training_support import infinite_loss, random_batch, tiny_model
 
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.task.segment_end import is_trained
+from mrt_hpc.roles.task.context import is_trained
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.trainer import Trainer, trainer_settings
@@ -34,6 +33,7 @@ from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.records import GroupStatistics
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import is_delta
+from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.training import checkpoint
 
 if TYPE_CHECKING:

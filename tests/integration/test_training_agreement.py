@@ -10,9 +10,8 @@ import pytest
 import torch
 from training_support import PlainTrainer, branched, random_batch, run_ranks, settings, tiny_model, update_batches
 
-from mrt_hpc.training.learning_rate import learning_rate
 from mrt_hpc.training.packing import split_by_group
-from mrt_hpc.training.sequence import TrainingSequence
+from mrt_hpc.training.settings import TrainingSequence, learning_rate
 
 if TYPE_CHECKING:
     from pathlib import Path

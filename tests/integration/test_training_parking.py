@@ -8,8 +8,8 @@ import pytest
 import torch
 from training_support import random_batch, settings, tiny_model
 
+from mrt_hpc.training.accelerator import park, unpark
 from mrt_hpc.training.engine import TrainerEngine, build
-from mrt_hpc.training.parking import park, unpark
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from training_support import VOCABULARY, plain_logprobs, random_batch, settings,
 from transformers import AutoModelForCausalLM, CohereConfig, FalconH1Config
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.batching import Precision
+from mrt_hpc.recipe.choices import Precision
 from mrt_hpc.run import weights
 from mrt_hpc.run.atomic import checksums
 from mrt_hpc.run.layout import RunLayout

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from mrt_hpc.domains.small_world import STARTING_MODEL
-from mrt_hpc.domains.small_world.equations import (
+from mrt_hpc.domains.small_world.model import NUMBERS, build_tokenizer, fresh_model
+from mrt_hpc.domains.small_world.task import (
     ANSWER_START,
     END_THINK,
     FORCED_TEXT,
@@ -27,8 +28,6 @@ from mrt_hpc.domains.small_world.equations import (
     example,
     problems,
 )
-from mrt_hpc.domains.small_world.network import fresh_model
-from mrt_hpc.domains.small_world.tokenizer import NUMBERS, build_tokenizer
 from mrt_hpc.domains.small_world.warm_start import (
     IGNORED,
     Example,

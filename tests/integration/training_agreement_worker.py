@@ -10,7 +10,7 @@ import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 from training_support import VOCABULARY, branched, end_at_once, infinite_loss, random_batch, settings, update_batches
 
-from mrt_hpc.recipe.batching import Batching, Precision
+from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.training import policy, projection
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build
@@ -19,7 +19,7 @@ from mrt_hpc.training.trained_state import TrainedState
 from mrt_hpc.training.update_statistics import SkippedStep, Tally
 
 if TYPE_CHECKING:
-    from mrt_hpc.training.sequence import TrainingSequence
+    from mrt_hpc.training.settings import TrainingSequence
 
 
 def named(trainer: TrainerEngine) -> list[tuple[str, torch.nn.Parameter]]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from training_support import end_at_once, random_batch, settings
 
-from mrt_hpc.recipe.batching import Batching, Precision
+from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.run import weights
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.training import checkpoint, export

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from training_support import end_at_once, settings
 
-from mrt_hpc.recipe.batching import Precision
+from mrt_hpc.recipe.choices import Precision
 from mrt_hpc.training.accelerator import choose_kernels, deepspeed
 from mrt_hpc.training.engine import deepspeed_config
 from mrt_hpc.training.policy import load_policy, parameter_count

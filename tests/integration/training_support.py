@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from mrt_hpc.recipe.batching import Precision
-from mrt_hpc.recipe.sections.training import Training
+from mrt_hpc.recipe.choices import Precision
+from mrt_hpc.recipe.sections import Training
 from mrt_hpc.training.rendezvous import leave
-from mrt_hpc.training.sequence import TrainingSequence
-from mrt_hpc.training.settings import Objective, TrainerSettings
+from mrt_hpc.training.settings import Objective, TrainerSettings, TrainingSequence
 
 VOCABULARY = 48
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.launch.slurm.queue import QueuedTask, QueueState, queue_states
-from mrt_hpc.launch.slurm.site import SlurmSite
+from mrt_hpc.backends.slurm.queue import QueuedTask, QueueState, queue_states
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.run.access import CACHES
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
@@ -140,7 +140,7 @@ class Cluster:
             "plan": plan.as_json(),
             "site": site.model_dump(mode="json"),
             "run_dir": str(run_dir),
-            "function": f"slurm_trivial_tasks:{function}",
+            "function": function,
             "known_ids": {},
             **options,
         }
@@ -151,7 +151,7 @@ class Cluster:
     def submit_again(self, run_dir: Path, function: str) -> subprocess.CompletedProcess[str]:
         """What `mrt-hpc submit` does with a run that is there, with trivial tasks."""
         site = self.site().model_dump(mode="json")
-        request = {"run_dir": str(run_dir), "function": f"slurm_trivial_tasks:{function}", "site": site}
+        request = {"run_dir": str(run_dir), "function": function, "site": site}
         file = run_dir / "request.json"
         file.write_text(json.dumps(request))
         return self.as_user(self.python, str(self.tests / "slurm_submit_driver.py"), "again", str(file))

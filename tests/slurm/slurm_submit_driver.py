@@ -18,15 +18,17 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
+from slurm_trivial_tasks import TrivialCall
+
+from mrt_hpc.backends.slurm import arrays as slurm
+from mrt_hpc.backends.slurm.arrays import submit
+from mrt_hpc.backends.slurm.queue import cancel
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.slurm import arrays as slurm
-from mrt_hpc.launch.slurm.arrays import submit
-from mrt_hpc.launch.slurm.queue import cancel
-from mrt_hpc.launch.slurm.site import SlurmSite
-from mrt_hpc.launch.submission import Listener, start
 from mrt_hpc.plan.jobs import Plan, read_plan
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.submit.submission import Listener, start
 
 
 def submit_request(path: str) -> None:
@@ -46,7 +48,7 @@ def submit_request(path: str) -> None:
         RunLayout(Path(request["run_dir"])),
         known_ids=request["known_ids"],
         record=record,
-        function=request["function"],
+        call=partial(TrivialCall, function=request["function"]),
     )
 
 
@@ -54,7 +56,7 @@ def submit_again(path: str) -> None:
     """With trivial tasks in the place of the plan's own."""
     request = json.loads(Path(path).read_text())
     layout = RunLayout(Path(request["run_dir"]))
-    slurm.submit = partial(submit, function=request["function"])
+    slurm.submit = partial(submit, call=partial(TrivialCall, function=request["function"]))
     site = SlurmSite.model_validate_json(json.dumps(request["site"]))
     told = Listener(print, print, nullcontext)
     start(read_recipe_lock(layout.recipe_lock), read_plan(layout.plan), layout, site, told)

@@ -8,18 +8,18 @@ import signal
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from submitted import latest_ids
 
+from mrt_hpc.backends.slurm.commands import run_slurm
+from mrt_hpc.backends.slurm.environment import SlurmTask
+from mrt_hpc.backends.slurm.task import TaskCall
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch.slurm.call import run_plan_task
-from mrt_hpc.launch.slurm.commands import run_slurm
-from mrt_hpc.launch.slurm.environment import SlurmTask
 from mrt_hpc.roles.task.peers import Peers, PeersAwayError
-from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.uses import Use
+from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -29,6 +29,18 @@ TOLD = "told"
 """The name of the file in a run directory for which a task may wait."""
 AWAITED = {"awaits": "after-blocker", "abandoned": "after-other"}
 """Tasks that give their node back since no task of another job runs."""
+
+
+@dataclass(frozen=True)
+class TrivialCall(TaskCall):
+    """Calls a function of this module in the place of the plan's role."""
+
+    function: str = ""
+
+    def __call__(self) -> None:
+        task = SlurmTask.from_environment()
+        assert task is not None
+        globals()[self.function](self.run_dir, self.job_name, task.array_index)
 
 
 def _note(run_dir: str, what: str, job_name: str) -> SlurmTask:
@@ -95,7 +107,7 @@ def comes_back(run_dir: str, job_name: str, _index: int) -> None:
 
 def lives(run_dir: str, job_name: str, _index: int) -> None:
     """A whole life as a task of a plan, with work that depends on the job's name and on the attempt."""
-    run_plan_task(run_dir, job_name, _index, _work)
+    TaskCall(run_dir, job_name, _work)()
     if job_name == "stumbles":
         sys.exit(9)  # as a library might, when Python ends
 
@@ -134,7 +146,7 @@ def _act(task: Task, what: str) -> None:
 
 def spends(run_dir: str, job_name: str, _index: int) -> None:
     """A whole life as a task of a plan whose time has several uses."""
-    run_plan_task(run_dir, job_name, _index, _spend)
+    TaskCall(run_dir, job_name, _spend)()
 
 
 def _spend(task: Task) -> None:

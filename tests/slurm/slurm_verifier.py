@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from mrt_hpc.domains.base import Judgement, Verifier
-from mrt_hpc.domains.boxed import THOUGHT_END
+from mrt_hpc.domains.extraction import THOUGHT_END
 from mrt_hpc.run.waiting import wait_until
 
 FOLDER = "JUDGED_ON"

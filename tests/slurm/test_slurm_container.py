@@ -10,7 +10,7 @@ from slurm_doctor import examine
 from slurm_plans import job, plan
 from slurm_recipes import site_file
 
-from mrt_hpc.launch.slurm.queue import QueueState
+from mrt_hpc.backends.slurm.queue import QueueState
 
 DEFINITION = """
 Bootstrap: scratch

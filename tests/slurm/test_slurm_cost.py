@@ -13,11 +13,11 @@ from slurm_lives import QUICKSTART, run_directory
 from slurm_plans import job, plan
 
 from mrt_hpc.analysis.spending import Accounts, spending
-from mrt_hpc.launch.ledger import record_submission
+from mrt_hpc.attempt.ledger import record_submission
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_lock
-from mrt_hpc.run.uses import Use
+from mrt_hpc.run.events import Use
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:

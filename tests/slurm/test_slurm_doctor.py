@@ -13,8 +13,8 @@ import pytest
 from slurm_doctor import examine
 from slurm_recipes import SHRUNK, options, site_file
 
-from mrt_hpc.launch.sites import find_site
-from mrt_hpc.launch.slurm.site import SlurmSite
+from mrt_hpc.backends.sites import find_site
+from mrt_hpc.backends.slurm.site import SlurmSite
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,8 +18,8 @@ from slurm_verifier import HELD_FROM, HELD_S, HELD_UNTIL
 from submitted import latest_ids
 
 from mrt_hpc.analysis.collect import read_summary
+from mrt_hpc.backends.slurm.queue import QueueState
 from mrt_hpc.domains.small_world import STARTING_MODEL
-from mrt_hpc.launch.slurm.queue import QueueState
 from mrt_hpc.run.events import EventKind, events_by_process, read_events
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest

@@ -15,8 +15,8 @@ from slurm_cluster import wait_for_end
 from slurm_recipes import SHRUNK, options, site_file
 from submitted import latest_ids
 
-from mrt_hpc.launch.login_node import mounts_by_kernel
-from mrt_hpc.launch.slurm.queue import QueueState, queue_states
+from mrt_hpc.backends.slurm.queue import QueueState, queue_states
+from mrt_hpc.cluster.login_node import mounts_by_kernel
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until

@@ -15,9 +15,9 @@ from slurm_cluster import Cluster, notes, wait_for_end
 from slurm_lives import RETRIES, await_start, await_stop, run_directory, starts
 from slurm_plans import job, plan
 
-from mrt_hpc.launch.ledger import record_submission
-from mrt_hpc.launch.slurm.queue import QueueState
-from mrt_hpc.launch.slurm.queued_as import differences, queued_fields
+from mrt_hpc.attempt.ledger import record_submission
+from mrt_hpc.backends.slurm.queue import QueueState
+from mrt_hpc.backends.slurm.queued_as import differences, queued_fields
 from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.waiting import wait_until
 

@@ -10,12 +10,12 @@ from slurm_lives import run_directory, starts
 from slurm_plans import job, plan
 from submitted import current_ids, latest_ids
 
-from mrt_hpc.launch.ledger import current_submissions, record_submission
-from mrt_hpc.launch.queued_jobs import live_jobs
-from mrt_hpc.launch.slurm.queue import QueueState, queue_states
-from mrt_hpc.launch.submission import without_hope
+from mrt_hpc.attempt.ledger import current_submissions, record_submission
+from mrt_hpc.backends.queued_jobs import live_jobs
+from mrt_hpc.backends.slurm.queue import QueueState, queue_states
 from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.submit.submission import without_hope
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,9 +10,9 @@ from slurm_cluster import Cluster, notes, wait_for_end
 from slurm_lives import await_start, run_directory, starts
 from slurm_plans import job, plan
 
-from mrt_hpc.launch.ledger import record_submission
-from mrt_hpc.launch.queued_jobs import live_jobs
-from mrt_hpc.launch.slurm.queue import QueueState
+from mrt_hpc.attempt.ledger import record_submission
+from mrt_hpc.backends.queued_jobs import live_jobs
+from mrt_hpc.backends.slurm.queue import QueueState
 from mrt_hpc.run.task_state import TaskState, read_task
 
 if TYPE_CHECKING:

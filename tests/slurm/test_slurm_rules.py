@@ -12,8 +12,8 @@ from chaos_backends import SlurmRun
 from chaos_faults import FaultKind
 from chaos_run import RUN_DEADLINE_S, run_under_faults, table
 
-from mrt_hpc.launch.ledger import submissions
-from mrt_hpc.launch.slurm.queued_as import queued_fields
+from mrt_hpc.attempt.ledger import submissions
+from mrt_hpc.backends.slurm.queued_as import queued_fields
 
 if TYPE_CHECKING:
     from slurm_cluster import Cluster

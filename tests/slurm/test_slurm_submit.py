@@ -13,8 +13,8 @@ from slurm_cluster import Cluster, notes, recorded_ids, wait_for_end
 from slurm_plans import job, plan
 from slurm_trivial_tasks import TOLD
 
-from mrt_hpc.launch.slurm.arrays import sbatch_texts
-from mrt_hpc.launch.slurm.queue import QueueState, queue_states
+from mrt_hpc.backends.slurm.arrays import sbatch_texts
+from mrt_hpc.backends.slurm.queue import QueueState, queue_states
 from mrt_hpc.plan.compile import split_array
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.run.layout import RunLayout

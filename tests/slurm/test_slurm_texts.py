@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from slurm_plans import job, plan
 
+from mrt_hpc.backends.slurm.arrays import sbatch_texts, submit
+from mrt_hpc.backends.slurm.containers import with_models_bound
+from mrt_hpc.backends.slurm.environment import SlurmTask
+from mrt_hpc.backends.slurm.queue import queue_states
+from mrt_hpc.backends.slurm.site import Container, GpuRequest, Partitions, SlurmSite
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.slurm.arrays import sbatch_texts, submit
-from mrt_hpc.launch.slurm.containers import with_models_bound
-from mrt_hpc.launch.slurm.environment import SlurmTask
-from mrt_hpc.launch.slurm.queue import queue_states
-from mrt_hpc.launch.slurm.site import Container, GpuRequest, Partitions, SlurmSite
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.layout import RunLayout
 
@@ -146,8 +146,8 @@ def test_texts_need_no_slurm(tmp_path: Path) -> None:
     """In a process that finds no Slurm command at all."""
     code = (
         "from pathlib import Path; from slurm_plans import job, plan;"
-        "from mrt_hpc.launch.slurm.arrays import sbatch_texts;"
-        "from mrt_hpc.launch.slurm.site import SlurmSite; from mrt_hpc.run.layout import RunLayout;"
+        "from mrt_hpc.backends.slurm.arrays import sbatch_texts;"
+        "from mrt_hpc.backends.slurm.site import SlurmSite; from mrt_hpc.run.layout import RunLayout;"
         f"print(sbatch_texts(plan(job('a')), SlurmSite(name='s'), RunLayout(Path({str(tmp_path / 'run')!r})))[0][1])"
     )
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])

@@ -19,7 +19,7 @@ from slurm_recipes import SHRUNK, accounting, options, site_file
 from slurm_verifier import FOLDER, HELD_FROM, HELD_S, HELD_UNTIL
 from submitted import latest_ids
 
-from mrt_hpc.launch.slurm.queue import QueueState
+from mrt_hpc.backends.slurm.queue import QueueState
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until

@@ -11,9 +11,9 @@ from slurm_cluster import Cluster, wait_for_end
 from slurm_recipes import SHRUNK, accounting, options, site_file
 from submitted import latest_ids
 
-from mrt_hpc.launch.ledger import submissions
-from mrt_hpc.launch.slurm.parameters import queue_name
-from mrt_hpc.launch.slurm.queue import QueueState
+from mrt_hpc.attempt.ledger import submissions
+from mrt_hpc.backends.slurm.parameters import queue_name
+from mrt_hpc.backends.slurm.queue import QueueState
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState
@@ -87,7 +87,7 @@ def check_result(cluster: Cluster, layout: RunLayout) -> None:
         assert json.loads(layout.metrics(iteration).read_text())["reward_mean"] >= 0
     status = cluster.mrt_hpc("status", str(layout.root))
     assert status.returncode == 0, status.stderr
-    assert "2 completed" in status.stdout, "the two evaluations"
+    assert "2 done" in status.stdout, "the two evaluations"
     assert str(layout.report) in status.stdout
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from slurm_texts import squeue_prints
 
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.ledger import record_submission
-from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.attempt.ledger import record_submission
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.events import event_file
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     import pytest

@@ -14,7 +14,8 @@ from mrt_hpc.cli.main import main
 ROOT = Path(__file__).parents[2]
 DOCS = sorted(path for path in (ROOT / "docs").glob("*.md"))
 README = ROOT / "README.md"
-PAGES = [*DOCS, README, *(ROOT / name for name in ("CONTRIBUTING.md", "recipes/README.md"))]
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+PAGES = [*DOCS, README, ARCHITECTURE, *(ROOT / name for name in ("CONTRIBUTING.md", "recipes/README.md"))]
 _BLOCK = re.compile(r"^[ ]*```(\w+)\n(.*?)^[ ]*```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _SPAN = re.compile(r"`([^`\n]+)`")

@@ -6,11 +6,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, ForcedAnswer, ModelSamples
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.evaluated_models import models_asked
-from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe
-from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.evaluate.evaluation import evaluation_recipe
+from mrt_hpc.evaluate.models import models_asked
 from mrt_hpc.plan.compile import compile_plan, evaluation_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_lock
@@ -18,6 +17,7 @@ from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ ANSWER_TOKENS = 2
 
 def boundary(tokens: int, answers: str) -> EvaluatedBoundary:
     """A boundary with forced answers, a letter each: R is right, any other letter a wrong answer."""
-    forced = tuple(ForcedAnswer(a, float(a == "R"), ANSWER_TOKENS, 10 + tokens) for a in answers)
+    forced = tuple(GradedAnswer(a, float(a == "R"), ANSWER_TOKENS, 10 + tokens) for a in answers)
     return EvaluatedBoundary(tokens, sum(f.reward for f in forced) / len(forced), forced)
 
 
@@ -97,7 +97,7 @@ def evaluation_directory(place: Path, run: RunLayout, *versions: int) -> RunLayo
         (run.weights_version(version) / "config.json").write_text("{}")
     asked = models_asked([f"{run.root}@{','.join(map(str, versions))}"])
     shutil.rmtree(run.weights)  # else they would have to be whole models
-    recipe = evaluation_recipe(EvaluationAsked(asked, "small_world", benchmark_of(2, 2), place.parent / "results"))
+    recipe = evaluation_recipe(asked, "small_world", benchmark_of(2, 2), place.parent / "results")
     layout = create_or_open(place, recipe, evaluation_plan(recipe, LocalSite()))
     for number in range(len(versions)):
         commit_all(layout, number)

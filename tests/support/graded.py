@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mrt_hpc.domains.pool import GraderPool, Pair, Verdict
+    from mrt_hpc.domains.grader_queue import GraderPool, Pair, Verdict
 
 
 def grade_all(pool: GraderPool, pairs: Sequence[Pair]) -> list[Verdict]:

@@ -119,7 +119,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path == information or path.startswith(f"{information}/revision/"):
             return _information(repository, path.partition("/revision/")[2] or "main")
         if path.startswith(f"{information}/tree/"):
-            return _json([_entry(name, body) for name, body in repository.files.items()])
+            folder = path.removeprefix(f"{information}/tree/").partition("/")[2]
+            return _tree(repository, folder, recursive="recursive=true" in self.path.lower())
         prefix = "" if repository.kind == "models" else f"/{repository.kind}"
         _, found, place = path.partition(f"{prefix}/{repository.name}/resolve/")
         if not found:
@@ -138,6 +139,18 @@ def _information(repository: Repository, revision: str) -> Answer:
     files = [{**_entry(name, body), "rfilename": name} for name, body in repository.files.items()]
     told = {"id": repository.name, "sha": repository.commit, "siblings": files, "private": False, "tags": []}
     return _json({**told, "modelId": repository.name})
+
+
+def _tree(repository: Repository, folder: str, *, recursive: bool) -> Answer:
+    """The files below a folder, or those in it and the folders in it."""
+    start = f"{folder}/" if folder else ""
+    below = {name: body for name, body in repository.files.items() if name.startswith(start)}
+    if not below:
+        return b"", {"X-Error-Code": "EntryNotFound"}, 404
+    inner = {name: name.removeprefix(start) for name in below}
+    folders = {start + rest.partition("/")[0] for rest in inner.values() if "/" in rest and not recursive}
+    files = [_entry(name, body) for name, body in below.items() if recursive or "/" not in inner[name]]
+    return _json([*files, *({"type": "directory", "path": name, "size": 0, "oid": "0" * 40} for name in folders)])
 
 
 def _entry(name: str, body: bytes) -> dict[str, object]:

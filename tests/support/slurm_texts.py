@@ -9,20 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.errors import UserError
-from mrt_hpc.launch.slurm.answers import squeue_format
-from mrt_hpc.launch.slurm.cluster_facts import Survey, User
-from mrt_hpc.launch.slurm.commands import SlurmRefusedError
-from mrt_hpc.launch.slurm.survey import (
+from mrt_hpc.backends.slurm.answers import squeue_format
+from mrt_hpc.backends.slurm.commands import SlurmRefusedError
+from mrt_hpc.backends.slurm.survey import (
     CONFIG,
     NODES,
     PARTITIONS,
     QOS,
     VERSION,
+    Survey,
+    User,
     associations_command,
     default_account_command,
     survey,
 )
+from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mrt_hpc.launch.ledger import current_submissions, submissions
+from mrt_hpc.attempt.ledger import current_submissions, submissions
 
 if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout

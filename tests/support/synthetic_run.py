@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
-from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.analysis.rows import summarise_evaluation
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.domains.small_world.model import build_tokenizer
+from mrt_hpc.evaluate.evaluation import evaluation_recipe
+from mrt_hpc.evaluate.models import ModelsAsked
 from mrt_hpc.inference.tokens import TokenBytes
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.evaluated_models import ModelsAsked
-from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe
-from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan, evaluation_plan
-from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.schema import EvaluatedModel, Recipe
 from mrt_hpc.roles.benchmarks.summary import answers_by_problem
 from mrt_hpc.run.archive import archive_groups
 from mrt_hpc.run.atomic import write_text
@@ -30,11 +28,12 @@ from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.events import EventKind, event_file
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.recipe.schema import Experiment
     from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.run.records import Problem
 
@@ -221,8 +220,7 @@ class SyntheticEvaluation(SyntheticRun):
         entries = ", ".join(f"{{name: {name}, {entry}}}" for name in self.shape.benchmarks)
         changes = (f"evaluation.benchmarks=[{entries}]", *VALUED, f"seed={self.shape.seed}")
         models = tuple(self._model(root.parent, name) for name in ("first", "second"))
-        asked = EvaluationAsked(ModelsAsked(models, (), ()), "small_world", changes, root.parent / "results")
-        recipe = evaluation_recipe(asked)
+        recipe = evaluation_recipe(ModelsAsked(models, (), ()), "small_world", changes, root.parent / "results")
         return recipe, create_or_open(root, recipe, evaluation_plan(recipe, LocalSite()))
 
     def _model(self, folder: Path, name: str) -> EvaluatedModel:

@@ -27,8 +27,15 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.batching import Batching, Precision
-from mrt_hpc.training.agreement import Check, Difference, differences, make_small, refuse_differences, settle
+from mrt_hpc.recipe.choices import Batching, Precision
+from mrt_hpc.training.agreement import (
+    ForwardCheck,
+    LogprobDifference,
+    differences,
+    make_small,
+    refuse_differences,
+    settle,
+)
 from mrt_hpc.training.attention import PACKED_ATTENTION, segments_of
 from mrt_hpc.training.policy import Kernels, Policy, load_policy
 from mrt_hpc.training.rng_state import Generators
@@ -57,7 +64,7 @@ def llama(**rope: Any) -> LlamaConfig:
     return LlamaConfig(max_position_embeddings=64, rope_parameters={"rope_theta": 10000.0, **rope})
 
 
-FAMILIES: dict[str, tuple[Callable[[], PretrainedConfig], Batching, Check | None]] = {
+FAMILIES: dict[str, tuple[Callable[[], PretrainedConfig], Batching, ForwardCheck | None]] = {
     "Qwen2, padded": (Qwen2Config, PADDED, None),
     "Qwen2, packed": (Qwen2Config, PACKED, None),
     "Qwen2, shared": (Qwen2Config, SHARED, None),
@@ -65,17 +72,17 @@ FAMILIES: dict[str, tuple[Callable[[], PretrainedConfig], Batching, Check | None
     "dropout of OPT": (OPTConfig, PADDED, None),
     "layers of Mamba": (MambaConfig, PADDED, None),
     "recurrent layers": (Qwen3NextConfig, PADDED, None),
-    "recurrent layers, packed": (Qwen3NextConfig, PACKED, Check.IN_ONE_ROW),
-    "recurrent layers, shared": (Qwen3NextConfig, SHARED, Check.IN_ONE_ROW),
-    "layers of Mamba, packed": (MambaConfig, PACKED, Check.IN_ONE_ROW),
+    "recurrent layers, packed": (Qwen3NextConfig, PACKED, ForwardCheck.IN_ONE_ROW),
+    "recurrent layers, shared": (Qwen3NextConfig, SHARED, ForwardCheck.IN_ONE_ROW),
+    "layers of Mamba, packed": (MambaConfig, PACKED, ForwardCheck.IN_ONE_ROW),
     "ALiBi": (BloomConfig, PADDED, None),
-    "ALiBi, packed": (BloomConfig, PACKED, Check.IN_ONE_ROW),
+    "ALiBi, packed": (BloomConfig, PACKED, ForwardCheck.IN_ONE_ROW),
     "a window": (MistralConfig, PADDED, None),
-    "a window, packed": (MistralConfig, PACKED, Check.IN_ONE_ROW),
+    "a window, packed": (MistralConfig, PACKED, ForwardCheck.IN_ONE_ROW),
     "a window that no layer uses, packed": (Qwen2MoeConfig, PACKED, None),
-    "scaled logits": (lambda: FalconH1Config(lm_head_multiplier=0.0195), PADDED, Check.HEAD),
-    "longrope": (phi3, PADDED, Check.LONGEST),
-    "dynamic NTK": (lambda: llama(rope_type="dynamic", factor=4.0), PADDED, Check.LONGEST),
+    "scaled logits": (lambda: FalconH1Config(lm_head_multiplier=0.0195), PADDED, ForwardCheck.HEAD),
+    "longrope": (phi3, PADDED, ForwardCheck.LONGEST),
+    "dynamic NTK": (lambda: llama(rope_type="dynamic", factor=4.0), PADDED, ForwardCheck.LONGEST),
     "YaRN": (lambda: llama(rope_type="yarn", factor=4.0, original_max_position_embeddings=64), PADDED, None),
 }
 
@@ -88,7 +95,7 @@ def test_a_model_is_taken_only_where_the_trainer_computes_it_as_it_is(
     policy = load(config(), tmp_path, batching)
     failed = [difference for difference in differences(policy, LONGEST) if not difference.agrees]
     assert not failed or (failed[0].check is wrong and failed[0].nats > 0.1)
-    if wrong in (None, Check.IN_ONE_ROW):
+    if wrong in (None, ForwardCheck.IN_ONE_ROW):
         settle(policy, LONGEST, tmp_path)
         assert policy.kernels.batching is (batching if wrong is None else PADDED)
         assert ("training.batching is padded" in caplog.text) is (wrong is not None)
@@ -96,7 +103,7 @@ def test_a_model_is_taken_only_where_the_trainer_computes_it_as_it_is(
         return
     with pytest.raises(UserError, match="would not train the model that is sampled") as refused:
         settle(policy, LONGEST, tmp_path)
-    assert {Check.LONGEST: "sampling.max_tokens"}.get(wrong, "model.path") in str(refused.value.advice)
+    assert {ForwardCheck.LONGEST: "sampling.max_tokens"}.get(wrong, "model.path") in str(refused.value.advice)
 
 
 def test_a_table_that_no_sequence_of_the_run_reaches_is_taken(tmp_path: Path) -> None:
@@ -117,7 +124,7 @@ def test_rounding_to_16_bits_is_within_the_limit(
 @pytest.mark.parametrize("config", [Qwen3NextConfig, lambda: FalconH1Config()])
 def test_what_is_wrong_is_seen_in_16_bits_too(config: Callable[[], PretrainedConfig], tmp_path: Path) -> None:
     found = differences(load(config(), tmp_path, PACKED, precision=Precision.BF16), LONGEST)
-    assert [d.check for d in found if not d.agrees] == [Check.IN_ONE_ROW]
+    assert [d.check for d in found if not d.agrees] == [ForwardCheck.IN_ONE_ROW]
 
 
 def test_a_window_that_only_a_mask_tells_of_is_refused_in_a_packed_row(tmp_path: Path) -> None:
@@ -148,7 +155,9 @@ def test_log_probabilities_that_are_not_finite_agree_with_nothing(tmp_path: Path
     policy = load(Qwen2Config(), tmp_path)
     with torch.no_grad():
         policy.model.get_output_embeddings().weight[0, 0] = torch.nan
-    assert not any(difference.agrees for difference in differences(policy, LONGEST) if difference.check is Check.HEAD)
+    assert not any(
+        difference.agrees for difference in differences(policy, LONGEST) if difference.check is ForwardCheck.HEAD
+    )
 
 
 def test_the_check_leaves_generators_and_policy_as_they_were(tmp_path: Path) -> None:
@@ -161,8 +170,8 @@ def test_the_check_leaves_generators_and_policy_as_they_were(tmp_path: Path) -> 
 
 
 def test_the_outcome_is_a_value_that_names_its_limit() -> None:
-    assert Difference(Check.PADDED, 1e-4, 1e-3).agrees
-    assert not Difference(Check.PADDED, float("nan"), 1e-3).agrees
+    assert LogprobDifference(ForwardCheck.PADDED, 1e-4, 1e-3).agrees
+    assert not LogprobDifference(ForwardCheck.PADDED, float("nan"), 1e-3).agrees
 
 
 def rewritten(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:

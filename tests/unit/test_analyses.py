@@ -39,8 +39,7 @@ from mrt_hpc.analysis.regret_by_budget import (
     regret_of,
     verdicts,
 )
-from mrt_hpc.analysis.scaling import accuracy_at, analyse_scaling
-from mrt_hpc.analysis.scaling_curves import ScalingCurve, direct_curves, prefix_curve, votes_of
+from mrt_hpc.analysis.scaling import ScalingCurve, accuracy_at, analyse_scaling, direct_curves, prefix_curve, votes_of
 from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:

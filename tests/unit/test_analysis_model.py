@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mrt_hpc.analysis.collect import as_ranges, read_measurements
-from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase, RunCost, RunFile, RunSummary
+from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.layout import RunLayout
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import TYPE_CHECKING
 
 import pytest
 
-from mrt_hpc.analysis import plots
-from mrt_hpc.analysis.estimates import mean_of
-from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
+from mrt_hpc.analysis.figures import Line, LineFigure, Panel, draw, moving_average
+from mrt_hpc.analysis.intervals import IntervalEstimate
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase, RunCost, RunFile, RunSummary
 from mrt_hpc.analysis.number_formats import cell, duration, number, percent, points, share_text
-from mrt_hpc.analysis.plots import PhaseTimes, Series
-from mrt_hpc.analysis.render import write_report
-from mrt_hpc.analysis.report_figures import progress_stages
-from mrt_hpc.analysis.result_rows import mean_rows, sample
+from mrt_hpc.analysis.report.content import RunRecord
+from mrt_hpc.analysis.report.plots import progress_stages
+from mrt_hpc.analysis.report.render import write_markdown
+from mrt_hpc.analysis.rows import mean_of, mean_rows, sample, summarise_evaluation, without_interval
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from mrt_hpc.analysis.figures import Kind
 
 
 def iteration(index: int, **changes: object) -> IterationMetrics:
@@ -53,6 +55,10 @@ RUN = RunSummary(
 )
 
 
+def write_report(run: RunSummary, directory: Path) -> Path:
+    return write_markdown(directory, [RunRecord(run.recipe, run)])
+
+
 def png_size(path: Path) -> tuple[int, int]:
     head = path.read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n"
@@ -64,14 +70,14 @@ def test_the_report_tells_outcome_gaps_cost_and_files(tmp_path: Path) -> None:
     text = write_report(RUN, tmp_path).read_text()
     assert "# tiny\\|recipe" in text
     assert "30 of 40 iterations done" in text
-    assert "**held_out**: 30.0 % after 30 iterations, +25.0 (" in text
+    assert "- held_out: 30.0 % after 30 iterations, +25.0 (" in text
     assert "points against version 0; the 95 % interval excludes zero." in text
-    assert "**Mean over benchmarks**: 30.0 % after 30 iterations" in text
-    assert "- metrics of iterations 30-39 of 40" in text
+    assert "- Mean over benchmarks: 30.0 % after 30 iterations" in text
+    assert "- Missing: metrics of iterations 30-39 of 40." in text
     assert "| wall time | 1 h 6 min |" in text
     assert "| tokens generated | 1,234,567 |" in text
-    assert "| generation | 1 min 30 s | 75.0 % |" in text
-    assert "| last weights | `weights/v000030` |" in text
+    assert "| generation | 1 min 30 s | 75.0 % | – |" in text
+    assert "| last weights | weights/v000030 |" in text
     assert "12 of 30 iterations are shown" in text
     assert "None" not in text
     assert "nan" not in text
@@ -118,12 +124,12 @@ def test_regret_is_told_by_budget_with_its_change(tmp_path: Path) -> None:
         for version, regret, spread in ((0, 0.75, 0.0), (30, 0.5, 0.1))
     )
     text = write_report(RUN.model_copy(update={"evaluations": (before, after)}), tmp_path).read_text()
-    assert "| held_out | 64 | sampled | 0 | 0.750 (0.531 to 0.888) | – |" in text
-    assert "| held_out | 64 | sampled | 30 | 0.500 (0.421 to 0.579) | −25.0 (−29.8 to −20.2) |" in text
+    assert "| held_out | 64 | 0 | 0.750 (0.531 to 0.888) | – | sampled |" in text
+    assert "| held_out | 64 | 30 | 0.500 (0.421 to 0.579) | −25.0 (−29.8 to −20.2) | sampled |" in text
     assert "lower is better" in text
     counted = after.model_copy(update={"regret_tokens": "all"})
     mixed = write_report(RUN.model_copy(update={"evaluations": (before, counted)}), tmp_path / "mixed").read_text()
-    assert "| held_out | 64 | all | 30 | 0.500 (0.421 to 0.579) | – |" in mixed, "other tokens are another measure"
+    assert "| held_out | 64 | 30 | 0.500 (0.421 to 0.579) | – | all |" in mixed, "other tokens are another measure"
     assert "regret" not in write_report(RUN, tmp_path / "without").read_text()
 
 
@@ -133,33 +139,35 @@ def test_pass_and_majority_of_each_k_have_their_intervals(tmp_path: Path) -> Non
     rewards = {f"p{i}": [float(i < 5), 0.0] for i in range(20)}
     one = summarise_evaluation(0, "held_out", rewards, answers=answers)
     text = write_report(RUN.model_copy(update={"evaluations": (one,)}), tmp_path).read_text()
-    (row,) = [line for line in text.splitlines() if line.startswith("| held_out | 0 | 1: ")]
-    _, _, _, passes, votes, _ = row.split("|")
-    first, second = passes.strip().split(", ")
-    assert first == f"1: 12.5 % ({percent(one.low)} to {percent(one.high)})"
-    assert second == f"2: {share_text(mean_of({f'p{i}': float(i < 5) for i in range(20)}))}"
-    assert votes.count("12.5 % (") == 2
+    vote = share_text(mean_of({problem: float(i < 5) / 2 for i, problem in enumerate(rewards)}))
+    assert f"| held_out | 0 | 1 | 12.5 % ({percent(one.low)} to {percent(one.high)}) | {vote} |" in text
+    both = share_text(mean_of({f"p{i}": float(i < 5) for i in range(20)}))
+    assert f"| held_out | 0 | 2 | {both} | {vote} |" in text
     assert "maj@k is the chance that a vote of k samples is right" in text
 
 
 def test_the_mean_over_benchmarks_has_its_interval(tmp_path: Path) -> None:
     both = (evaluation(0, "held_out", 5), evaluation(0, "harder", 3))
-    (row,) = [
-        line
-        for line in write_report(RUN.model_copy(update={"evaluations": both}), tmp_path).read_text().splitlines()
-        if line.startswith("| *mean over benchmarks*")
-    ]
-    found = mean_of(*(one.per_problem for one in both))
-    assert row == f"| *mean over benchmarks* | 0 | | 10.0 % | {percent(found.low)} to {percent(found.high)} | – | | | |"
+    text = write_report(RUN.model_copy(update={"evaluations": both}), tmp_path).read_text()
+    assert f"| 0 | {share_text(mean_of(*(one.per_problem for one in both)))} | – |" in text
+
+
+def test_what_the_page_folds_is_whole_in_the_report(tmp_path: Path) -> None:
+    """All versions stand in one table, without the one of the first and the last alone."""
+    versions = tuple(evaluation(v, "held_out", 5) for v in (0, 15, 30))
+    text = write_report(RUN.model_copy(update={"evaluations": versions}), tmp_path).read_text()
+    assert "First and last" not in text
+    for version in (0, 15, 30):
+        assert text.count(f"| held_out | {version} | 20 × 2 |") == 1
 
 
 def test_progress_of_a_stage_has_an_interval_over_its_iterations() -> None:
     """Of four iterations 0.1, 0.2, 0.3, 0.4: mean 0.25, standard error 0.0645, and t of three degrees is 3.182."""
     few, many = ([iteration(i, progress_by_episode=(0.1 * (i % 4 + 1),)) for i in range(count)] for count in (5, 20))
-    assert {stage.low for stage in progress_stages(few)} == {None}
-    first = progress_stages(many)[0]
-    assert first.low == pytest.approx((0.25 - 3.1824 * 0.06455,), abs=1e-4)
-    assert first.high == pytest.approx((0.25 + 3.1824 * 0.06455,), abs=1e-4)
+    assert {stage.y[0].low for stage in progress_stages(few)} == {-math.inf}
+    (first,) = progress_stages(many)[0].y
+    assert first.low == pytest.approx(0.25 - 3.1824 * 0.06455, abs=1e-4)
+    assert first.high == pytest.approx(0.25 + 3.1824 * 0.06455, abs=1e-4)
 
 
 def test_versions_on_other_problems_are_not_compared() -> None:
@@ -172,28 +180,34 @@ def test_versions_on_other_problems_are_not_compared() -> None:
 
 def test_a_figure_that_fails_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="shape"):
-        plots.reward_by_iteration(tmp_path / "reward.png", Series("r", (0.0, 1.0), (0.5,)))
+        draw(
+            LineFigure("f", (Panel("t", "x", "y", (Line("r", (0.0, 1.0), (without_interval(0.5),)),)),)),
+            tmp_path / "f.png",
+        )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_long_runs_are_drawn_in_few_bars(tmp_path: Path) -> None:
-    numbers = tuple(range(250))
-    plots.time_by_phase(tmp_path / "time.png", PhaseTimes(numbers, {Phase.WAITING: (1.0,) * 250}))
-    plots.reward_by_iteration(tmp_path / "reward.png", Series("r", tuple(map(float, numbers)), (0.5,) * 250))
-    assert png_size(tmp_path / "time.png")[0] == png_size(tmp_path / "reward.png")[0] == 1200
+@pytest.mark.parametrize("kind", ["lines", "error bars", "trends", "stack"])
+@pytest.mark.parametrize("points", [1, 250])
+def test_every_kind_is_drawn_of_one_point_and_of_many(tmp_path: Path, kind: Kind, points: int) -> None:
+    lines = tuple(
+        Line(name, tuple(map(float, range(points))), (IntervalEstimate(0.5, 0.25, 0.75),) * points) for name in "ab"
+    )
+    draw(LineFigure("f", (Panel("t", "x", "y", lines, kind),)), tmp_path / "f.png")
+    assert png_size(tmp_path / "f.png") == (1200, 675)
 
 
 def test_moving_average() -> None:
-    assert plots.moving_average([0.0, 3.0, 6.0, 9.0], 3) == [1.5, 3.0, 6.0, 7.5]
+    assert moving_average([0.0, 3.0, 6.0, 9.0], 3) == [1.5, 3.0, 6.0, 7.5]
 
 
 def test_progress_is_averaged_by_stage_over_traces_that_are_long_enough() -> None:
     iterations = [iteration(0, progress_by_episode=(0.2,)), iteration(1, progress_by_episode=(0.4, 0.1))]
     first, second = progress_stages(iterations)
-    assert (first.label, first.y, second.y) == ("iteration 0", (0.2,), (0.4, 0.1))
+    assert (first.label, first.means, second.means) == ("iteration 0", [0.2], [0.4, 0.1])
     stages = progress_stages([iteration(i, progress_by_episode=(0.1 * i,) * (1 + i % 2)) for i in range(10)])
     assert [stage.label for stage in stages][:2] == ["iterations 0–1", "iterations 2–3"]
-    assert stages[0].y == pytest.approx((0.05, 0.1))
+    assert stages[0].means == pytest.approx([0.05, 0.1])
 
 
 def test_sampled_rows_hold_first_and_last() -> None:

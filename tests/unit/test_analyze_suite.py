@@ -11,18 +11,19 @@ import pytest
 from click.testing import CliRunner, Result
 from evaluated import commit_all, evaluation_directory, run_directory
 
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.cli.main import main
-from mrt_hpc.launch import create, evaluation
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.evaluate import evaluation
 from mrt_hpc.plan.compile import evaluation_plan
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
+from mrt_hpc.submit import create
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+    from mrt_hpc.recipe.schema import EvaluationRecipe
 
 SUITE = r"""
 prompt: {instruction: ""}

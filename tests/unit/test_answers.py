@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrt_hpc.domains.boxed import braces_balance, extract_answer
+from mrt_hpc.domains.extraction import braces_balance, extract_answer
 
 HOSTILE = st.lists(
     st.sampled_from(["\\boxed{", "\\boxed", "\\fbox {", "</think>", "<think>"]) | st.sampled_from("{}\\7é \n"),

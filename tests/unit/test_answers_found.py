@@ -11,16 +11,17 @@ from click.testing import CliRunner
 
 from mrt_hpc.algorithms.batch import Batch
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, RunSummary, few_answers
-from mrt_hpc.analysis.render import write_report
+from mrt_hpc.analysis.report.content import RunRecord
+from mrt_hpc.analysis.report.render import write_markdown
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.cli.main import main
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.sampling.round_sampler import SHOWN, trace_in_words
 from mrt_hpc.roles.training.metrics import rollout_measures
 from mrt_hpc.run.records import FinishReason, Rollout
 from mrt_hpc.run.weights import publish
+from mrt_hpc.submit.create import create_or_open
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 WORDS = "an answer was found in 0% of the traces of"
@@ -73,7 +74,7 @@ def test_the_report_has_the_share_and_the_warning(tmp_path: Path) -> None:
             recipe="r", algorithm="grpo", model="m", iterations_planned=1, iterations=(metrics(share),),
             evaluations=(evaluation(share),),
         )  # fmt: skip
-        return write_report(summary, tmp_path).read_text()
+        return write_markdown(tmp_path, [RunRecord("r", summary)]).read_text()
 
     assert f"{WORDS} iteration 0" in report(0.0)
     assert "Few answers" not in report(0.5)

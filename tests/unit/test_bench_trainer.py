@@ -15,10 +15,10 @@ import pytest
 import torch
 from paper_sequences import SMALLER, batches_of, branched, config_of, flops, sampled
 
-from mrt_hpc.recipe.batching import Batching
+from mrt_hpc.recipe.choices import Batching
 
 if TYPE_CHECKING:
-    from mrt_hpc.training.sequence import TrainingSequence
+    from mrt_hpc.training.settings import TrainingSequence
 
 ROOT = Path(__file__).parents[2]
 CONFIG = config_of("tiny")

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from mrt_hpc.run.bit_changes import UNSIGNED, Bytes, apply_changes, bit_changes
 from mrt_hpc.run.manifest import DamagedError
-from mrt_hpc.run.safetensors_file import SafetensorsFile, weights_files, width_of
+from mrt_hpc.run.safetensors_file import Bytes, SafetensorsFile, weights_files, width_of
+from mrt_hpc.run.weights_delta import UNSIGNED, apply_changes, bit_changes
 
 if TYPE_CHECKING:
     from pathlib import Path

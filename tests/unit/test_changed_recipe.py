@@ -12,26 +12,22 @@ import pytest
 from click.testing import CliRunner
 
 from mrt_hpc.analysis.collect import read_measurements
-from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
+from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.analysis.spending import resources_of
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.cli.main import main
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch import renewal
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
-from mrt_hpc.launch.renewal import is_renewed, renew
-from mrt_hpc.launch.submission import kept_recipe
 from mrt_hpc.plan.compile import compile_plan, role_resources
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.plan.kept_weights import evaluated, kept_versions
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.recipe.sections.evaluation import Evaluation
+from mrt_hpc.recipe.sections import Evaluation
 from mrt_hpc.roles.evaluation import UnitEvaluation, run
-from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
+from mrt_hpc.roles.prepare_checks import check_benchmark
 from mrt_hpc.run.data import left_out, left_out_file, read_problems, write_problems
 from mrt_hpc.run.evaluation_settings import evaluation_settings, has_samples
 from mrt_hpc.run.events import EventKind, read_events
@@ -41,7 +37,11 @@ from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.records import GroupStatistics
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import prune, publish
-from mrt_hpc.training.learning_rate import learning_rate
+from mrt_hpc.submit import renewal
+from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.submit.renewal import is_renewed, renew
+from mrt_hpc.submit.submission import kept_recipe
+from mrt_hpc.training.settings import learning_rate
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import EvaluationUnit

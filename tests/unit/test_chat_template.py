@@ -13,20 +13,19 @@ import pytest
 from tokenizers import AddedToken, processors
 
 from mrt_hpc.algorithms.samples import SampleSource
-from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.mrt.sft import Conversation, Message
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.chat_template import StoredTemplate, check_stored, user
 from mrt_hpc.recipe.find import RECIPES, find
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_lock
-from mrt_hpc.recipe.sections.prompt import Prompt
-from mrt_hpc.run.evaluation_settings import evaluation_settings
-from mrt_hpc.run.fingerprint import fingerprint_of
+from mrt_hpc.recipe.sections import Prompt
+from mrt_hpc.run.evaluation_settings import evaluation_settings, fingerprint_of
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from pathlib import Path

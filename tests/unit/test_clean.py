@@ -11,19 +11,18 @@ import pytest
 from click.testing import CliRunner, Result
 from slurm_texts import squeue_prints
 
-from mrt_hpc.cli.clean import KINDS, size
+from mrt_hpc.attempt.ledger import record_submission
+from mrt_hpc.cli.life import KINDS, size
 from mrt_hpc.cli.main import main
-from mrt_hpc.launch.cleaning import Kind, frees, removals
-from mrt_hpc.launch.ledger import record_submission
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.run.groups import commit_group, read_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
-from mrt_hpc.run.pins import pin
 from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-from mrt_hpc.run.weights import publish, published_versions
+from mrt_hpc.run.weights import pin, publish, published_versions
+from mrt_hpc.submit.cleaning import Removable, frees, removals
 from tests.support.synthetic_run import Shape, SyntheticRun
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def run(tmp_path: Path) -> RunLayout:
     return layout
 
 
-def found(layout: RunLayout, *asked: Kind) -> dict[Kind, list[str]]:
+def found(layout: RunLayout, *asked: Removable) -> dict[Removable, list[str]]:
     every = removals(layout, read_plan(layout.plan), read_lock(layout.recipe_lock), asked)
     return {one.kind: [path.name for path in one.paths] for one in every}
 
@@ -101,34 +100,34 @@ def test_the_table_shows_what_and_how_much_and_nothing_is_removed_without_a_yes(
 
 
 def test_the_last_checkpoint_goes_only_by_name_and_only_when_the_run_is_finished(run: RunLayout) -> None:
-    assert found(run)[Kind.CHECKPOINTS] == ["step000006"]
-    assert found(run, Kind.CHECKPOINTS) == {Kind.CHECKPOINTS: ["step000006", "step000008"]}
+    assert found(run)[Removable.CHECKPOINTS] == ["step000006"]
+    assert found(run, Removable.CHECKPOINTS) == {Removable.CHECKPOINTS: ["step000006", "step000008"]}
     trainer = next(job for job in read_plan(run.plan).jobs if job.role is Role.TRAINER)
     write_task(run, trainer.name, 0, TaskRecord(TaskState.STOPPED))
-    assert found(run, Kind.CHECKPOINTS) == {Kind.CHECKPOINTS: ["step000006"]}
+    assert found(run, Removable.CHECKPOINTS) == {Removable.CHECKPOINTS: ["step000006"]}
 
 
 def test_a_version_with_an_evaluation_to_come_stays(run: RunLayout) -> None:
-    assert found(run)[Kind.WEIGHTS] == [f"v{version:06d}" for version in range(1, LAST)]
+    assert found(run)[Removable.WEIGHTS] == [f"v{version:06d}" for version in range(1, LAST)]
     run.evaluation_summary(4, "math500").unlink()
-    assert "v000004" not in found(run)[Kind.WEIGHTS]
+    assert "v000004" not in found(run)[Removable.WEIGHTS]
 
 
 def test_a_version_that_an_evaluation_on_its_own_waits_for_stays(run: RunLayout, tmp_path: Path) -> None:
     (tmp_path / "eval" / "secrets").mkdir(parents=True)
     (tmp_path / "eval" / "secrets" / "server_key").write_text("key")
-    assert "v000003" in found(run)[Kind.WEIGHTS]
+    assert "v000003" in found(run)[Removable.WEIGHTS]
     pin(run, 3, RunLayout(tmp_path / "eval"))
-    assert "v000003" not in found(run)[Kind.WEIGHTS]
+    assert "v000003" not in found(run)[Removable.WEIGHTS]
 
 
 def test_parts_of_a_shard_that_is_not_whole_stay(run: RunLayout) -> None:
     (run.evaluation(4, "aime24") / "parts-00001").mkdir()
-    assert found(run)[Kind.PARTS] == ["parts-00000", ".shard-00000.tmp-0123456789ab"]
+    assert found(run)[Removable.PARTS] == ["parts-00000", ".shard-00000.tmp-0123456789ab"]
 
 
 def test_logs_go_by_name_and_job_scripts_stay(run: RunLayout) -> None:
-    assert Kind.LOGS not in found(run)
+    assert Removable.LOGS not in found(run)
     assert clean(run, "--what", "logs", "--yes").exit_code == 0
     assert [path.name for path in run.logs.iterdir()] == ["submission.sh"]
     assert len(published_versions(run)) == LAST + 1
@@ -153,7 +152,7 @@ def test_a_run_whose_jobs_are_queued_is_not_touched(
 
 def test_a_run_of_this_machine_that_runs_is_not_touched(run: RunLayout) -> None:
     hold = (
-        "import sys, time; from pathlib import Path; from mrt_hpc.launch.ledger import claimed; "
+        "import sys, time; from pathlib import Path; from mrt_hpc.attempt.ledger import claimed; "
         "from mrt_hpc.run.layout import RunLayout\n"
         "with claimed(RunLayout(Path(sys.argv[1])), 60): print('held', flush=True); time.sleep(60)"
     )
@@ -186,7 +185,7 @@ def test_files_with_another_link_free_nothing(tmp_path: Path) -> None:
 
 
 def test_the_kinds_of_the_command_are_those_of_the_code() -> None:
-    assert list(KINDS) == [kind.value for kind in Kind]
+    assert list(KINDS) == [kind.value for kind in Removable]
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (18.2e9, "18.2 GB")])

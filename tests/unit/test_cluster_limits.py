@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.launch.slurm import cluster_limits as slurm_limits
-from mrt_hpc.launch.slurm.cluster_limits import ClusterLimits, Partition, beyond, closed_partitions, cluster_limits
-from mrt_hpc.launch.slurm.site import Partitions, SlurmSite
+from mrt_hpc.backends.slurm import cluster_limits as slurm_limits
+from mrt_hpc.backends.slurm.cluster_limits import beyond, closed_partitions, cluster_limits
+from mrt_hpc.backends.slurm.site import Partitions, SlurmSite
+from mrt_hpc.backends.slurm.survey import ClusterSettings, PartitionFacts
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.recipe.load import load_recipe
 
@@ -20,22 +21,27 @@ LISTING = (
     "PartitionName=short AllowGroups=ALL Default=YES DefaultTime=00:10:00 MaxTime=01:30:00 State=UP TotalCPUs=16\n"
     "PartitionName=long Default=NO MaxTime=2-00:00:00 State=DOWN\nPartitionName=free Default=NO MaxTime=UNLIMITED\n"
 )
-PARTITIONS = {"short": Partition(90, "UP", True), "long": Partition(2880, "DOWN"), "free": Partition(None, "UP")}
-LIMITS = ClusterLimits(10, 60, PARTITIONS)
+SETTINGS = ClusterSettings(max_array_size=10, max_job_count=60)
+PARTITIONS = {
+    "short": PartitionFacts("short", "UP", is_default=True, max_minutes=90),
+    "long": PartitionFacts("long", "DOWN", max_minutes=2880),
+    "free": PartitionFacts("free"),
+}
 
 
-def complaints(site: SlurmSite, *changes: str, limits: ClusterLimits = LIMITS) -> list[str]:
+def complaints(site: SlurmSite, *changes: str, settings: ClusterSettings = SETTINGS) -> list[str]:
     minutes = tuple(
         f"resources.{role}.time_limit_minutes=60" for role in ("prepare", "inference", "trainer", "evaluation")
     )
     plan = build_plan(load_recipe(QUICKSTART, (*minutes, *changes)), max_array_size=site.max_array_size)
-    return beyond(plan, site, limits)
+    return beyond(plan, site, settings, PARTITIONS)
 
 
 def test_slurms_own_words_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_limits, "run_slurm", lambda command, _: CONFIG if "config" in command else LISTING)
     monkeypatch.setattr(slurm_limits.shutil, "which", lambda _: "/usr/bin/scontrol")
-    assert cluster_limits() == LIMITS
+    assert (found := cluster_limits()) is not None
+    assert (found[0].max_array_size, found[0].max_job_count, found[1]) == (10, 60, PARTITIONS)
 
 
 def test_without_slurm_nothing_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -45,7 +51,7 @@ def test_without_slurm_nothing_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_a_plan_within_the_limits_is_not_complained_of() -> None:
     assert complaints(SlurmSite(name="x")) == []
-    assert complaints(SlurmSite(name="x"), "resources.inference.tasks=30", limits=ClusterLimits()) == []
+    assert complaints(SlurmSite(name="x"), "resources.inference.tasks=30", settings=ClusterSettings()) == []
 
 
 def test_the_field_that_is_wrong_is_named() -> None:
@@ -69,4 +75,4 @@ def test_a_time_limit_longer_than_the_partitions_is_named() -> None:
 def test_a_partition_that_starts_nothing_is_told() -> None:
     plan = build_plan(load_recipe(QUICKSTART), max_array_size=None)
     site = SlurmSite(name="x", partitions=Partitions(cpu="long"))
-    assert closed_partitions(plan, site, LIMITS) == ["partition long is DOWN and starts no jobs"]
+    assert closed_partitions(plan, site, PARTITIONS) == ["partition long is DOWN and starts no jobs"]

@@ -16,34 +16,32 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from mrt_hpc.analysis.attempts import attempts
+from mrt_hpc.analysis.spending import attempts
+from mrt_hpc.attempt.colocated import sampling, start_companion
+from mrt_hpc.attempt.entry import load_task, record_after
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.local.slots import largest_need
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch.colocated import sampling, start_companion
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task, record_after
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.local.slots import largest_need
-from mrt_hpc.launch.placement import Placement
-from mrt_hpc.launch.view.log_files import log_files
 from mrt_hpc.plan.compile import build_plan, compile_plan
-from mrt_hpc.plan.expected import expected_hours
+from mrt_hpc.plan.hours import Throughput, expected_hours
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.plan.throughput import Throughput
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.sampling.rest import Rest
-from mrt_hpc.roles.sampling.rounds import Rounds
-from mrt_hpc.roles.task.companion import Companion, turn_of
+from mrt_hpc.roles.sampling.round_sampler import Rounds
+from mrt_hpc.roles.sampling.serving import Rest
+from mrt_hpc.roles.task.context import Companion, turn_of
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.data import write_problems
-from mrt_hpc.run.events import EventKind, EventLog, event_file, has_progressed, read_events
+from mrt_hpc.run.events import EventKind, EventLog, Use, event_file, has_progressed, read_events
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.records import GroupStatistics, Problem
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.turns import Turn
-from mrt_hpc.run.uses import Use
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import publish
+from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.view.logs import log_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -250,10 +248,10 @@ def test_an_attempt_removes_what_killed_ones_have_left_of_their_turns(layout: Ru
 PARENT = """
 import sys, time
 from pathlib import Path
-from mrt_hpc.launch.colocated import start_companion
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.placement import Placement
-from mrt_hpc.roles.task.companion import turn_of
+from mrt_hpc.attempt.colocated import start_companion
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.roles.task.context import turn_of
 from mrt_hpc.run.layout import RunLayout
 task = load_task(RunLayout(Path(sys.argv[1])), "segment-000.colocated", 0, Placement(0, 1, 0, "a"))
 turn = turn_of(task)

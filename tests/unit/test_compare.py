@@ -13,28 +13,27 @@ import pytest
 from click.testing import CliRunner, Result
 from evaluated import commit_traces, evaluated_run, evaluation_directory, run_directory
 
-from mrt_hpc.analysis.comparing import MEAN, compare, quantity, requirement, verdict
-from mrt_hpc.analysis.comparison_table import notes
+from mrt_hpc.analysis.comparing import MEAN, compare, notes, quantity, requirement, verdict
 from mrt_hpc.analysis.curves import curves_of
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
-from mrt_hpc.analysis.intervals import paired_difference
-from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, ForcedAnswer, ModelSamples
-from mrt_hpc.analysis.power import (
+from mrt_hpc.analysis.intervals import (
     Spread,
     detectable,
     errors_to_show,
     holm,
+    paired_difference,
     problems_needed,
     samples_needed,
     spread_of,
 )
+from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
 from mrt_hpc.analysis.problem_measures import MajorityAtK, measure_of
 from mrt_hpc.analysis.published import BENCHMARKS, RERUN, TABLES
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.recipe.find import SUITES, find
+from mrt_hpc.recipe.load import read_suite
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.recipe.suites import read_suite
 from mrt_hpc.run.data import read_problems
 
 if TYPE_CHECKING:
@@ -298,7 +297,7 @@ def test_requirements_in_words() -> None:
 def drawn(sample: int, reward: float) -> EvaluatedTrace:
     """A trace with values of 0 at the start, half of its reward in the middle and all of it at the end."""
     boundaries = (
-        EvaluatedBoundary(tokens, reward * tokens / 8, (ForcedAnswer(None, 0.0, 2, 20 + tokens),))
+        EvaluatedBoundary(tokens, reward * tokens / 8, (GradedAnswer(None, 0.0, 2, 20 + tokens),))
         for tokens in (0, 4, 8)
     )
     return EvaluatedTrace(reward, f"{reward:.0f}", 10 + sample, tuple(boundaries))

@@ -19,8 +19,7 @@ from transformers import Qwen3Config
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference import compiled_code
 from mrt_hpc.inference.compiled_code import KEPT, CompiledCode
-from mrt_hpc.inference.server_command import ServerCommand
-from mrt_hpc.inference.server_settings import ServerSettings
+from mrt_hpc.inference.server_start import ServerCommand, ServerSettings
 from mrt_hpc.run.access import CACHES
 
 if TYPE_CHECKING:
@@ -246,7 +245,7 @@ BASE = ServerSettings(Path("model"), max_model_len=512, extra_args=("--enable-ch
 @pytest.fixture
 def command(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ServerCommand]:
     """The command of a server on GPUs, with changes of its settings."""
-    monkeypatch.setattr("mrt_hpc.inference.server_command.on_cpu", lambda: False)
+    monkeypatch.setattr("mrt_hpc.inference.server_start.on_cpu", lambda: False)
     monkeypatch.setattr(compiled_code, "GPUS", tmp_path / "gpus")
     has_gpu(tmp_path, "NVIDIA H100 80GB HBM3")
 

@@ -12,23 +12,30 @@ import pytest
 from click.testing import CliRunner
 
 import mrt_hpc
+from mrt_hpc.attempt.python_look import PythonLook
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.slurm import site as site_module
+from mrt_hpc.backends.slurm.containers import srun_command
+from mrt_hpc.backends.slurm.parameters import python_command
+from mrt_hpc.backends.slurm.site import Container, SlurmSite, checksum_file
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.images.build import ARGUMENTS, KINDS, ImageAsked, build_command, build_image
-from mrt_hpc.launch.images.check import check_image, image_contents
-from mrt_hpc.launch.images.tree import BuildFiles
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.python_look import PythonLook
-from mrt_hpc.launch.slurm import site as site_module
-from mrt_hpc.launch.slurm.image_on_node import srun_command
-from mrt_hpc.launch.slurm.parameters import python_command
-from mrt_hpc.launch.slurm.site import Container, SlurmSite, checksum_file
-from mrt_hpc.launch.software import noticed_changes
+from mrt_hpc.images import (
+    ARGUMENTS,
+    KINDS,
+    BuildFiles,
+    ImageAsked,
+    build_command,
+    build_image,
+    check_image,
+    image_contents,
+)
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.atomic import checksum
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.submit.software import noticed_changes
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"

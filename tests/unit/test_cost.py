@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
+from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.analysis.spending import Accounts, Allocation, prices, spending
+from mrt_hpc.attempt.ledger import record_submission
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.slurm.queue import attempts_of
 from mrt_hpc.cli.main import main
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.ledger import record_submission
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.slurm.accounting import attempts_of
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_lock
-from mrt_hpc.run.events import EventKind, EventLog, event_file, read_events
+from mrt_hpc.run.events import EventKind, EventLog, Use, event_file, read_events
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-from mrt_hpc.run.uses import Use
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from mrt_hpc.analysis.spending import Spending
@@ -186,18 +185,11 @@ def test_an_attempt_that_waited_in_vain_and_gave_its_nodes_back_has_lost_nothing
 
 def test_an_allocation_without_events_is_lost_or_unaccounted(run: RunLayout) -> None:
     def one(began: float, *, failed: bool) -> Allocation:
-        return Allocation(TRAINER, "99", began, 60.0, 1, 4, 0.0, failed)
+        return Allocation("99", began, 60.0, 1, 4, 0.0, failed, TRAINER)
 
     found = of(reckoned(run, Accounts([one(9000, failed=True), one(9100, failed=False)])), Role.TRAINER)
     assert found[Use.LOST] == 60
     assert found[Use.UNACCOUNTED] == 60
-
-
-def test_attempts_of_an_earlier_version_are_unaccounted_and_said_to_be(run: RunLayout) -> None:
-    write(run, TRAINER, "12.1", 3000, [(3600, ended("done"))])
-    spent = reckoned(run)
-    assert of(spent, Role.TRAINER)[Use.UNACCOUNTED] == 600
-    assert any("earlier version" in note for note in spent.notes)
 
 
 def test_gpus_that_accounting_does_not_name_are_those_of_the_plan(run: RunLayout, commands: Path) -> None:

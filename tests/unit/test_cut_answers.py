@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
+from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.math.verifier import MathVerifier
-from mrt_hpc.domains.pool import GraderPool
 from mrt_hpc.inference.client import Completion
-from mrt_hpc.inference.sampler import ValuedTrace
-from mrt_hpc.inference.thoughts import thought_and_answer
+from mrt_hpc.inference.tokens import thought_and_answer
 from mrt_hpc.inference.traces import PromptedGroup, SampledBranch, SampledTrace, Start, Valuation
 from mrt_hpc.provers.branches import Branches
 from mrt_hpc.provers.history import AnswerHistory
 from mrt_hpc.provers.monte_carlo import MonteCarlo
 from mrt_hpc.provers.prover_session import ProverSession
-from mrt_hpc.roles.sampling.grading import GradedTrace, TraceGrader
+from mrt_hpc.roles.sampling.grading import TraceGrader
 from mrt_hpc.run.records import FinishReason, Gold, Problem
+
+if TYPE_CHECKING:
+    from mrt_hpc.run.groups import Sampled
 
 CLOSED, OPEN, THINKING = "so</think>\\boxed{7} as", "so</think>\\boxed{7}, no, \\boxed{8", "so \\boxed{7}"
 
 
-def trace(text: str, thought_end: str, *, cut: bool, forced: int = 0, gold: Gold = "7") -> ValuedTrace:
+def trace(text: str, thought_end: str, *, cut: bool, forced: int = 0, gold: Gold = "7") -> SampledTrace:
     start = Start([1], 1, None, forced=forced)  # type: ignore[arg-type]  # nothing is sampled
     group = PromptedGroup(Problem("p", "What is it?", gold), [1], (start,))
     reason = FinishReason.LENGTH if cut else FinishReason.STOP
     completion = Completion(0, 0, 0, [5], [-0.5], reason, 0, 1, 0, [], 0.0, 0.0)
     _, answer = thought_and_answer(text.encode(), thought_end.encode())
     answer_text = text if answer is None else answer.decode()
-    return ValuedTrace(SampledTrace(0, group, start, 0, text, answer_text, [0], completion), Valuation())
+    return SampledTrace(0, group, start, 0, text, answer_text, [0], completion)
 
 
 def branch(text: str, *, cut: bool) -> SampledBranch:
@@ -40,7 +43,7 @@ def branch(text: str, *, cut: bool) -> SampledBranch:
     )  # fmt: skip
 
 
-def graded(valued: ValuedTrace, thought_end: str, *, branches_think: bool = True) -> GradedTrace:
+def graded(valued: SampledTrace, thought_end: str, *, branches_think: bool = True) -> Sampled:
     """By a pool without processes: whole numbers need none."""
     prover = MonteCarlo(Branches(None), 1)  # type: ignore[arg-type]  # nothing is asked
     asking = ProverSession(prover, AnswerHistory(8), branches_think)
@@ -58,7 +61,7 @@ def test_a_trace_and_a_branch_that_thinks_count_by_their_closed_box(
 ) -> None:
     valued = trace(text, "</think>", cut=cut, forced=forced)
     found = graded(replace(valued, valuation=Valuation(branches=[branch(text, cut=cut)])), "</think>")
-    assert (found.rollout.answer, found.rollout.reward) == (limited if cut else whole)
+    assert (found.rollouts[0].answer, found.rollouts[0].reward) == (limited if cut else whole)
     assert (found.branches[0].answer, found.branches[0].reward) == (limited if cut else whole)
 
 
@@ -69,18 +72,18 @@ def test_a_forced_branch_and_a_forced_trace_follow_the_same_rule(text: str, rewa
     valued = trace(text, "", cut=True, forced=3)
     valued = replace(valued, valuation=Valuation(branches=[branch(text, cut=True)]))
     found = graded(valued, "", branches_think=False)
-    assert (found.rollout.reward, found.branches[0].reward) == (reward, reward)
+    assert (found.rollouts[0].reward, found.branches[0].reward) == (reward, reward)
 
 
 @pytest.mark.parametrize(("cut", "reward"), [(False, 1.0), (True, 0.0)])
 def test_without_tags_a_text_that_the_limit_cut_has_no_answer(cut: bool, reward: float) -> None:
     valued = replace(trace(THINKING, "", cut=cut), valuation=Valuation(branches=[branch(THINKING, cut=cut)]))
     found = graded(valued, "")
-    assert (found.rollout.reward, found.branches[0].reward) == (reward, reward)
+    assert (found.rollouts[0].reward, found.branches[0].reward) == (reward, reward)
 
 
 @pytest.mark.parametrize(("gold", "reward"), [(("8", "7"), 1.0), (("8", "9"), 0.0)])
 def test_a_trace_and_its_branches_are_graded_by_any_of_several_gold_answers(gold: Gold, reward: float) -> None:
     valued = trace(CLOSED, "</think>", cut=False, gold=gold)
     found = graded(replace(valued, valuation=Valuation(branches=[branch(CLOSED, cut=False)])), "</think>")
-    assert (found.rollout.answer, found.rollout.reward, found.branches[0].reward) == ("7", reward, reward)
+    assert (found.rollouts[0].answer, found.rollouts[0].reward, found.branches[0].reward) == ("7", reward, reward)

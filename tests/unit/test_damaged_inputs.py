@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Plan, read_plan
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.data import read_problems
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout

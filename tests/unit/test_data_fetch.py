@@ -21,12 +21,9 @@ from hub_server import COMMIT, Repository, serving
 from mrt_hpc.cli.main import main
 from mrt_hpc.datasets import named
 from mrt_hpc.datasets.columns import BadRowError
-from mrt_hpc.datasets.fetch import fetch_data
-from mrt_hpc.datasets.named import BY_NAME, SOURCES, NamedSource, fetch_command
-from mrt_hpc.datasets.prepare import Order, prepare
-from mrt_hpc.datasets.rows import SourceFile, read_rows
-from mrt_hpc.datasets.sample import AtMost, Sample
-from mrt_hpc.datasets.source_record import SourceRecord, record_file
+from mrt_hpc.datasets.named import BY_NAME, SOURCES, NamedSource, fetch_command, fetch_data
+from mrt_hpc.datasets.prepare import AtMost, Order, Sample, SourceRecord, prepare, record_file
+from mrt_hpc.datasets.sources import SourceFile, read_rows
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.data import read_problems

@@ -14,12 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mrt_hpc.cli.main import main
-from mrt_hpc.datasets.check import Check, check
-from mrt_hpc.datasets.findings import CheckReport, FindingKind, Place
-from mrt_hpc.datasets.overlap import GRAM_WORDS, SimilarPair, similar_pairs
-from mrt_hpc.datasets.prepare import Order, prepare
-from mrt_hpc.datasets.source_record import record_file
-from mrt_hpc.datasets.wording import words
+from mrt_hpc.datasets.check import (
+    GRAM_WORDS,
+    Check,
+    CheckReport,
+    FindingKind,
+    Place,
+    SimilarPair,
+    check,
+    similar_pairs,
+    words,
+)
+from mrt_hpc.datasets.prepare import Order, prepare, record_file
 from mrt_hpc.errors import ExitCode, UserError
 
 if TYPE_CHECKING:

@@ -21,10 +21,8 @@ from hub_server import COMMIT, Repository, serving
 import mrt_hpc
 from mrt_hpc.cli.main import main
 from mrt_hpc.datasets.columns import Asked, BadRowError, Columns, find_columns, gold_answer, problem_text
-from mrt_hpc.datasets.hub import HubName, fetch, hub_name
-from mrt_hpc.datasets.prepare import Order, Prepared, prepare
-from mrt_hpc.datasets.repository import Part, Selection, choose
-from mrt_hpc.datasets.source_record import SourceRecord, record_file
+from mrt_hpc.datasets.prepare import Order, Prepared, SourceRecord, prepare, record_file
+from mrt_hpc.datasets.sources import Selection, choose, hub_name, open_source
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.records import Problem
@@ -551,31 +549,40 @@ configs:
 ---
 # A data set
 """
-DECLARED = ["README.md", "main/train-0.parquet", "main/test-0.parquet", "socratic/a/b.parquet"]
+DECLARED = ["main/train-0.jsonl", "main/test-0.jsonl", "socratic/a/b.parquet"]
 SHARDED = [f"data/{part}.parquet" for part in ("train-00001-of-00002", "train-00000-of-00002", "test-00000-of-00001")]
+
+HARD = "data/hard-00000-of-00001.parquet"
+
+
+def set_of(folder: Path, names: list[str], card: str = "") -> str:
+    """A folder with the files of a data set."""
+    for name in names:
+        (folder / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "set" / name).write_bytes(parquet(ROWS) if name.endswith(".parquet") else json_lines(ROWS))
+    (folder / "set" / "README.md").write_text(card)
+    return str(folder / "set")
 
 
 @pytest.mark.parametrize(
     ("names", "card", "asked", "part", "chosen"),
     [
-        (["README.md", "test.jsonl"], "", Selection(), Part("default", "test"), ["test.jsonl"]),
-        (["deepscaler.json"], "", Selection(), Part("default", "train"), ["deepscaler.json"]),
-        (SHARDED, "", Selection(split="train"), Part("default", "train"), [SHARDED[1], SHARDED[0]]),
-        (["data/hard-00000-of-00001.parquet"], "", Selection(), Part("default", "hard"), None),
-        (["dev/a.jsonl", "train/a.jsonl"], "", Selection(split="validation"), Part("default", "validation"), None),
-        (["main/test/0.parquet", "other/test/0.parquet"], "", Selection(config="other"), Part("other", "test"), None),
-        (DECLARED, CARD, Selection(split="test"), Part("main", "test"), ["main/test-0.parquet"]),
-        (DECLARED, CARD, Selection(config="socratic"), Part("socratic", "train"), ["socratic/a/b.parquet"]),
-        ([".cache/train.jsonl", "test.jsonl"], "", Selection(), Part("default", "test"), ["test.jsonl"]),
+        (["test.jsonl"], "", Selection(), ("default", "test"), ["test.jsonl"]),
+        (["deepscaler.json"], "", Selection(), ("default", "train"), ["deepscaler.json"]),
+        (SHARDED, "", Selection(split="train"), ("default", "train"), [SHARDED[1], SHARDED[0]]),
+        ([HARD], "", Selection(), ("default", "hard"), [HARD]),
+        (["dev/a.json", "train/a.json"], "", Selection(split="validation"), ("default", "validation"), ["dev/a.json"]),
+        (DECLARED, CARD, Selection(split="test"), ("main", "test"), ["main/test-0.jsonl"]),
+        (DECLARED, CARD, Selection(config="socratic"), ("socratic", "train"), ["socratic/a/b.parquet"]),
+        ([".cache/train.jsonl", "test.jsonl"], "", Selection(), ("default", "test"), ["test.jsonl"]),
+        (["test.jsonl", "more.jsonl", "test.csv"], "", Selection(split="test"), ("default", "test"), ["test.jsonl"]),
     ],
 )  # fmt: skip
 def test_the_files_of_a_split(
-    names: list[str], card: str, asked: Selection, part: Part, chosen: list[str] | None
+    folder: Path, names: list[str], card: str, asked: Selection, part: tuple[str, str], chosen: list[str]
 ) -> None:
-    found = choose(names, card, asked, "here")
-    assert found.part == part
-    if chosen is not None:
-        assert list(found.names) == chosen
+    place = set_of(folder, names, card)
+    assert choose(place, asked, "here") == (*part, [f"{place}/{name}" for name in chosen])
 
 
 @pytest.mark.parametrize(
@@ -583,16 +590,29 @@ def test_the_files_of_a_split(
     [
         (["train.jsonl", "test.jsonl"], "", Selection(), "name one split"),
         (["train.jsonl", "test.jsonl"], "", Selection(split="tset"), "no such split"),
-        (["a/test.jsonl", "b/test.jsonl"], "", Selection(), "name one config"),
-        (["test.jsonl", "test.parquet"], "", Selection(), "several kinds"),
-        (["README.md", "loader.py"], "", Selection(), "refs/convert/parquet"),
-        (DECLARED, "---\nconfigs: [\n---\n", Selection(), "no YAML"),
+        (DECLARED, CARD.replace("  default: true\n", ""), Selection(), "socratic"),
+        (DECLARED, CARD, Selection(config="platonic"), "platonic"),
+        (["loader.py"], "", Selection(), "no files that can be chosen"),
+        (DECLARED, "---\nconfigs: [\n---\n", Selection(), "no files that can be chosen"),
     ],
 )
-def test_a_choice_that_is_open_is_refused(names: list[str], card: str, asked: Selection, words: str) -> None:
+def test_a_choice_that_is_open_is_refused(
+    folder: Path, names: list[str], card: str, asked: Selection, words: str
+) -> None:
     with pytest.raises(UserError) as caught:
-        choose(names, card, asked, "here")
+        choose(set_of(folder, names, card), asked, "here")
     assert words in str(caught.value)
+
+
+def test_a_csv_file_and_a_list_keep_their_answers(folder: Path) -> None:
+    """The library that chooses the files would read 7, no answer, and ten digits."""
+    (folder / "set").mkdir()
+    (folder / "set" / "train.csv").write_text("question,answer\n3+4?,007\nIs there one?,None\n")
+    prepared("set")
+    assert [problem.answer for problem in read_problems(Path("mine.jsonl"))] == ["007", "None"]
+    (folder / "list.json").write_text(json.dumps([{"question": "pi?", "answer": 3.14159265358979}]))
+    prepared("list.json", force=True)
+    assert read_problems(Path("mine.jsonl"))[0].answer == "3.14159265358979"
 
 
 def test_a_folder_is_a_source(folder: Path) -> None:
@@ -612,14 +632,14 @@ def test_a_folder_is_a_source(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "name"),
     [
-        ("hub:a/b", Selection(), HubName("a/b", Selection())),
-        ("hub:a/b.c-d/test", Selection(config="x"), HubName("a/b.c-d", Selection(None, "x", "test"))),
-        ("hub:a/b@v1.0/test", Selection(), HubName("a/b", Selection("v1.0", None, "test"))),
-        ("hub:a/b@v1", Selection(split="test"), HubName("a/b", Selection("v1", None, "test"))),
-        ("hub:a/b", Selection("refs/convert/parquet"), HubName("a/b", Selection("refs/convert/parquet"))),
+        ("hub:a/b", Selection(), ("a/b", Selection())),
+        ("hub:a/b.c-d/test", Selection(config="x"), ("a/b.c-d", Selection(None, "x", "test"))),
+        ("hub:a/b@v1.0/test", Selection(), ("a/b", Selection("v1.0", None, "test"))),
+        ("hub:a/b@v1", Selection(split="test"), ("a/b", Selection("v1", None, "test"))),
+        ("hub:a/b", Selection("refs/convert/parquet"), ("a/b", Selection("refs/convert/parquet"))),
     ],
 )
-def test_names_of_the_hub(text: str, options: Selection, name: HubName) -> None:
+def test_names_of_the_hub(text: str, options: Selection, name: tuple[str, Selection]) -> None:
     assert hub_name(text, options) == name
 
 
@@ -647,54 +667,57 @@ SHARDS = {
 
 
 @pytest.fixture
-def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a hub with one data set; what is fetched goes to a cache of the test's own."""
-    import huggingface_hub.constants as hub_constants
-
-    monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+def endpoint() -> Iterator[str]:
+    """The address of a hub with one data set."""
     yield from serving(Repository("lab/sums", SHARDS, ("main", "v1", COMMIT)))
 
 
-def test_a_split_of_the_hub_is_fetched_at_its_commit(endpoint: str) -> None:
-    fetched = fetch(HubName("lab/sums", Selection("v1", None, "test")), endpoint)
-    assert fetched.commit == COMMIT
-    assert [file.name for file in fetched.files] == [name for name in SHARDS if "test" in name]
-    assert [file.path.read_bytes() for file in fetched.files] == [SHARDS[file.name] for file in fetched.files]
+def on_hub(endpoint: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command with a hub of its own: the client of the hub reads its variables when it is imported."""
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "0"}
+    environment.pop("HF_HUB_CACHE", None)
+    command = [sys.executable, "-m", "mrt_hpc.cli.main", "data", "prepare", *arguments, "mine.jsonl"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "code"),
+    ("name", "words"),
     [
-        (HubName("lab/none", Selection()), "the hub refuses", ExitCode.FATAL),
-        (HubName("lab/sums", Selection("v9", None, "test")), "the hub refuses", ExitCode.FATAL),
-        (HubName("lab/sums", Selection()), "name one split", ExitCode.FATAL),
-        (HubName("lab--x/sums", Selection()), "the hub refuses", ExitCode.FATAL),
+        ("hub:lab/none", "the hub refuses"),
+        ("hub:lab/sums@v9/test", "the hub refuses"),
+        ("hub:lab/sums", "name one split"),
+        ("hub:lab--x/sums", "the hub refuses"),
     ],
 )
-def test_what_the_hub_does_not_have(endpoint: str, name: HubName, words: str, code: ExitCode) -> None:
-    with pytest.raises(UserError, match=words) as caught:
-        fetch(name, endpoint)
-    assert caught.value.exit_code == code
+def test_what_the_hub_does_not_have(endpoint: str, folder: Path, name: str, words: str) -> None:
+    done = on_hub(endpoint, folder, name)
+    assert done.returncode == ExitCode.FATAL
+    assert words in done.stderr
 
 
-def test_a_hub_that_is_away_may_be_tried_again() -> None:
-    with pytest.raises(UserError, match="cannot be reached") as caught:
-        fetch(HubName("lab/sums", Selection()), "http://127.0.0.1:9")
-    assert caught.value.exit_code == ExitCode.RETRYABLE
-    assert "hf download --repo-type dataset lab/sums" in str(caught.value)
+def test_a_hub_that_is_away_may_be_tried_again(folder: Path) -> None:
+    done = on_hub("http://127.0.0.1:9", folder, "hub:lab/sums")
+    assert done.returncode == ExitCode.RETRYABLE
+    assert "cannot be reached" in done.stderr
+    assert "hf download --repo-type dataset lab/sums" in done.stderr
 
 
 def test_the_command_prepares_a_data_set_of_the_hub(endpoint: str, folder: Path) -> None:
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "0"}
-    command = [sys.executable, "-m", "mrt_hpc.cli.main", "data", "prepare", "hub:lab/sums@v1/test", "mine.jsonl"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = on_hub(endpoint, folder, "hub:lab/sums@v1/test")
     assert done.returncode == 0, done.stderr
     assert read_problems(folder / "mine.jsonl") == PROBLEMS
     record = SourceRecord.read(record_file(folder / "mine.jsonl"))
     assert (record.source, record.revision, record.split) == ("hub:lab/sums@v1/test", COMMIT, "test")
-    assert [file.sha256 for file in record.files] == [
-        hashlib.sha256(content).hexdigest() for name, content in SHARDS.items() if "test" in name
+    assert [(file.name, file.sha256) for file in record.files] == [
+        (name, hashlib.sha256(content).hexdigest()) for name, content in SHARDS.items() if "test" in name
     ]
+
+
+def test_a_light_installation_says_what_a_folder_needs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match="the library of data sets is not installed") as caught:
+        open_source(set_of(folder, ["test.jsonl"]), Selection())
+    assert "pip install datasets" in str(caught.value)
 
 
 SHARED = ["aime24", "aime25", "amc23", "math500", "minerva_math", "math_train", "aime_1983_2023"]

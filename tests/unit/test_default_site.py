@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner, Result
 
+from mrt_hpc.attempt.ledger import record_site, remember_site
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.sites import VARIABLE, chosen_site, find_site
+from mrt_hpc.backends.slurm.commands import controller_here
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.ledger import record_site, remember_site
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.run_site import chosen_site
-from mrt_hpc.launch.settings import VARIABLE
-from mrt_hpc.launch.sites import find_site
-from mrt_hpc.launch.slurm.commands import controller_here
-from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -232,7 +230,7 @@ def test_plan_and_doctor_say_what_submit_will_refuse(tmp_path: Path) -> None:
 def test_a_controller_is_one_that_answers_or_takes_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, answer: str | None
 ) -> None:
-    monkeypatch.setattr("mrt_hpc.launch.login_node.PING_S", 1.0)
+    monkeypatch.setattr("mrt_hpc.backends.slurm.commands.PING_S", 1.0)
     slurm(tmp_path, script)
     assert controller_here() == answer
     assert (chosen_site(None).refusal() is None) == (answer is None)

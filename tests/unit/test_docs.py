@@ -18,12 +18,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from documents import DOCS, PAGES, README, ROOT, Command, anchors, blocks, commands, links, options_of, resolved, spans
+from documents import (
+    ARCHITECTURE,
+    DOCS,
+    PAGES,
+    README,
+    ROOT,
+    Command,
+    anchors,
+    blocks,
+    commands,
+    links,
+    options_of,
+    resolved,
+    spans,
+)
 from ruamel.yaml import YAML
 
 import mrt_hpc
-from mrt_hpc.cli.fields import recipe_fields, site_fields
-from mrt_hpc.cli.fields_markdown import reference_pages
+from mrt_hpc.cli.fields import recipe_fields, reference_pages, site_fields
 from mrt_hpc.cli.main import main
 from mrt_hpc.recipe.find import SUITES, find
 
@@ -153,10 +166,28 @@ def test_every_suite_is_there(name: str) -> None:
 FILE = re.compile(r"^(?:mrt_hpc|tests|slurm|env|containers|recipes|docs)(?:/[\w.-]+)+/?$")
 
 
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     files = [span for span in spans(page) if FILE.match(span)]
     assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_name_that_a_page_puts_into_a_file_is_there(page: Path) -> None:
+    """As in "`commit_group` in `mrt_hpc/run/groups.py`"."""
+    for name, file in re.findall(r"`(\w+)` in\s+`(\w+/[\w/]+\.py)`", page.read_text()):
+        assert re.search(rf"^\s*(?:async )?(?:def |class )?{name}\b", (ROOT / file).read_text(), re.MULTILINE), name
+
+
+def test_architecture_names_every_room_and_classes_that_are_there() -> None:
+    text = ARCHITECTURE.read_text()
+    rooms = {path.parent.name for path in (ROOT / "mrt_hpc").glob("*/__init__.py")}
+    rooms |= {path.name for path in (ROOT / "mrt_hpc").glob("[!_]*.py")}
+    assert set(re.findall(r"^\| `([\w.]+)/?`", text, re.MULTILINE)) == rooms
+    diagrams = "".join(re.findall(r"```mermaid\n(.*?)```", text, re.DOTALL))
+    classes = set(re.findall(r"\b[A-Z][a-z]+[A-Z]\w+", diagrams)) - {"DeepSpeed"}
+    code = "\n".join(path.read_text() for path in (ROOT / "mrt_hpc").rglob("*.py"))
+    assert {name for name in classes if f"class {name}" not in code} == set()
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)

@@ -18,18 +18,17 @@ from click.testing import CliRunner
 from slurm_texts import USER, RecordedSlurm
 
 import mrt_hpc
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.slurm import survey
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.cli.main import main
-from mrt_hpc.launch import filesystems
-from mrt_hpc.launch.filesystems import Quota
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.slurm import cluster_facts, survey
-from mrt_hpc.launch.slurm.doctor import node_half
-from mrt_hpc.launch.slurm.doctor.diagnosis import CHECKS, can_start, diagnose
-from mrt_hpc.launch.slurm.doctor.findings import Finding, Verdict
-from mrt_hpc.launch.slurm.doctor.node_answer import NodeAnswer
-from mrt_hpc.launch.slurm.doctor.node_half import NodeFacts
-from mrt_hpc.launch.slurm.doctor.situation import Situation
-from mrt_hpc.launch.slurm.site import SlurmSite
+from mrt_hpc.cluster import filesystems
+from mrt_hpc.cluster.doctor import node_half
+from mrt_hpc.cluster.doctor.checks import CheckResult, CheckVerdict
+from mrt_hpc.cluster.doctor.diagnosis import CHECKS, can_start, diagnose
+from mrt_hpc.cluster.doctor.node_half import NodeFacts
+from mrt_hpc.cluster.doctor.situation import NodeAnswer, Situation
+from mrt_hpc.cluster.filesystems import Quota
 from mrt_hpc.recipe.load import load_recipe
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class Fault:
     """The beginning of the name of the check that finds it."""
     remedy: str
     """A part of the remedy."""
-    verdict: Verdict = Verdict.FAILS
+    verdict: CheckVerdict = CheckVerdict.FAILS
     slurm: RecordedSlurm = field(default_factory=RecordedSlurm)
     site: Mapping[str, object] = field(default_factory=dict)
     recipe: Path = QUICKSTART
@@ -137,9 +136,9 @@ def small_quota(patch: pytest.MonkeyPatch, _: Path) -> None:
 def late_clock(patch: pytest.MonkeyPatch, _: Path) -> None:
     import time
 
-    from mrt_hpc.launch.slurm.doctor import place_checks
+    from mrt_hpc.cluster.doctor import local_checks
 
-    patch.setattr(place_checks.time, "time", lambda real=time.time: real() + 600)
+    patch.setattr(local_checks.time, "time", lambda real=time.time: real() + 600)
 
 
 def others_may_write(_: pytest.MonkeyPatch, folder: Path) -> None:
@@ -218,7 +217,7 @@ FAULTS = [
         "PreemptMode=CANCEL",
         "preemption",
         "type the same `mrt-hpc submit`",
-        Verdict.DOUBTFUL,
+        CheckVerdict.DOUBTFUL,
         RecordedSlurm("plain"),
         {
             "partitions": {"cpu": "preempt"},
@@ -231,7 +230,7 @@ FAULTS = [
         "PreemptMode=SUSPEND",
         "preemption",
         "choose a partition",
-        Verdict.DOUBTFUL,
+        CheckVerdict.DOUBTFUL,
         changed(partitions=[("PreemptMode=REQUEUE", "PreemptMode=SUSPEND")]),
         PREEMPTED,
     ),
@@ -239,7 +238,7 @@ FAULTS = [
         "GraceTime is not what the profile says",
         "preemption notice",
         "set preemption_notice_s: 25",
-        Verdict.DOUBTFUL,
+        CheckVerdict.DOUBTFUL,
         site={**PREEMPTED, "preemption_notice_s": 300},
     ),
     # partitions, accounts, QOS, GPUs
@@ -253,7 +252,7 @@ FAULTS = [
         "a partition that is down",
         "partition",
         "wait until it is up",
-        Verdict.DOUBTFUL,
+        CheckVerdict.DOUBTFUL,
         changed(partitions=[("State=UP", "State=DOWN")]),
     ),
     Fault(
@@ -323,7 +322,7 @@ FAULTS = [
         "an option that sbatch does not know",
         "sbatch options",
         "correct `sbatch`",
-        Verdict.DOUBTFUL,
+        CheckVerdict.DOUBTFUL,
         site={"sbatch": {"constrain": "x"}},
     ),
     Fault("the plan is beyond the profile", "plan", "time_limit_minutes=10", site={"max_time_minutes": 10}),
@@ -345,7 +344,7 @@ FAULTS = [
     Fault("too few inodes", "files", "ask for a higher limit of files", plant=few_inodes),
     Fault("others may write", "run directory", "chmod go-w", plant=others_may_write),
     Fault("a folder that is no run", "run directory", "--run", plant=not_a_run),
-    Fault("the file server's clock", "file server's clock", "administrators", Verdict.DOUBTFUL, plant=late_clock),
+    Fault("the file server's clock", "file server's clock", "administrators", CheckVerdict.DOUBTFUL, plant=late_clock),
     # this machine
     Fault("the Python does not exist", "Python", "set python", site={"python": "/none/bin/python"}),
     Fault(
@@ -362,14 +361,14 @@ FAULTS = [
         "Apptainer is not here",
         "container",
         "--on-node",
-        Verdict.DOUBTFUL,
+        CheckVerdict.DOUBTFUL,
         site={"container": {"image": str(QUICKSTART), "executable": "no-such-apptainer"}},
     ),
     Fault(
         "a scratch path that is too long",
         "scratch",
         "a shorter scratch",
-        Verdict.DOUBTFUL,
+        CheckVerdict.DOUBTFUL,
         site={"scratch": "/scratch/" + "long/" * 20 + "$SLURM_JOB_ID"},
     ),
     Fault("a limit of CPU time", "limits", "ulimit -t unlimited", plant=cpu_time_limit),
@@ -385,7 +384,7 @@ FAULTS = [
         "the job still waits",
         "node of cpu",
         "--wait",
-        Verdict.NOT_CHECKED,
+        CheckVerdict.NOT_CHECKED,
         facts={},
         answer={"facts": None, "problem": "no answer", "waits": True},
     ),
@@ -394,9 +393,9 @@ FAULTS = [
     Fault(
         "files come too late", "node of cpu: visibility", "heartbeat_limit_s=210", facts={"trips_s": (70.0, 1.0, 1.0)}
     ),
-    Fault("slow files", "node of cpu: visibility", "--run", Verdict.DOUBTFUL, facts={"trips_s": (30.0, 1.0, 1.0)}),
-    Fault("the node's clock", "node of cpu: clock", "administrators", Verdict.DOUBTFUL, facts={"skew_s": -90.0}),
-    Fault("a signal is lost", "node of cpu: signals", "exec", Verdict.DOUBTFUL, facts={"signals": ("TERM",)}),
+    Fault("slow files", "node of cpu: visibility", "--run", CheckVerdict.DOUBTFUL, facts={"trips_s": (30.0, 1.0, 1.0)}),
+    Fault("the node's clock", "node of cpu: clock", "administrators", CheckVerdict.DOUBTFUL, facts={"skew_s": -90.0}),
+    Fault("a signal is lost", "node of cpu: signals", "exec", CheckVerdict.DOUBTFUL, facts={"signals": ("TERM",)}),
     Fault(
         "no hard links from the node", "node of cpu: filesystem", "--run", facts={"operations": {"hard link": "EPERM"}}
     ),
@@ -404,7 +403,7 @@ FAULTS = [
         "no scontrol on the node",
         "node of cpu: Slurm's commands",
         "module load slurm",
-        Verdict.DOUBTFUL,
+        CheckVerdict.DOUBTFUL,
         facts={},
         answer={"slurm_commands": ()},
     ),
@@ -423,15 +422,19 @@ FAULTS = [
         "little locked memory on the node",
         "node of gpu: limits",
         "administrators",
-        Verdict.DOUBTFUL,
+        CheckVerdict.DOUBTFUL,
         recipe=REFERENCE,
         facts={"limits": {**FACTS.limits, "memlock": (2**26, 2**26)}},
         answer={"kind": "gpu", "partition": "gpu"},
     ),
-    Fault("no room beside the environment", "environment", "uv cache clean", Verdict.DOUBTFUL, plant=small_disk),
-    Fault("no inodes beside the environment", "environment", "uv cache clean", Verdict.DOUBTFUL, plant=few_inodes),
+    Fault("no room beside the environment", "environment", "uv cache clean", CheckVerdict.DOUBTFUL, plant=small_disk),
+    Fault("no inodes beside the environment", "environment", "uv cache clean", CheckVerdict.DOUBTFUL, plant=few_inodes),
     Fault(
-        "little scratch", "node of cpu: scratch", "set scratch", Verdict.DOUBTFUL, facts={"temporary_free_bytes": 10**9}
+        "little scratch",
+        "node of cpu: scratch",
+        "set scratch",
+        CheckVerdict.DOUBTFUL,
+        facts={"temporary_free_bytes": 10**9},
     ),
     Fault(
         "no room on the node for models that are put together from deltas",
@@ -446,7 +449,7 @@ FAULTS = [
         "little room beside the models that are put together from deltas",
         "node of gpu: scratch",
         "full_weights_every=1",
-        Verdict.DOUBTFUL,
+        CheckVerdict.DOUBTFUL,
         recipe=REFERENCE,
         overrides=DELTAS,
         facts={"temporary_free_bytes": 15 * 10**9},
@@ -456,7 +459,7 @@ FAULTS = [
         "little shared memory",
         "node of cpu: shared memory",
         "resources",
-        Verdict.DOUBTFUL,
+        CheckVerdict.DOUBTFUL,
         facts={"shared_memory_bytes": 64 * 2**20},
     ),
     Fault(
@@ -488,8 +491,8 @@ def _answer(facts: Mapping[str, Any], answer: Mapping[str, Any]) -> NodeAnswer:
     return replace(ANSWER, **{"facts": replace(FACTS, **facts), **answer})
 
 
-def bad(findings: Sequence[Finding]) -> list[Finding]:
-    return [one for one in findings if one.verdict is not Verdict.OK]
+def bad(findings: Sequence[CheckResult]) -> list[CheckResult]:
+    return [one for one in findings if one.verdict is not CheckVerdict.OK]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -502,7 +505,7 @@ def test_a_fault_is_found_with_its_remedy(fault: Fault, monkeypatch: pytest.Monk
     assert fault.verdict in {one.verdict for one in found}, found
     assert any(fault.remedy in one.remedy and one.verdict is fault.verdict for one in found), found
     assert all(one.evidence for one in findings)
-    assert can_start(findings) is (Verdict.FAILS not in {one.verdict for one in findings})
+    assert can_start(findings) is (CheckVerdict.FAILS not in {one.verdict for one in findings})
 
 
 def test_a_good_cluster_has_no_fault(tmp_path: Path) -> None:
@@ -524,7 +527,7 @@ def test_without_accounting_and_requeue_a_run_can_start(tmp_path: Path) -> None:
 def test_the_command_prints_lines_and_json_and_ends_with_its_verdict(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cluster_facts.User, "current", classmethod(lambda _: USER))
+    monkeypatch.setattr(survey.User, "current", classmethod(lambda _: USER))
     monkeypatch.setattr(survey, "run_slurm", RecordedSlurm())
     profile = tmp_path / "lab.yaml"
     words = ["doctor", "--site", str(profile), "--recipe", "quickstart", "--run", str(tmp_path / "run")]

@@ -6,7 +6,10 @@ import pytest
 from evaluated import PROBLEMS, boundary, model, trace
 from scipy.stats import t as student
 
-from mrt_hpc.analysis.earlier_votes import (
+from mrt_hpc.analysis.scaling import (
+    ScalingCurve,
+    ScalingPoint,
+    analyse_scaling,
     earlier_votes,
     equal_tokens,
     equal_tokens_verdict,
@@ -14,8 +17,6 @@ from mrt_hpc.analysis.earlier_votes import (
     table_of_earlier_votes,
     table_of_equal_tokens,
 )
-from mrt_hpc.analysis.scaling import analyse_scaling
-from mrt_hpc.analysis.scaling_curves import ScalingCurve, ScalingPoint
 
 LAST = {str(n): 0.5 + n / 100 for n in range(10)}
 

@@ -9,7 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from mrt_hpc.mrt.episodes import EpisodeRule, cut_episodes
+from mrt_hpc.mrt.episodes import cut_episodes
+from mrt_hpc.recipe.sections import Episodes
 
 PARAGRAPHS = {
     "p": "So 3 and 4 make 7, wait for it.",
@@ -77,7 +78,7 @@ CASES = [
 def test_the_rule_cuts_where_it_is_drawn(drawn: str, changes: dict[str, int]) -> None:
     episodes = [e for e in drawn.split("|") if e]
     pieces = [piece for letter in "".join(episodes) for piece in (PARAGRAPHS[letter].encode(), b"\n\n")][:-1]
-    boundaries = cut_episodes(pieces, EpisodeRule(**{**REFERENCE, **changes}))
+    boundaries = cut_episodes(pieces, Episodes(**{**REFERENCE, **changes}))
     found = ["".join(letters_of(pieces[a:b])) for a, b in pairwise(boundaries)]
     assert found == episodes
 

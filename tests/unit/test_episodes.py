@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrt_hpc.mrt.episodes import EpisodeRule, cut_episodes, episode_starts, merge_steps, paragraph_starts
+from mrt_hpc.mrt.episodes import cut_episodes, episode_starts, merge_steps, paragraph_starts
+from mrt_hpc.recipe.sections import Episodes
 
-ONE = EpisodeRule(markers=("Wait", "Alternatively"), min_paragraphs=1, max_episodes=6)
+ONE = Episodes(markers=("Wait", "Alternatively"), min_paragraphs=1, max_episodes=6)
 
 
 def words(text: str) -> list[bytes]:
@@ -30,7 +31,7 @@ def test_paragraphs_are_those_of_a_split_at_two_newlines(text: str) -> None:
 
 
 def test_an_empty_paragraph_counts_but_one_at_the_end_of_the_text_is_none() -> None:
-    rule = EpisodeRule(min_paragraphs=3)
+    rule = Episodes(min_paragraphs=3)
     assert episode_starts(b"a\n\n\n\nb\n\nWait", rule) == [8]
     assert paragraph_starts(b"a\n\nb\n\n") == [3]
 
@@ -46,13 +47,13 @@ def test_a_marker_opens_an_episode_only_at_the_start_of_a_paragraph() -> None:
 
 def test_min_paragraphs_counts_from_the_last_boundary() -> None:
     text = b"p0\n\nWait 1\n\nWait 2\n\nWait 3\n\nWait 4\n\nWait 5\n\nWait 6"
-    starts = episode_starts(text, EpisodeRule(min_paragraphs=3))
+    starts = episode_starts(text, Episodes(min_paragraphs=3))
     assert [text[s : s + 6] for s in starts] == [b"Wait 3", b"Wait 6"]
 
 
 def test_max_cuts_bounds_the_cuts() -> None:
     text = b"a" + b"\n\nWait" * 9
-    assert len(episode_starts(text, EpisodeRule(min_paragraphs=1, max_cuts=4))) == 4
+    assert len(episode_starts(text, Episodes(min_paragraphs=1, max_cuts=4))) == 4
 
 
 def test_steps_merge_in_groups_counted_from_the_start() -> None:
@@ -94,7 +95,7 @@ def test_episodes_concatenate_to_the_trace_for_any_text_and_rule(
     parts: list[str], gap: int, cuts: int, group: int, cap: int
 ) -> None:
     pieces = words("\n\n".join(parts))
-    rule = EpisodeRule(min_paragraphs=gap, max_cuts=cuts, group_size=group, max_episodes=cap)
+    rule = Episodes(min_paragraphs=gap, max_cuts=cuts, group_size=group, max_episodes=cap)
     boundaries = cut_episodes(pieces, rule)
     assert boundaries[0] == 0
     assert boundaries[-1] == len(pieces)

@@ -1,25 +1,24 @@
-"""Measures of summaries with their intervals; summaries of older versions have means alone."""
+"""Measures of summaries with their intervals."""
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING
 
 import pytest
 
-from mrt_hpc.analysis.estimates import (
+from mrt_hpc.analysis.intervals import IntervalEstimate, mean_of_shares
+from mrt_hpc.analysis.measures import EvaluationSummary
+from mrt_hpc.analysis.number_formats import decimal_text, points, share_text
+from mrt_hpc.analysis.rows import (
     accuracy_of,
     majority_estimates,
     mean_of,
     pass_estimates,
     stage_estimates,
+    summarise_evaluation,
     without_interval,
 )
-from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
-from mrt_hpc.analysis.intervals import IntervalEstimate, mean_of_shares
-from mrt_hpc.analysis.measures import EvaluationSummary
-from mrt_hpc.analysis.number_formats import decimal_text, points, share_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +30,6 @@ SUMMARY = summarise_evaluation(
     answers={"p": ["7", "8"], "q": ["7", "7"], "r": [None, "1"]},
     stages={"first": {"p": 0.0, "q": 0.5, "r": 0.0}, "second": {"p": 0.5, "q": 1.0, "r": 0.0}},
 )
-NEW_FIELDS = ("pass_by_problem", "majority_by_problem", "stages_by_problem")
 
 
 def test_every_k_and_every_stage_has_its_interval_over_problems() -> None:
@@ -60,16 +58,6 @@ def test_several_benchmarks_have_the_mean_for_each_k_that_all_have() -> None:
     assert found[1] == mean_of(SUMMARY.per_problem, single.per_problem)
     assert found[1].mean == 0.5
     assert majority_estimates(SUMMARY, single)[1].mean == 0.5
-
-
-def test_the_file_of_an_older_version_is_read_and_has_means_alone(tmp_path: Path) -> None:
-    content = json.loads(SUMMARY.model_dump_json(exclude=set(NEW_FIELDS)))
-    (tmp_path / "summary.json").write_text(json.dumps(content))
-    old = EvaluationSummary.read(tmp_path / "summary.json")
-    assert pass_estimates(old) == {1: without_interval(0.5), 2: without_interval(2 / 3)}
-    assert majority_estimates(old) == {}
-    assert stage_estimates(old)["first"] == without_interval(SUMMARY.stages["first"])
-    assert pass_estimates(old, SUMMARY) == {}
 
 
 def test_a_summary_stays_small_and_keeps_its_order_in_its_file(tmp_path: Path) -> None:

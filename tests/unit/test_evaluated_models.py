@@ -12,35 +12,37 @@ import pytest
 from click.testing import CliRunner
 from pydantic import ValidationError
 
+from mrt_hpc.analysis.named_models import named_models
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.slurm.containers import folders_read
 from mrt_hpc.cli.main import main
 from mrt_hpc.cli.plan import awaited_models, missing_inputs
-from mrt_hpc.domains.grader_digest import grader_digest
+from mrt_hpc.domains.base import grader_digest
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch import create
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.evaluated_models import models_asked
-from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe, refuse_other_queue
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.pinned_models import refuse_lost_models
-from mrt_hpc.launch.placement import Placement
-from mrt_hpc.launch.slurm.containers import folders_read
-from mrt_hpc.plan.compile import compile_plan, evaluated_versions, evaluation_plan
+from mrt_hpc.evaluate.evaluation import evaluation_recipe, refuse_other_queue
+from mrt_hpc.evaluate.models import models_asked, refuse_lost_models
+from mrt_hpc.plan.compile import compile_plan, evaluation_plan
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling, evaluation_dtype
-from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel, EvaluationRecipe
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_lock, read_recipe_lock
+from mrt_hpc.recipe.schema import EvaluatedModel, EvaluationRecipe
 from mrt_hpc.roles import prepare
 from mrt_hpc.roles.evaluation import UnitEvaluation
-from mrt_hpc.roles.sampling.verified_weights import verified_weights
+from mrt_hpc.roles.sampling.weights import verified_weights
 from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.layout import split_at
 from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import publish
+from mrt_hpc.submit import create
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mrt_hpc.run.layout import RunLayout
 
 ROOT = Path(__file__).parents[2]
@@ -84,19 +86,32 @@ def test_the_first_version_is_0_or_the_first_that_is_there(tmp_path: Path) -> No
     assert [m.version for m in models_asked([f"{run}@first"]).models] == [0], "as the first job will publish it"
 
 
-@pytest.mark.parametrize("word", ["21", "newest", "-1", ""])
-def test_a_version_that_the_run_does_not_have_is_refused(tmp_path: Path, word: str) -> None:
+@pytest.mark.parametrize("named", [models_asked, named_models])
+@pytest.mark.parametrize("word", ["21", "99", "newest", "-1", "", "２０", "0,２"])
+def test_a_version_that_the_run_does_not_have_is_refused(
+    tmp_path: Path, word: str, named: Callable[[list[str]], object]
+) -> None:
     run = trained(tmp_path / "grpo", 0).root
     with pytest.raises(UserError, match="no such weights version") as told:
-        models_asked([f"{run}@{word}"])
+        named([f"{run}@{word}"])
     assert told.value.expected == "a number from 0 to 20, first or last"
+
+
+def test_the_longest_directory_that_is_there_stands_before_the_versions(tmp_path: Path) -> None:
+    for name in ("a", "a@b"):
+        (tmp_path / name).mkdir()
+    for typed, directory, after in (
+        ("a@b", "a@b", None), ("a@b@0,last", "a@b", "0,last"), ("a@c@20", "a", "c@20"), ("a@", "a", ""),
+        ("none@b@1", "none", "b@1"), ("none", "none", None),
+    ):  # fmt: skip
+        assert split_at(f"{tmp_path}/{typed}") == (f"{tmp_path}/{directory}", after)
 
 
 def test_a_version_that_no_job_will_publish_is_refused(tmp_path: Path) -> None:
     run = trained(tmp_path / "grpo", 0, 3).root
 
     def refuse(name: str) -> None:
-        recipe = evaluation_recipe(EvaluationAsked(models_asked([name]), "small_world", results=tmp_path / "r"))
+        recipe = evaluation_recipe(models_asked([name]), "small_world", results=tmp_path / "r")
         refuse_lost_models(recipe, tmp_path / "eval")
 
     with pytest.raises(UserError, match="weights version 20 is not there: no queued job of the run will publish it"):
@@ -163,7 +178,7 @@ def test_an_evaluation_takes_over_what_the_suite_does_not_say(tmp_path: Path) ->
     run = trained(tmp_path / "one", 0, 20, changes=("grading.strict=false", "sampling.max_prompt_tokens=99")).root
     suite = tmp_path / "suite.yaml"
     suite.write_text(SILENT)
-    recipe = evaluation_recipe(EvaluationAsked(models_asked([str(run)]), str(suite), (SHARDS,), tmp_path / "r"))
+    recipe = evaluation_recipe(models_asked([str(run)]), str(suite), (SHARDS,), tmp_path / "r")
     assert (recipe.grading.strict, recipe.serving.dtype, recipe.sampling.max_prompt_tokens) == (False, "float32", 99)
     assert (recipe.evaluation.suite, recipe.evaluation.problem_shards) == ("suite", 3)
     assert recipe.evaluation.results == str(tmp_path / "r")
@@ -177,7 +192,7 @@ def test_other_settings_make_another_run_directory_and_other_resources_do_not(tm
     asked = models_asked([str(trained(tmp_path / "one", 0, 20).root)])
 
     def name(*overrides: str) -> str:
-        return evaluation_recipe(EvaluationAsked(asked, "small_world", overrides, tmp_path / "r")).name
+        return evaluation_recipe(asked, "small_world", overrides, tmp_path / "r").name
 
     assert name().startswith("eval-small_world-one-")
     assert name("evaluation.max_tokens=99") != name()
@@ -189,7 +204,7 @@ def test_a_damaged_model_is_published_again_by_the_same_command(
 ) -> None:
     """The second of two models is damaged after the first job is done: that job is opened again."""
     asked = models_asked([f"{trained(tmp_path / 'one', 0, 20).root}@0,last"])
-    recipe = evaluation_recipe(EvaluationAsked(asked, "small_world", results=tmp_path / "r"))
+    recipe = evaluation_recipe(asked, "small_world", results=tmp_path / "r")
     monkeypatch.setattr(create, "check_model", lambda _: None)  # these models are a file without content
     layout = create_or_open(tmp_path / "eval", recipe, evaluation_plan(recipe, LocalSite()))
     for version in (0, 1):
@@ -229,7 +244,7 @@ def test_models_that_queued_jobs_publish_are_not_awaited_where_there_is_no_queue
 def test_settings_that_contradict_each_other_are_refused_as_in_a_run(tmp_path: Path, override: str, field: str) -> None:
     asked = models_asked([str(trained(tmp_path / "one", 0, 20).root)])
     with pytest.raises(UserError) as told:
-        evaluation_recipe(EvaluationAsked(asked, "small_world", (override,), tmp_path / "r"))
+        evaluation_recipe(asked, "small_world", (override,), tmp_path / "r")
     assert field in told.value.message()
 
 
@@ -251,7 +266,7 @@ def test_runs_that_differ_in_what_decides_numbers_are_not_evaluated_together(
     one = trained(tmp_path / "one", 20).root
     two = trained(tmp_path / "two", 20, changes=(change,)).root
     with pytest.raises(UserError, match=f"differ in {field},"):
-        evaluation_recipe(EvaluationAsked(models_asked([str(one), str(two)]), str(suite)))
+        evaluation_recipe(models_asked([str(one), str(two)]), str(suite))
 
 
 def test_what_the_suite_or_an_override_states_may_differ_between_runs(tmp_path: Path) -> None:
@@ -262,14 +277,14 @@ def test_what_the_suite_or_an_override_states_may_differ_between_runs(tmp_path: 
     )
     suite = tmp_path / "suite.yaml"
     suite.write_text(SILENT + "prompt: {instruction: ''}\nepisodes: {markers: [Wait]}\n")
-    recipe = evaluation_recipe(EvaluationAsked(models, str(suite), ("grading.strict=true",)))
+    recipe = evaluation_recipe(models, str(suite), ("grading.strict=true",))
     assert recipe.grading.strict
     assert recipe.evaluation.prompt is not None
     assert recipe.evaluation.prompt.instruction == ""
     assert recipe.evaluation.episodes is not None
     assert recipe.evaluation.episodes.markers == ("Wait",)
     with pytest.raises(UserError, match=r"differ in grading\.strict,") as told:
-        evaluation_recipe(EvaluationAsked(models, str(suite)))
+        evaluation_recipe(models, str(suite))
     assert "--set grading.strict=VALUE" in str(told.value.advice)
 
 
@@ -280,27 +295,27 @@ def test_the_suites_of_the_project_measure_every_model_in_the_same_way(suite: st
     (tmp_path / "model" / "config.json").write_text("{}")
     runs = [trained(tmp_path / "one", 20), trained(tmp_path / "two", 20, changes=OTHERWISE)]
     asked = [[str(run.root) for run in runs], [str(runs[0].root)], [str(runs[1].root)], [str(tmp_path / "model")]]
-    recipes = [evaluation_recipe(EvaluationAsked(models_asked(one), suite, data=tmp_path)) for one in asked]
+    recipes = [evaluation_recipe(models_asked(one), suite, data=tmp_path) for one in asked]
     assert len({measured(recipe) for recipe in recipes}) == 1
 
 
 def measured(recipe: EvaluationRecipe) -> str:
     """All that decides numbers."""
     benchmarks = recipe.evaluation.benchmarks
-    sampling = [asdict(benchmark_sampling(recipe, b)) for b in benchmarks]
+    sampling = [asdict(recipe.sampling_of(b)) for b in benchmarks]
     graders = [
         grader_digest(verifier_of(b.problems, recipe.grading), recipe.grading.time_limit_s, 1.0) for b in benchmarks
     ]
     section = recipe.evaluation.model_dump(mode="json")
-    return repr((section, sampling, graders, evaluation_dtype(recipe), recipe.evaluation.episodes))
+    return repr((section, sampling, graders, recipe.evaluation_dtype, recipe.evaluation.episodes))
 
 
 def test_thinking_tags_are_the_models_own(tmp_path: Path) -> None:
     """The suite has an instruction, and the run's recipe says that its model writes no tags."""
     untagged = ("prompt={instruction: Think., thought_start: '', thought_end: ''}",)
     run = trained(tmp_path / "one", 20, changes=untagged).root
-    recipe = evaluation_recipe(EvaluationAsked(models_asked([str(run)]), "paper_20", data=tmp_path))
-    prompt = benchmark_sampling(recipe, recipe.evaluation.benchmarks[0]).prompt
+    recipe = evaluation_recipe(models_asked([str(run)]), "paper_20", data=tmp_path)
+    prompt = recipe.sampling_of(recipe.evaluation.benchmarks[0]).prompt
     assert (prompt.thought_start, prompt.thought_end) == ("", "")
     assert "put your final answer" in prompt.instruction
 
@@ -318,7 +333,7 @@ def test_a_file_that_has_changed_makes_another_evaluation(tmp_path: Path) -> Non
     solved.write_text('{"id": "1", "problem": "x", "solution": "1"}\n')
 
     def name() -> str:
-        return evaluation_recipe(EvaluationAsked(models_asked([str(model)]), str(suite), results=tmp_path)).name
+        return evaluation_recipe(models_asked([str(model)]), str(suite), results=tmp_path).name
 
     names = [name()]
     for path in (problems, solved, model / "config.json"):
@@ -335,7 +350,7 @@ def test_a_changed_file_is_named_where_the_directory_is_given(tmp_path: Path) ->
     asked = models_asked([str(trained(tmp_path / "one", 0, 20).root)])
 
     def begun() -> RunLayout:
-        recipe = evaluation_recipe(EvaluationAsked(asked, str(suite), results=tmp_path / "r"))
+        recipe = evaluation_recipe(asked, str(suite), results=tmp_path / "r")
         return create_or_open(tmp_path / "eval", recipe, evaluation_plan(recipe, LocalSite()))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -349,20 +364,20 @@ def test_a_changed_file_is_named_where_the_directory_is_given(tmp_path: Path) ->
 
 def test_a_folder_of_data_replaces_that_of_the_suite(tmp_path: Path) -> None:
     asked = models_asked([str(trained(tmp_path / "one", 0, 20).root)])
-    recipe = evaluation_recipe(EvaluationAsked(asked, "paper_20", data=tmp_path))
+    recipe = evaluation_recipe(asked, "paper_20", data=tmp_path)
     paths = [b.problems.model_dump()["path"] for b in recipe.evaluation.benchmarks]
     assert paths[:2] == [str(tmp_path / "aime24.jsonl"), str(tmp_path / "aime25.jsonl")]
 
 
 def test_the_plan_has_a_task_for_each_model_benchmark_and_shard(tmp_path: Path) -> None:
     asked = models_asked([f"{trained(tmp_path / 'one', 0, 20).root}@0,last"])
-    recipe = evaluation_recipe(EvaluationAsked(asked, "small_world", (SHARDS,)))
+    recipe = evaluation_recipe(asked, "small_world", (SHARDS,))
     plan = evaluation_plan(recipe, LocalSite())
     assert [(job.role, job.tasks) for job in plan.jobs] == [
         (Role.PREPARE, 1), (Role.EVALUATION, 6), (Role.REPORT, 1),
     ]  # fmt: skip
     assert [(u.version, u.shard) for u in plan.jobs[1].evaluations] == [(v, s) for v in (0, 1) for s in range(3)]
-    assert evaluated_versions(recipe) == [0, 1]
+    assert recipe.evaluated_versions == [0, 1]
     assert [d.job for d in plan.jobs[2].after] == ["evaluation"]
 
 
@@ -395,7 +410,7 @@ def test_the_plan_tells_expected_hours_and_what_is_not_there(tmp_path: Path) -> 
 
 def test_a_plan_names_models_and_data_that_are_not_there(tmp_path: Path) -> None:
     asked = models_asked([str(trained(tmp_path / "one", 0, 20).root)])
-    recipe = evaluation_recipe(EvaluationAsked(asked, "paper_20", data=tmp_path))
+    recipe = evaluation_recipe(asked, "paper_20", data=tmp_path)
     (tmp_path / "aime24.jsonl").write_text("")
     later = recipe.models[0].model_copy(update={"path": str(tmp_path / "later")})
     gone = EvaluatedModel(name="gone", path=str(tmp_path / "gone"))
@@ -410,19 +425,19 @@ def test_a_plan_names_models_and_data_that_are_not_there(tmp_path: Path) -> None
 
 def test_status_and_report_of_an_evaluation_on_its_own(tmp_path: Path) -> None:
     asked = models_asked([str(trained(tmp_path / "one", 0, 20).root)])
-    recipe = evaluation_recipe(EvaluationAsked(asked, "small_world", results=tmp_path / "r"))
+    recipe = evaluation_recipe(asked, "small_world", results=tmp_path / "r")
     awaited = [model.model_copy(update={"path": str(tmp_path / "later")}) for model in recipe.models]
     recipe, root = recipe.model_copy(update={"models": tuple(awaited)}), tmp_path / "eval"
     layout = create_or_open(root, recipe, evaluation_plan(recipe, LocalSite()))
     assert not layout.train_data.exists()
     status = CliRunner().invoke(main, ["status", str(root)])
     assert status.exit_code == 0, status.output
-    assert "evaluations 0/1" in status.output
+    assert "0/1 tasks" in status.output
     assert "iteration" not in status.output
     report = CliRunner().invoke(main, ["report", str(root)])
     assert report.exit_code == 0, report.output
     assert "missing: evaluation on held-out of weights versions 0" in report.output
-    assert "No evaluation has been finished" in layout.report.read_text()
+    assert "Missing: evaluation on held-out of weights versions 0" in layout.report.read_text()
     page = layout.page.read_text()
     assert "one@20" in page
     assert "Learning curves" not in page, "nothing is trained"
@@ -433,9 +448,7 @@ def test_status_and_report_of_an_evaluation_on_its_own(tmp_path: Path) -> None:
 def evaluation_in(folder: Path, *overrides: str) -> RunLayout:
     """The directory of an evaluation of a run whose weights version 20 will be published later."""
     recipe = evaluation_recipe(
-        EvaluationAsked(
-            models_asked([str(trained(folder / "one", 0, 20).root)]), "small_world", overrides, folder / "r"
-        )
+        models_asked([str(trained(folder / "one", 0, 20).root)]), "small_world", overrides, folder / "r"
     )
     shutil.rmtree(folder / "one" / "weights")
     return create_or_open(folder / "eval", recipe, evaluation_plan(recipe, LocalSite()))

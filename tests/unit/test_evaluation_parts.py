@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.sampling.parts import Parts, merged
+from mrt_hpc.roles.sampling.parts import Parts
 from mrt_hpc.run.evaluation_settings import EvaluationSettings, RecordedSettings
-from mrt_hpc.run.groups import Sampled, commit_group, complete_groups
+from mrt_hpc.run.groups import Sampled, commit_group, complete_groups, merged
 from mrt_hpc.run.records import FinishReason, GroupStatistics, Rollout
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task

@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
+from mrt_hpc.analysis.rows import summarise_evaluation
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles import report
-from mrt_hpc.roles.event_files import IterationEvents, iteration_values
-from mrt_hpc.roles.tracking import Tracker, evaluation_row
+from mrt_hpc.roles.tracking import IterationEvents, Tracker, evaluation_row, iteration_values
 from mrt_hpc.run.quarantine import set_aside, younger_than
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
@@ -156,7 +155,7 @@ LOGS_ON_A_FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from mrt_hpc.analysis.measures import IterationMetrics
-from mrt_hpc.roles.event_files import IterationEvents
+from mrt_hpc.roles.tracking import IterationEvents
 from mrt_hpc.run.layout import RunLayout
 
 events = IterationEvents(RunLayout(Path(sys.argv[1])))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mrt_hpc.run.event_stream import EventStream, Process, last_event, process_of
+from mrt_hpc.run.events import EventStream, Process, last_event, process_of
 
 if TYPE_CHECKING:
     from pathlib import Path

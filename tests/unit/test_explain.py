@@ -16,8 +16,8 @@ from canned_queue import EVALUATION, INFERENCE, PREPARE, TRAINER, CannedRun, can
 from click.testing import CliRunner
 from many_tasks import many_tasks
 
+from mrt_hpc.attempt.end import STOPPED
 from mrt_hpc.cli.main import main
-from mrt_hpc.launch.attempt_end import STOPPED
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.retries import PAUSED, SHORTAGES, Shortage
 from mrt_hpc.run.task_state import TaskState

@@ -13,22 +13,17 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 from slurm_texts import squeue_prints
 
+from mrt_hpc.attempt.ledger import record_site, record_submission, remember_site, submissions
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.cli.main import main
-from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.extension import extended_recipe
-from mrt_hpc.launch.fork_data import forked_data
-from mrt_hpc.launch.ledger import record_site, record_submission, remember_site, submissions
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.origin import fork_of
-from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.recipe.sections.data import Suffixes
-from mrt_hpc.recipe.sections.model import HuggingFaceModel
+from mrt_hpc.recipe.sections import HuggingFaceModel, Suffixes
 from mrt_hpc.roles.report import write_report
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.data import left_out_file, read_problems, write_problems
@@ -36,6 +31,9 @@ from mrt_hpc.run.fork_record import read_fork
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest, verify
 from mrt_hpc.run.weights import prune, publish
+from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.submit.extension import extended_recipe
+from mrt_hpc.submit.origin import fork_of, forked_data
 from mrt_hpc.training.supervised import read_suffixes, write_samples
 
 if TYPE_CHECKING:
@@ -330,11 +328,3 @@ def test_samples_of_a_fork_are_compared_too(tmp_path: Path) -> None:
     path.write_text(json.dumps({**row, "suffix": "one"}))
     (changed,) = forked_data(layout, recipe, recipe)
     assert (kept.is_changed, changed.is_changed, changed.old) == (False, True, kept.old)
-
-
-def test_the_record_of_an_earlier_fork_names_no_data(tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path)
-    write_json(layout.forked_from, {"run": "/r", "recipe": "r", "version": 1, "digest": "d", "changes": []})
-    record = read_fork(layout)
-    assert record is not None
-    assert record.data == ()

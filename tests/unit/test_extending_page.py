@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.cli.main import main
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.data import read_problems
+from mrt_hpc.submit.create import create_or_open
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "extending.md").read_text()
@@ -75,7 +75,7 @@ def test_a_back_end_is_a_module_beside_its_site_file(folder: Path, monkeypatch: 
         main, ["plan", "quickstart", "--site", str(folder / "myhost.yaml"), "--sbatch"], catch_exceptions=False
     )
     assert printed.exit_code == 0
-    assert "mrt_hpc.launch.one_task" in printed.output
+    assert "mrt_hpc.attempt.ranks" in printed.output
 
 
 def test_a_data_set_has_the_fields_that_it_shows(folder: Path) -> None:

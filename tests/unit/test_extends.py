@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.extends import merged, read_recipe_source, without_detour
-from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.load import load_recipe, merged, read_recipe_source, without_detour
 from mrt_hpc.recipe.lock import lock_text
 
 if TYPE_CHECKING:

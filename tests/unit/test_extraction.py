@@ -12,9 +12,8 @@ from extraction_references import REFERENCES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrt_hpc.domains.boxed import braces_balance
-from mrt_hpc.domains.extraction import RULES
-from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION, Extraction
+from mrt_hpc.domains.extraction import RULES, braces_balance
+from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION, Extraction
 
 CASES = [
     json.loads(line) for line in (Path(__file__).parent / "extraction_cases.jsonl").read_text("utf-8").splitlines()

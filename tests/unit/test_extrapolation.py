@@ -11,8 +11,8 @@ from evaluated import boundary, model, trace
 from mrt_hpc.analysis.extrapolation import AccuracyAt, analyse_extrapolation, extrapolation_of
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.votes import RIGHT
-from mrt_hpc.recipe.registry import MODES
-from mrt_hpc.run.outcomes import RolloutOutcome
+from mrt_hpc.recipe.kinds import MODES
+from mrt_hpc.run.groups import RolloutOutcome
 
 if TYPE_CHECKING:
     from mrt_hpc.analysis.model_samples import ModelSamples

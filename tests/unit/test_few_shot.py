@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.cli.plan import missing_inputs
-from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.find import RECIPES, find
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_lock
-from mrt_hpc.recipe.sections.prompt import Prompt
+from mrt_hpc.recipe.sections import Prompt
 from mrt_hpc.run.data import read_examples
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.prompt_files import changed_prompt_files, copy_of, read_experiment
+from mrt_hpc.submit.create import create_or_open
 
 SOLVED = [("1+1", "It is 2"), ("1+2", "It is 3"), ("1+3", "It is 4")]
 

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, get_args, get_origin
 import pytest
 from click.testing import CliRunner, Result
 
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.slurm.site import SlurmSite
-from mrt_hpc.recipe.explain import documented_fields, models_of
-from mrt_hpc.recipe.load import load_recipe, load_site
+from mrt_hpc.recipe.field_docs import documented_fields, models_of, tag_of
+from mrt_hpc.recipe.load import SiteFile, load_recipe, load_site
 from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.recipe.site_file import SiteFile
 from mrt_hpc.recipe.source import Source
 from mrt_hpc.recipe.validate import validate
-from mrt_hpc.recipe.words import tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

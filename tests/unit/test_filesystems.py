@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import mrt_hpc
-from mrt_hpc.launch.filesystems import (
+from mrt_hpc.cluster.filesystems import (
     OPERATIONS,
     SCRATCH,
     SOCKETS,
@@ -104,7 +104,7 @@ def test_a_folder_that_is_mounted_noexec_is_noticed(tmp_path: Path) -> None:
 TRY = """
 import json, os, sys
 from pathlib import Path
-from mrt_hpc.launch.filesystems import scratch_problems
+from mrt_hpc.cluster.filesystems import scratch_problems
 print(json.dumps([name for name, problem in scratch_problems(Path(sys.argv[1]), {}).items() if problem]))
 """
 
@@ -115,18 +115,18 @@ RUN, NODE, ELSEWHERE = "the run directory", "the folder for temporary files", "n
 TRIED = {RUN: OPERATIONS, NODE: (*SCRATCH, *SOCKETS)}
 USES: dict[str, tuple[str, dict[str, str]]] = {
     "fcntl.flock": ("lock", {"inference/compiled_code.py": NODE, "run/turns.py": NODE}),
-    ".symlink_to": ("symbolic link", {"inference/server_command.py": NODE}),
+    ".symlink_to": ("symbolic link", {"inference/server_start.py": NODE}),
     "os.link": (
         "hard link",
         {
-            "launch/slurm/arrays.py": RUN,
+            "backends/slurm/arrays.py": RUN,
             "run/atomic.py": RUN,
-            "run/told.py": RUN,
+            "run/stuck_notices.py": RUN,
             "run/weights.py": ELSEWHERE,  # it copies what it cannot link
         },
     ),
     "os.fsync": ("fsync", {"run/atomic.py": RUN, "training/checkpoint.py": RUN}),
-    "socket.AF_UNIX": ("socket", {"inference/server_process.py": NODE}),
+    "socket.AF_UNIX": ("socket", {"inference/server_start.py": NODE}),
     "socket.AF_INET": ("loopback address", {"inference/ray_node.py": NODE}),
     "socket.create_connection": ("loopback address", {"inference/ray_node.py": NODE}),
 }
@@ -146,7 +146,7 @@ NEEDS_NOTHING = {
 }
 """What works wherever Python does, or is checked otherwise, as what the sandbox of verifiers needs."""
 PATHS = {"rename", "hardlink_to", "symlink_to", "chmod", "mkfifo"}
-COMMANDS_OF_A_PERSON = ("cli/", "launch/images/", "launch/slurm/doctor/", "launch/filesystems.py", "datasets/", "hub/")
+COMMANDS_OF_A_PERSON = ("cli/", "images.py", "cluster/", "datasets/", "hub.py")
 
 
 def uses() -> set[tuple[str, str]]:

@@ -11,24 +11,33 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.sites import find_site
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.sites import find_site
-from mrt_hpc.launch.slurm.site import SlurmSite
-from mrt_hpc.plan.fits import Fits, fits
-from mrt_hpc.plan.fitting import nearest_change, refuse_unfit
-from mrt_hpc.plan.gpu_memory import gpu_memory
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.plan.model_shape import SMALL_WORLD, ModelShape, UnknownShapeError, shape_in, shape_of
-from mrt_hpc.plan.server_memory import ServerSetting, server_memory
-from mrt_hpc.plan.trainer_memory import TrainerSetting, activation_bytes, logit_bytes, trainer_memory
-from mrt_hpc.recipe.batching import Batching, Precision
+from mrt_hpc.plan.memory import (
+    SMALL_WORLD,
+    ModelShape,
+    ServerSetting,
+    TrainerSetting,
+    UnknownShapeError,
+    activation_bytes,
+    gpu_memory,
+    logit_bytes,
+    server_memory,
+    shape_in,
+    shape_of,
+    trainer_memory,
+)
+from mrt_hpc.plan.memory_fit import Fits, fits, nearest_change, refuse_unfit
+from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.sections.training import Training
+from mrt_hpc.recipe.sections import Training
 
 if TYPE_CHECKING:
-    from mrt_hpc.plan.trainer_memory import TrainerMemory
+    from mrt_hpc.plan.memory import TrainerMemory
     from mrt_hpc.recipe.schema import Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -94,8 +103,7 @@ def test_tied_embeddings_count_once() -> None:
 
 
 def test_the_small_world_has_the_shape_that_is_stated() -> None:
-    from mrt_hpc.domains.small_world.network import ModelSize, fresh_model
-    from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+    from mrt_hpc.domains.small_world.model import ModelSize, build_tokenizer, fresh_model
 
     made = fresh_model(ModelSize(), build_tokenizer(), 0)
     assert shape_of(made.config.to_dict()) == SMALL_WORLD
@@ -197,7 +205,7 @@ def test_a_trace_that_fits_no_gpu_is_shared_by_several(tmp_path: Path) -> None:
     )  # fmt: skip
     asked = load_recipe(RECIPES / "mrt.yaml", fields)
     unfit = next(one for one in fits(asked, a100(79.0)).roles if one.role is Role.TRAINER and not one.fits)
-    change = nearest_change(unfit, asked, a100(79.0))
+    change = nearest_change(unfit.role, asked, a100(79.0))
     assert change is not None and [field for field, _ in change] == ["training.sequence_parallel"]
 
 
@@ -303,9 +311,9 @@ def test_a_server_gets_more_of_its_gpu_or_a_second_one(tmp_path: Path) -> None:
     asked = of_size("backtracking_llama", tmp_path / "model")
     small = next(one for one in fits(asked, a100(22.0)).roles if one.name == "inference")
     assert not small.fits
-    assert nearest_change(small, asked, a100(22.0)) == (("serving.gpu_memory_utilization", 0.85),)
+    assert nearest_change(small.role, asked, a100(22.0)) == (("serving.gpu_memory_utilization", 0.85),)
     tiny = next(one for one in fits(asked, a100(14.5)).roles if one.name == "inference")
-    assert nearest_change(tiny, asked, a100(14.5)) == (
+    assert nearest_change(tiny.role, asked, a100(14.5)) == (
         ("serving.tensor_parallel", 2), ("resources.inference.gpus", 2), ("resources.evaluation.gpus", 2),
     )  # fmt: skip
 
@@ -314,14 +322,15 @@ def test_gpus_of_a_task_that_are_enough_are_kept(tmp_path: Path) -> None:
     """Four servers of one GPU become two of two."""
     asked = of_size("backtracking_llama", tmp_path / "model", "resources.inference.gpus=4")
     tiny = next(one for one in fits(asked, a100(14.5)).roles if one.name == "inference")
-    assert nearest_change(tiny, asked, a100(14.5)) == (("serving.tensor_parallel", 2), ("resources.evaluation.gpus", 2))
+    change = nearest_change(tiny.role, asked, a100(14.5))
+    assert change == (("serving.tensor_parallel", 2), ("resources.evaluation.gpus", 2))
 
 
 def test_several_servers_keep_their_number_when_each_gets_more_gpus(tmp_path: Path) -> None:
     fields = ("serving.tensor_parallel=1", "serving.servers=2", "resources.inference.gpus=2")
     asked = of_size("backtracking_llama", tmp_path / "model", *fields, "resources.evaluation.gpus=2")
     tiny = next(one for one in fits(asked, a100(14.5)).roles if one.name == "inference")
-    change = nearest_change(tiny, asked, a100(14.5))
+    change = nearest_change(tiny.role, asked, a100(14.5))
     assert change == (
         ("serving.tensor_parallel", 2), ("resources.inference.gpus", 4), ("resources.evaluation.gpus", 4),
     )  # fmt: skip
@@ -365,7 +374,7 @@ def test_the_weights_that_were_published_last_wait_for_the_next_delta(tmp_path: 
     assert role(found, "trainer") == role(whole, "trainer"), "nothing more on the GPU"
     small = of_size("mrt_online", tmp_path / "model", *deltas, "resources.trainer.memory_gib=8")
     unfit = next(one for one in fits(small, find_site("example")).roles if one.name == "trainer, off the GPU")
-    assert nearest_change(unfit, small, find_site("example")) == (("resources.trainer.memory_gib", 12.0),)
+    assert nearest_change(unfit.role, small, find_site("example")) == (("resources.trainer.memory_gib", 12.0),)
     without_gpu = ("resources.trainer.gpus=0", "training.deterministic=false")
     more = [
         role(fits(of_size("mrt_online", tmp_path / "model", *without_gpu, *fields), LocalSite()), "trainer")
@@ -420,7 +429,7 @@ def test_a_proposal_always_fits(
     ]  # fmt: skip
     asked = load_recipe(RECIPES / "mrt.yaml", tuple(fields))
     for one in fits(asked, site).roles:
-        change = None if one.fits else nearest_change(one, asked, site)
+        change = None if one.fits else nearest_change(one.role, asked, site)
         if change is not None:
             values = (f"{field}={str(value).lower() if isinstance(value, bool) else value}" for field, value in change)
             better = load_recipe(RECIPES / "mrt.yaml", (*fields, *values))

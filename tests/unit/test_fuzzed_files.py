@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
+from mrt_hpc.attempt.ledger import record_site, record_submission
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.ledger import record_site, record_submission
-from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.recipe.model_files import ModelFiles
 from mrt_hpc.run.events import EventKind, event_file
 from mrt_hpc.run.heartbeats import Heart

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from mrt_hpc.attempt import gpus
+from mrt_hpc.attempt.entry import run_task
+from mrt_hpc.attempt.gpus import NO_DEVICE, NO_LIBRARY, GpuView, look, require_gpus, verdict
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.local.slots import visible_gpus
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch import gpus
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import run_task
-from mrt_hpc.launch.gpus import NO_DEVICE, NO_LIBRARY, GpuView, look, require_gpus, verdict
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.local.slots import visible_gpus
-from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.plan.gpu_memory import gpu_memory
 from mrt_hpc.plan.jobs import Job, JobResources, Role
+from mrt_hpc.plan.memory import gpu_memory
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.run.task_state import TaskState, read_task
+from mrt_hpc.submit.create import create_or_open
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 FOUR_HOPPERS = GpuView(

@@ -1,4 +1,8 @@
-"""Verdicts on single pairs, and that the short cut around math-verify never differs from it."""
+"""Verdicts on single pairs, and that the short cut around math-verify never differs from it.
+
+``grading_cases.jsonl`` holds pairs of answer and gold answer: the verdict that a mathematician would give, what
+math-verify alone says, and the reason. A verdict that the grader cannot give has a ``known_limit``.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from math_verify import parse, parser, verify
 
-from mrt_hpc.domains.math import equivalence, two_stages, values_differ
-from mrt_hpc.domains.math.cleanup import MAX_ANSWER_CHARS, clean
+from mrt_hpc.domains.math import equivalence, math_verify_changes
 from mrt_hpc.domains.math.equivalence import Judgement, certain_verdict, judge
-from mrt_hpc.domains.math.slow_forms import may_take_long
-from mrt_hpc.domains.math.verifier import MathVerifier
+from mrt_hpc.domains.math.numbers import MAX_ANSWER_CHARS, clean
+from mrt_hpc.domains.math.verifier import MathVerifier, may_take_long
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,15 +106,15 @@ def test_every_verdict_of_the_table(case: dict[str, Any], request: pytest.Fixtur
 @pytest.fixture
 def math_verify_alone() -> Iterator[Callable[[str, str], bool]]:
     """math-verify as it is installed, with its defaults: each answer in a box, or a whole completion."""
-    two_stages.uninstall()
-    values_differ.uninstall()
+    math_verify_changes.uninstall_two_stages()
+    math_verify_changes.uninstall_values()
     yield lambda gold, text: bool(
         verify(
             parse(f"\\boxed{{{gold}}}", parsing_timeout=None), parse(text, parsing_timeout=None), timeout_seconds=None
         )
     )
-    two_stages.install()
-    values_differ.install()
+    math_verify_changes.install_two_stages()
+    math_verify_changes.install_values()
 
 
 def test_what_math_verify_alone_says(math_verify_alone: Callable[[str, str], bool]) -> None:
@@ -209,11 +212,11 @@ def test_the_parser_gives_the_same_in_two_stages_as_in_one() -> None:
         (answer, "\\frac{1}{2}") for answer in ("\\frac{1}{", "1,2,3", "\\{1, 2\\}", "[1, 2)", "x^2+1", "a = b = 3")
     ]
     in_two = judged(pairs)
-    two_stages.uninstall()
+    math_verify_changes.uninstall_two_stages()
     try:
         assert judged(pairs) == in_two
     finally:
-        two_stages.install()
+        math_verify_changes.install_two_stages()
 
 
 EQUAL_EXPRESSIONS = [
@@ -237,16 +240,16 @@ def test_verdicts_are_the_same_without_a_look_at_values(monkeypatch: pytest.Monk
     pairs = PAIRS + EQUAL_EXPRESSIONS
     pairs += [(answer, gold) for answer, _ in EQUAL_EXPRESSIONS for _, gold in EQUAL_EXPRESSIONS]
     with_values = judged(pairs)
-    monkeypatch.setattr(values_differ, "values_differ", lambda _, __: False)
+    monkeypatch.setattr(math_verify_changes, "values_differ", lambda _, __: False)
     assert judged(pairs) == with_values
 
 
 def test_what_sympy_only_approximates_is_left_to_it() -> None:
     x = sympy.Symbol("x")
     integral = sympy.Integral(sympy.sin(x) / x, (x, 0, sympy.oo))
-    assert not values_differ.values_differ(integral, sympy.Integer(7))
-    assert not values_differ.values_differ(sympy.Function("f")(x), x)
-    assert values_differ.values_differ(sympy.sin(x), sympy.cos(x))
+    assert not math_verify_changes.values_differ(integral, sympy.Integer(7))
+    assert not math_verify_changes.values_differ(sympy.Function("f")(x), x)
+    assert math_verify_changes.values_differ(sympy.sin(x), sympy.cos(x))
 
 
 @pytest.mark.parametrize(

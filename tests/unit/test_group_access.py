@@ -11,14 +11,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import run_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
-from mrt_hpc.launch.slurm.site import SlurmSite
+from mrt_hpc.attempt.entry import run_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.weights import publish
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,15 +9,14 @@ import pytest
 from click.testing import CliRunner, Result
 from slurm_texts import USER, RecordedSlurm
 
+from mrt_hpc.backends.sites import default_site, find_site
+from mrt_hpc.backends.slurm import survey
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.cli import init as init_command
 from mrt_hpc.cli.main import main
-from mrt_hpc.launch import login_node
-from mrt_hpc.launch.login_node import LoginNode, module_of, mounts_by_kernel
-from mrt_hpc.launch.settings import default_site
-from mrt_hpc.launch.sites import find_site
-from mrt_hpc.launch.slurm import cluster_facts, survey
-from mrt_hpc.launch.slurm.questions import Wishes, open_questions, with_proposals
-from mrt_hpc.launch.slurm.site import SlurmSite
+from mrt_hpc.cluster import login_node
+from mrt_hpc.cluster.login_node import LoginNode, module_of, mounts_by_kernel
+from mrt_hpc.cluster.questions import Wishes, open_questions, with_proposals
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +29,7 @@ TWO_ACCOUNTS = {"associations": [("lab||", "lab||lowly,normal,urgent||200|\nteac
 @pytest.fixture(autouse=True)
 def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(cluster_facts.User, "current", classmethod(lambda _: USER))
+    monkeypatch.setattr(survey.User, "current", classmethod(lambda _: USER))
     monkeypatch.setattr(login_node, "look_at_login_node", lambda: NODE)
 
 

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, get_type_hints
 
 import numpy as np
 
-from mrt_hpc.algorithms.batch import Batch
+from mrt_hpc.algorithms.batch import Batch, Learnt
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
-from mrt_hpc.recipe.sections.training import Training
-from mrt_hpc.roles.training.iteration_data import IterationData
+from mrt_hpc.recipe.sections import Training
 from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
 from mrt_hpc.run.records import FinishReason, Rollout
-from mrt_hpc.training.sequence import TrainingSequence
-from mrt_hpc.training.settings import TrainerSettings
+from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
 from mrt_hpc.training.update_statistics import UpdateStats
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ ROLLOUTS = Batch([ROLLOUT], [{}], [], "digest", np.zeros(0), [])
 
 def told(batch: Batch | None = ROLLOUTS) -> IterationMetrics:
     """Of an iteration that learnt rollouts, or one given sample."""
-    return iteration_metrics(3, IterationData([SEQUENCE], "digest", batch), STATS, Timeline(), {})
+    return iteration_metrics(3, Learnt([SEQUENCE], digest="digest", batch=batch), STATS, Timeline(), {})
 
 
 def test_given_samples_are_compared_with_no_server() -> None:
@@ -61,7 +59,7 @@ def test_each_figure_of_the_update_is_told_once() -> None:
 def test_a_share_of_truncated_rollouts_is_no_share_of_importance_weights() -> None:
     assert "truncated_share" not in NUMBERS
     stats = replace(STATS, importance_capped_share=0.5)
-    capped = iteration_metrics(0, IterationData([SEQUENCE], "d", ROLLOUTS), stats, Timeline(), {})
+    capped = iteration_metrics(0, Learnt([SEQUENCE], digest="d", batch=ROLLOUTS), stats, Timeline(), {})
     assert capped.truncated_share == 0.0
     assert capped.trainer["importance_capped_share"] == 0.5
 
@@ -84,6 +82,6 @@ def test_the_trainer_has_no_second_list_of_the_recipes_fields() -> None:
 
 def test_what_is_not_finite_is_left_out_as_not_measured() -> None:
     stats = replace(STATS, entropy=math.nan, mismatch_max=math.inf, mismatch_kl=math.inf)
-    found = iteration_metrics(0, IterationData([SEQUENCE], "digest", ROLLOUTS), stats, Timeline(), {})
+    found = iteration_metrics(0, Learnt([SEQUENCE], digest="digest", batch=ROLLOUTS), stats, Timeline(), {})
     assert (found.entropy, found.mismatch_max, found.loss) == (None, None, STATS.loss)
     assert "mismatch_kl" not in found.trainer and found.skipped_steps == STATS.skipped_steps

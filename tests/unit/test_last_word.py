@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mrt_hpc.launch.ledger import record_submission, shown_submissions, submissions
-from mrt_hpc.launch.slurm.after_srun import ABANDONED, FORBIDDEN, awaited_tasks, ended
-from mrt_hpc.launch.slurm.parameters import EPILOGUE
+from mrt_hpc.attempt.ledger import record_submission, shown_submissions, submissions
+from mrt_hpc.backends.slurm.after_srun import ABANDONED, FORBIDDEN, awaited_tasks, ended
+from mrt_hpc.backends.slurm.parameters import EPILOGUE
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.events import EventKind, EventLog, event_file
@@ -190,7 +190,7 @@ def test_what_comes_later_is_not_told_by_the_clock(tmp_path: Path, monkeypatch: 
     """The second submission comes from a login node whose clock is five minutes behind."""
     layout = run_with_ledger(tmp_path, 1)
     now = time.time()
-    monkeypatch.setattr("mrt_hpc.launch.ledger.time.time", lambda: now - 300)
+    monkeypatch.setattr("mrt_hpc.attempt.ledger.time.time", lambda: now - 300)
     record_submission(layout, INFERENCE, "15", "other")
     assert awaited_tasks(layout, TRAINER, 0, "7.1", WAITING) == ["15"]
     assert [one.job_id for one in submissions(layout)] == ["12", "15"]

@@ -9,8 +9,8 @@ import pytest
 
 from mrt_hpc.recipe.find import OTHER_KINDS
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.sections.training import Training
-from mrt_hpc.training.learning_rate import learning_rate
+from mrt_hpc.recipe.sections import Training
+from mrt_hpc.training.settings import learning_rate
 
 ROOT = Path(__file__).parents[2]
 

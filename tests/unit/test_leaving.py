@@ -14,8 +14,7 @@ import pytest
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.server import VllmServer
-from mrt_hpc.inference.server_process import ServerProcess
-from mrt_hpc.inference.server_settings import ServerSettings
+from mrt_hpc.inference.server_start import ServerProcess, ServerSettings
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested, ShutdownRequest, run_until_told
 from mrt_hpc.run.waiting import wait_until
 
@@ -36,7 +35,7 @@ from types import SimpleNamespace
 from mrt_hpc.inference.client import SamplingSettings
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
 from mrt_hpc.inference.traces import PromptedGroup, Start
-from mrt_hpc.launch.signals import heed_signals
+from mrt_hpc.attempt.entry import heed_signals
 from mrt_hpc.roles.task import shutdown
 from mrt_hpc.run.records import Problem
 

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mrt_hpc.domains.base import Verifier
-from mrt_hpc.domains.boxed import braces_balance
-from mrt_hpc.domains.extraction import RULES
+from mrt_hpc.domains.extraction import RULES, braces_balance
 from mrt_hpc.inference.sampler import tokens_reaching, tokens_within
-from mrt_hpc.inference.thoughts import answer_start, last_box, thought_and_answer
-from mrt_hpc.modes.paragraphs import paragraph_break, whole_paragraphs
-from mrt_hpc.mrt.episodes import EpisodeRule, cut_episodes
+from mrt_hpc.inference.tokens import answer_start, last_box, thought_and_answer
+from mrt_hpc.modes.writer import paragraph_break, whole_paragraphs
+from mrt_hpc.mrt.episodes import cut_episodes
 from mrt_hpc.mrt.votes import cleaned_answer
 from mrt_hpc.provers.box_tokens import Closing, box_end, could_end
 from mrt_hpc.recipe.base import as_kind
-from mrt_hpc.recipe.registry import VERIFIERS, imported
+from mrt_hpc.recipe.kinds import VERIFIERS
+from mrt_hpc.recipe.registry import imported
+from mrt_hpc.recipe.sections import Episodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +76,7 @@ SEEING: dict[str, Seeing] = {
     **dict(_of_verifiers()),
     "braces": braces_balance,
     "votes": cleaned_answer,
-    "episodes": lambda text: cut_episodes(_pieces(text), EpisodeRule()),
+    "episodes": lambda text: cut_episodes(_pieces(text), Episodes()),
     "thought": lambda text: thought_and_answer(text.encode(), b"</think>"),
     "thought without tags": lambda text: thought_and_answer(text.encode(), b""),
     "last box": lambda text: last_box(text.encode()),

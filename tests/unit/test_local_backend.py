@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mrt_hpc.backends.local.backend import LocalRun, run_plan
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.local.slots import Slots, largest_need, machine_slots
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.local.processes import LocalRun, run_plan
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.local.slots import Slots, largest_need, machine_slots
 from mrt_hpc.plan.compile import build_plan, compile_plan
 from mrt_hpc.plan.jobs import Dependency, DependencyKind, Job, JobResources, Plan, Role
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout

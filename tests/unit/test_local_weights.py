@@ -14,24 +14,21 @@ import numpy as np
 import pytest
 from small_weights import Gathered, publish_delta, publish_full, read_model, tensors
 
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.inference import Worker
-from mrt_hpc.roles.sampling import prefetch
-from mrt_hpc.roles.sampling.local_weights import LocalWeights
-from mrt_hpc.roles.sampling.node_folder import MARK, PREFIX, NodeFolder
-from mrt_hpc.roles.sampling.prefetch import Prefetch
-from mrt_hpc.roles.sampling.rounds import Round
-from mrt_hpc.roles.sampling.verified_weights import verified_weights
-from mrt_hpc.roles.training.publishing import Publisher
+from mrt_hpc.roles.sampling import weights
+from mrt_hpc.roles.sampling.round_sampler import Round
+from mrt_hpc.roles.sampling.weights import MARK, PREFIX, LocalWeights, NodeFolder, Prefetch, verified_weights
+from mrt_hpc.roles.training.artifacts import Publisher
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import CHANGES, Weights, is_delta, published_versions
 from mrt_hpc.run.weights_delta import BrokenChainError
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,14 +124,14 @@ def test_no_delta_is_made_of_a_version_that_is_gone_or_another(publisher: Publis
 
 
 def test_a_pinned_version_is_a_whole_model(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mrt_hpc.roles.training.publishing.pinned_versions", lambda _: {3})
+    monkeypatch.setattr("mrt_hpc.roles.training.artifacts.pinned_versions", lambda _: {3})
     assert publish(publisher, 1, 2, 3, 4) == [False, True, False, True]
 
 
 def test_tensors_that_are_stored_under_other_names_are_no_base(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("mrt_hpc.roles.training.publishing.tensor_kinds", lambda _: [])
+    monkeypatch.setattr("mrt_hpc.roles.training.artifacts.tensor_kinds", lambda _: [])
     assert publish(publisher, 1, 2) == [False, False]
     assert "stored under other names" in caplog.text
 
@@ -208,7 +205,7 @@ def test_a_full_disk_of_the_node_leaves_no_part(
     publisher: Publisher, local: LocalWeights, node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(publisher, 1, 2)
-    kept = "mrt_hpc.roles.sampling.local_weights.put_together"
+    kept = "mrt_hpc.roles.sampling.weights.put_together"
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -283,7 +280,7 @@ class Loads:
 def test_a_delta_is_put_together_beside_the_sampling_and_loaded_at_once(
     publisher: Publisher, node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "LONGEST_LOOK_S", 0.01)
+    monkeypatch.setattr(weights, "LONGEST_LOOK_S", 0.01)
     layout = publisher.task.layout
     publish(publisher, 1)
     one = layout.weights_version(1)
@@ -299,7 +296,7 @@ def test_a_delta_is_put_together_beside_the_sampling_and_loaded_at_once(
                 wait_until(partial(worker.prefetch.weights, version), reason="the version", deadline_s=20)
             assert worker.prefetch.newer_than(version - 1) is not None
             with monkeypatch.context() as patched:
-                patched.setattr("mrt_hpc.roles.sampling.local_weights.put_together", None)
+                patched.setattr("mrt_hpc.roles.sampling.weights.put_together", None)
                 assert worker.has_weights(Round(version, version, [], cast("Any", None), 0.0), cast("Any", server))
         assert worker._is_loaded(3)
         path = layout.weights_version(3)
@@ -315,7 +312,7 @@ def test_a_delta_is_put_together_beside_the_sampling_and_loaded_at_once(
 LEFT = """
 import os, signal, sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from mrt_hpc.roles.sampling.node_folder import NodeFolder
+from mrt_hpc.roles.sampling.weights import NodeFolder
 (NodeFolder.make().path / "model").write_text("large")
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -16,9 +16,8 @@ from canned_queue import EVALUATION, INFERENCE, TRAINER, CannedRun, canned_run
 from click.testing import CliRunner
 
 from mrt_hpc.cli.main import main
-from mrt_hpc.launch.view.log_files import last_traceback, log_files, traceback_in
-from mrt_hpc.launch.view.log_follower import AT_ONCE, LogFollower
 from mrt_hpc.run.task_state import TaskState
+from mrt_hpc.view.logs import AT_ONCE, LogFollower, last_traceback, log_files, traceback_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable

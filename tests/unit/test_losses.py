@@ -7,13 +7,14 @@ import math
 import pytest
 import torch
 
-from mrt_hpc.training.losses import SUMS, LossSettings, TokenLoss, k3, likelihood_loss, policy_loss
+from mrt_hpc.recipe.sections import Training
+from mrt_hpc.training.losses import SUMS, TokenLoss, k3, likelihood_loss, policy_loss
 
-CLIPS = LossSettings(clip_low=0.2, clip_high=0.3, importance_cap=2.0, kl_coefficient=0.0)
+CLIPS = Training(learning_rate=1e-6, clip_low=0.2, clip_high=0.3, importance_cap=2.0, kl_coefficient=0.0)
 
 
 def one_token(
-    ratio: float = 1.0, weight: float = 1.0, advantage: float = 1.0, settings: LossSettings = CLIPS
+    ratio: float = 1.0, weight: float = 1.0, advantage: float = 1.0, settings: Training = CLIPS
 ) -> tuple[TokenLoss, float]:
     """The loss of a token with pi / pi_old and pi_old / mu as given, and its gradient by log pi."""
     old = torch.tensor([-1.0])
@@ -77,7 +78,7 @@ def test_k3_is_zero_for_equal_policies_and_unbiased() -> None:
 
 
 def test_kl_to_the_reference_enters_the_loss() -> None:
-    settings = LossSettings(0.2, 0.2, 2.0, kl_coefficient=0.5)
+    settings = Training(learning_rate=1e-6, kl_coefficient=0.5)
     logprobs = torch.tensor([-1.0], requires_grad=True)
     loss = policy_loss(
         logprobs,
@@ -107,7 +108,7 @@ def test_the_gradient_of_the_kl_term_is_that_of_the_policy_from_the_reference(st
     apart = 0.3 if steps_apart else 0.0
     old = (logits.detach() + apart * distribution(3)).log_softmax(-1)
     engine = (old + apart * distribution(4)).log_softmax(-1)
-    settings = LossSettings(0.2, 0.2, importance_cap=100.0, kl_coefficient=1.0)
+    settings = Training(learning_rate=1e-6, importance_cap=100.0, kl_coefficient=1.0)
     nothing = torch.zeros(1, dtype=torch.float64)
     losses = [
         policy_loss(policy[[a]], old[[a]], engine[[a]], nothing, nothing, settings, reference[[a]]) for a in range(4)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner, Result
 
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.local.slots import beyond_machine, machine_memory_gib
 from mrt_hpc.cli.main import main
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.local.slots import beyond_machine, machine_memory_gib
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 

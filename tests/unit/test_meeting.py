@@ -15,8 +15,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.training.accelerator import backend
-from mrt_hpc.training.folder_store import FolderStore
-from mrt_hpc.training.rendezvous import Ranks, _find_folder, join
+from mrt_hpc.training.rendezvous import FolderStore, Ranks, _find_folder, join
 
 if TYPE_CHECKING:
     from collections.abc import Callable

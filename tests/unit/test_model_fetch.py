@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -20,15 +19,13 @@ from hub_server import COMMIT, Faults, Repository, serving
 from ruamel.yaml import YAML
 from safetensors.numpy import save
 
+from mrt_hpc.backends.slurm.containers import folders_read
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.hub.models import Fetched, fetch_model
-from mrt_hpc.launch.evaluated_models import models_asked
-from mrt_hpc.launch.slurm.containers import folders_read
-from mrt_hpc.launch.submission import kept_recipe
+from mrt_hpc.evaluate.models import models_asked
+from mrt_hpc.hub import fetch_model
 from mrt_hpc.recipe.hub_models import (
     CachedModel,
-    FetchRecord,
     HubModel,
     cache_directory,
     found_in_cache,
@@ -36,6 +33,7 @@ from mrt_hpc.recipe.hub_models import (
     is_same_model,
 )
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.submit.submission import kept_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +89,7 @@ def endpoint(repository: Repository, cache: Path) -> Iterator[str]:
     yield from serving(repository)
 
 
-def fetched(endpoint: str, name: str = NAME) -> Fetched:
+def fetched(endpoint: str, name: str = NAME) -> Path:
     return fetch_model(HubModel.of(name), endpoint=endpoint)
 
 
@@ -111,25 +109,17 @@ def started(endpoint: str, *arguments: str) -> subprocess.Popen[str]:
 # -- fetching ---------------------------------------------------------------------------------------------------------
 
 
-def test_only_what_a_run_needs_is_fetched_and_recorded(endpoint: str, repository: Repository, cache: Path) -> None:
-    found = fetched(endpoint)
-    assert found.directory == cache / "models--lab--tiny-0.1B" / "snapshots" / COMMIT
-    assert {path.name: path.read_bytes() for path in found.directory.iterdir()} == NEEDED
+def test_only_what_a_run_needs_is_fetched(endpoint: str, repository: Repository, cache: Path) -> None:
+    directory = fetched(endpoint)
+    assert directory == cache / "models--lab--tiny-0.1B" / "snapshots" / COMMIT
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == NEEDED
     assert {name for name, _ in repository.fetched} == set(NEEDED)
-    assert json.loads(found.record_file.read_text()) == {
-        "repository": NAME,
-        "commit": COMMIT,
-        "files": {
-            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            for name, content in sorted(NEEDED.items())
-        },
-    }
 
 
 def test_the_hubs_own_client_finds_the_model_too(endpoint: str, cache: Path) -> None:
     from huggingface_hub import scan_cache_dir, snapshot_download
 
-    directory = fetched(endpoint).directory
+    directory = fetched(endpoint)
     assert (
         Path(snapshot_download(NAME, cache_dir=cache, local_files_only=True, allow_patterns=list(NEEDED))) == directory
     )
@@ -173,11 +163,10 @@ def test_a_stopped_command_goes_on_with_the_files_that_are_missing(cache: Path) 
 
         repository.faults.stalls.clear()
         repository.fetched.clear()
-        found = fetched(endpoint)
-        assert found.downloaded
+        directory = fetched(endpoint)
         assert LAST in dict(repository.fetched)
         assert FIRST not in dict(repository.fetched)
-        assert found_in_cache(f"hub:{NAME}") == str(found.directory)
+        assert found_in_cache(f"hub:{NAME}") == str(directory)
 
 
 def test_a_broken_connection_is_taken_up_where_it_broke(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,13 +196,13 @@ def test_a_file_that_differs_from_the_hubs_checksum_is_refused(name: str) -> Non
         repository.faults.changed.clear()
         for path in (caught.value.advice or "").removeprefix("rm ").partition(",")[0].split():
             Path(path).unlink()
-        assert (fetched(endpoint).directory / name).read_bytes() == NEEDED[name]
+        assert (fetched(endpoint) / name).read_bytes() == NEEDED[name]
 
 
 def test_a_pinned_model_needs_no_hub_and_its_checksums_are_read_again(endpoint: str) -> None:
-    directory = fetched(endpoint).directory
+    directory = fetched(endpoint)
     away = "http://127.0.0.1:9"
-    assert not fetched(away, f"{NAME}@{COMMIT}").downloaded
+    assert fetched(away, f"{NAME}@{COMMIT}") == directory
     (directory / LAST).resolve().write_bytes(b"\0" * len(NEEDED[LAST]))
     with pytest.raises(UserError, match="differs from its checksum"):
         fetched(away, f"{NAME}@{COMMIT}")
@@ -240,13 +229,13 @@ def test_a_hub_that_is_away_may_be_tried_again(cache: Path) -> None:
     assert str(cache) in str(caught.value)
 
 
-def test_a_model_without_safetensors_is_refused_before_it_is_fetched(cache: Path) -> None:
+def test_a_model_without_safetensors_is_refused_and_no_other_weights_are_fetched(cache: Path) -> None:
     repository = tiny(files={"config.json": b"{}", "pytorch_model.bin": b"\1" * 5000})
     for endpoint in serving(repository):
         with pytest.raises(UserError, match="safetensors"):
             fetched(endpoint)
-    assert not repository.fetched
-    assert not cache.exists()
+        assert [name for name, _ in repository.fetched] == ["config.json"]
+        assert not CachedModel(HubModel(NAME), cache).ref.exists()
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
@@ -335,7 +324,7 @@ def test_plan_says_what_to_fetch_and_submit_refuses_with_the_same_words(cache: P
 
 
 def test_a_model_that_is_not_whole_is_told_by_its_files(endpoint: str) -> None:
-    (fetched(endpoint).directory / LAST).unlink()
+    (fetched(endpoint) / LAST).unlink()
     planned = invoke("plan", QUICKSTART, *model(f"hub:{NAME}"))
     assert f"it lacks {LAST}" in planned.stdout
     assert f"mrt-hpc model fetch {NAME}" in planned.stdout
@@ -348,9 +337,9 @@ def test_a_recipe_takes_the_directory_in_the_cache_and_the_lock_keeps_the_commit
     assert recipe.prover is not None
     assert recipe.prover.model == str(directory)
     assert "not there yet" not in invoke("plan", QUICKSTART, *model(f"hub:{NAME}")).stdout
-    from mrt_hpc.launch.create import create_or_open
-    from mrt_hpc.launch.local.site import LocalSite
+    from mrt_hpc.backends.local.site import LocalSite
     from mrt_hpc.plan.compile import compile_plan
+    from mrt_hpc.submit.create import create_or_open
 
     layout = create_or_open(Path("run"), recipe, compile_plan(recipe, LocalSite()))
     lock = YAML(typ="safe").load(layout.recipe_lock.read_text())
@@ -376,10 +365,10 @@ def test_a_wrong_name_in_a_recipe_is_refused_with_its_field(cache: Path) -> None
 
 
 def test_a_run_goes_on_with_its_commit_wherever_the_cache_is(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mrt_hpc.launch.changes import changes
-    from mrt_hpc.launch.create import create_or_open
-    from mrt_hpc.launch.local.site import LocalSite
+    from mrt_hpc.backends.local.site import LocalSite
     from mrt_hpc.plan.compile import compile_plan
+    from mrt_hpc.submit.changes import changes
+    from mrt_hpc.submit.create import create_or_open
 
     directory = put(cache)
     begun = load_recipe(QUICKSTART, (model(f"hub:{NAME}")[1],))
@@ -444,12 +433,3 @@ def test_a_plan_of_an_evaluation_says_what_to_fetch(cache: Path) -> None:
     planned = invoke(*command, "--plan")
     assert "not there yet" not in planned.stdout
     assert "eval-small_world-tiny-0.1B-" in planned.stdout
-
-
-def test_a_damaged_record_is_no_record(cache: Path) -> None:
-    put(cache)
-    cached = CachedModel(HubModel(NAME), cache)
-    cached.record(COMMIT).parent.mkdir()
-    cached.record(COMMIT).write_text("{")
-    assert FetchRecord.read(cached.record(COMMIT)) is None
-    assert cached.fault() is None

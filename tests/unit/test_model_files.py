@@ -13,14 +13,13 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import save_file
 
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.longest import longest_sequence
 from mrt_hpc.recipe.model_files import context_length
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,8 +160,8 @@ def test_the_model_of_a_prover_is_looked_at_as_well(model: Path) -> None:
 
 def test_the_longest_sequence_holds_prompt_trace_and_answer() -> None:
     recipe = load_recipe(RECIPE.parent / "small_world" / "mrt_online.yaml")
-    assert longest_sequence(recipe) == 64 + 256 + 4
-    assert longest_sequence(load_recipe(RECIPE.parent / "mrt_online.yaml")) == 4096 + 16384 + 512
+    assert recipe.longest_sequence == 64 + 256 + 4
+    assert load_recipe(RECIPE.parent / "mrt_online.yaml").longest_sequence == 4096 + 16384 + 512
 
 
 @pytest.mark.parametrize(

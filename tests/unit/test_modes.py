@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.prompting import Prompter
@@ -18,24 +19,20 @@ from mrt_hpc.inference.protocol import SamplingSettings
 from mrt_hpc.inference.sampler import RolloutPlan, TraceCutter
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, Start
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.modes.base import Mode
 from mrt_hpc.modes.budget_forcing import BudgetForcing
-from mrt_hpc.modes.draft import Draft
 from mrt_hpc.modes.extrapolation import Extrapolation
-from mrt_hpc.modes.history_conditioned import HistoryConditioned
-from mrt_hpc.modes.linearised import Linearised
-from mrt_hpc.modes.paragraphs import paragraph_break, whole_paragraphs
-from mrt_hpc.modes.writer import Writer
+from mrt_hpc.modes.revision import HistoryConditioned, Linearised
+from mrt_hpc.modes.writer import Draft, Writer, paragraph_break, whole_paragraphs
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.sections.prompt import Prompt
+from mrt_hpc.recipe.sections import Prompt
 from mrt_hpc.roles.benchmarks.summary import stage_rewards
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.parquet import read_records, write_records
 from mrt_hpc.run.records import FinishReason, Problem, Rollout
 from mrt_hpc.run.seeds import derive_seed
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

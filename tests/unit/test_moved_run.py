@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mrt_hpc.attempt.ledger import claimed, record_submission
+from mrt_hpc.attempt.ranks import start_ranks
+from mrt_hpc.backends.local.backend import LocalRun, run_plan
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.ledger import claimed, record_submission
-from mrt_hpc.launch.local.processes import LocalRun, run_plan
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.ranks import start_ranks
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Job, JobResources, Plan, Role
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.event_files import write_events
+from mrt_hpc.roles.tracking import write_events
 from mrt_hpc.run.events import EventKind, EventLog
 from mrt_hpc.run.heartbeats import Heart, Observer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Holder, group_leases
 from mrt_hpc.run.manifest import commit_whole
 from mrt_hpc.run.quarantine import set_aside
+from mrt_hpc.run.stuck_notices import sign
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
-from mrt_hpc.run.told import sign
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from mrt_hpc.domains.small_world.muon import RMS_OF_ADAMW, Muon, orthogonal
+from mrt_hpc.domains.small_world.warm_start import RMS_OF_ADAMW, Muon, orthogonal
 
 LEARNING_RATE, MOMENTUM, STEPS = 0.01, 0.9, 4
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.slurm import after_srun
+from mrt_hpc.backends.slurm.after_srun import AttemptOutcome, main
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.slurm import after_srun, node_fault
-from mrt_hpc.launch.slurm.after_srun import AttemptOutcome, main
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import JobResources
 from mrt_hpc.recipe.load import load_recipe
@@ -42,23 +42,23 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_driver_that_fails_is_a_fault_and_a_gpu_that_was_not_asked_for_is_none(
     monkeypatch: pytest.MonkeyPatch, found: UserError | None, fault: str
 ) -> None:
-    monkeypatch.setattr(node_fault, "look", lambda: None)
-    monkeypatch.setattr(node_fault, "verdict", lambda *_: found)
-    assert node_fault.node_fault(RESOURCES) == fault
-    assert node_fault.node_fault(RESOURCES.model_copy(update={"gpus_per_rank": 0})) == ""
+    monkeypatch.setattr(after_srun, "look", lambda: None)
+    monkeypatch.setattr(after_srun, "verdict", lambda *_: found)
+    assert after_srun.node_fault(RESOURCES) == fault
+    assert after_srun.node_fault(RESOURCES.model_copy(update={"gpus_per_rank": 0})) == ""
 
 
 def test_a_driver_that_hangs_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def hangs() -> None:
         raise UserError("the driver gave no answer", exit_code=ExitCode.RETRYABLE)
 
-    monkeypatch.setattr(node_fault, "look", hangs)
-    assert node_fault.node_fault(RESOURCES) == "the driver gave no answer"
+    monkeypatch.setattr(after_srun, "look", hangs)
+    assert after_srun.node_fault(RESOURCES) == "the driver gave no answer"
 
 
 def test_temporary_files_that_cannot_be_written_are_a_fault(scratch: Path) -> None:
     scratch.rmdir()
-    assert node_fault.node_fault(RESOURCES).startswith(f"{scratch} takes no file there")
+    assert after_srun.node_fault(RESOURCES).startswith(f"{scratch} takes no file there")
 
 
 @pytest.mark.parametrize(

@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mrt_hpc.attempt import notify
+from mrt_hpc.attempt.entry import load_task, run_task
+from mrt_hpc.attempt.ledger import record_site, record_submission, recorded_site
+from mrt_hpc.attempt.notify import tell_end, tell_stuck
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.attempt.stuck import patience_of, sign_for, tell_failure
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.slurm import after_srun
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch import notify
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task, run_task
-from mrt_hpc.launch.ledger import record_site, record_submission, recorded_site
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.notify import tell_end, tell_stuck
-from mrt_hpc.launch.placement import Placement
-from mrt_hpc.launch.slurm import after_srun
-from mrt_hpc.launch.slurm.site import SlurmSite
-from mrt_hpc.launch.stuck import patience_of, sign_for, tell_failure
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.task.peers import PeersAwayError
-from mrt_hpc.run import told as told_module
+from mrt_hpc.run import stuck_notices as told_module
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.retries import NO_INODES, RetryPolicy, retrying
+from mrt_hpc.run.stuck_notices import FULL_DISK, forget_told, sign
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-from mrt_hpc.run.told import FULL_DISK, forget_told, sign
 from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mrt_hpc
-from mrt_hpc.launch.slurm.arrays import ArrayExecutor
-from mrt_hpc.launch.slurm.doctor import node_half
-from mrt_hpc.launch.slurm.doctor.node_half import ANSWER, ORDER, NodeFacts, Order
-from mrt_hpc.launch.slurm.doctor.on_node import ask_nodes, script
-from mrt_hpc.launch.slurm.doctor.situation import Situation
-from mrt_hpc.launch.slurm.image_on_node import srun_command
-from mrt_hpc.launch.slurm.site import SlurmSite, required
+from mrt_hpc.backends.slurm.arrays import ArrayExecutor
+from mrt_hpc.backends.slurm.containers import srun_command
+from mrt_hpc.backends.slurm.site import SlurmSite, required
+from mrt_hpc.cluster.doctor import node_half
+from mrt_hpc.cluster.doctor.node_half import ANSWER, ORDER, NodeFacts, NodeOrder
+from mrt_hpc.cluster.doctor.on_node import ask_nodes, script
+from mrt_hpc.cluster.doctor.situation import Situation
 from mrt_hpc.plan.jobs import Job, JobResources, Role
 from mrt_hpc.recipe.load import load_site
 from mrt_hpc.run.atomic import write_json
@@ -58,7 +58,7 @@ def test_the_job_asks_for_what_the_jobs_of_a_run_ask_for() -> None:
     assert {f"#SBATCH --{option}" for option in wanted} <= set(text.splitlines())
     assert text.index("module load gcc") < text.index("srun")
     assert "apptainer exec --nv --bind /shared/me/trial:/shared/me/trial /images/x.sif python3" in text
-    assert text.rstrip().endswith("-m mrt_hpc.launch.slurm.doctor.node_half /shared/me/trial doctor-gpu")
+    assert text.rstrip().endswith("-m mrt_hpc.cluster.doctor.node_half /shared/me/trial doctor-gpu")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_an_option_of_the_profile_may_be_a_flag(tmp_path: Path, written: str, op
 def test_a_node_that_hears_nothing_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(node_half, "LONGEST_TRIP_S", 0.1)
     monkeypatch.setattr(node_half, "LONGEST_SIGNAL_S", 0.1)
-    write_json(tmp_path / f"me.{ORDER}", asdict(Order(("/none", str(tmp_path)))))
+    write_json(tmp_path / f"me.{ORDER}", asdict(NodeOrder(("/none", str(tmp_path)))))
     node_half.main([str(tmp_path), "me"])
     facts = NodeFacts(**json.loads((tmp_path / f"me.{ANSWER}").read_bytes()))
     assert facts.version == mrt_hpc.__version__
@@ -125,7 +125,7 @@ def test_signals_are_noted() -> None:
 
 
 def test_a_place_that_cannot_be_written_needs_no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("mrt_hpc.launch.slurm.doctor.on_node.os.access", lambda *_: False)
+    monkeypatch.setattr("mrt_hpc.cluster.doctor.on_node.os.access", lambda *_: False)
     site = SlurmSite(name="x")
     (answer,) = ask_nodes(Situation(site, None, tmp_path / "run"), 1.0, lambda _: None)
     assert "you cannot write to" in answer.problem

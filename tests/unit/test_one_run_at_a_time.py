@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
+from mrt_hpc.attempt import ledger
+from mrt_hpc.attempt.ledger import LocalProcess, claimed, local_process
+from mrt_hpc.backends import queued_jobs
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch import ledger, queued_jobs
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.ledger import LocalProcess, claimed, local_process
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.renewal import is_renewed, renew
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.heartbeats import BEATS_A_LIMIT, NO_BEAT, Heart, read_beat
 from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.submit.renewal import is_renewed, renew
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,13 +39,14 @@ QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 HOLD = """
 import signal, sys, time
 from pathlib import Path
-from mrt_hpc.launch.ledger import claimed
+from mrt_hpc.attempt.ledger import claimed
 from mrt_hpc.run.layout import RunLayout
 with claimed(RunLayout(Path(sys.argv[1])), 10.0):
     if "deaf" in sys.argv:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     print("held", flush=True)
-    time.sleep(600)
+    while True:  # as a run waits: a signal to a suspended process may reach another of its threads than the main one
+        time.sleep(0.05)
 """
 
 

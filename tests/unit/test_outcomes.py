@@ -12,9 +12,8 @@ from evaluated import PROBLEMS, evaluated_run
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.model_samples import evaluated_problems
 from mrt_hpc.errors import UserError
-from mrt_hpc.run.groups import read_group
+from mrt_hpc.run.groups import RolloutOutcome, read_group, read_outcomes
 from mrt_hpc.run.manifest import DamagedError
-from mrt_hpc.run.outcomes import Outcomes, RolloutOutcome, read_outcomes
 from mrt_hpc.run.parquet import read_part
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def shard(tmp_path: Path) -> Path:
 
 def test_outcomes_are_those_of_the_whole_records(shard: Path) -> None:
     found = read_outcomes(shard)
-    assert found == Outcomes.of(read_group(shard))
+    assert evaluated_problems([found]) == evaluated_problems([read_group(shard)])
     assert [rollout.tokens for rollout in found.rollouts] == [70, 50]
     assert len(found.branches) == 20
 

@@ -15,22 +15,22 @@ from samples import rollout, sampled
 
 from mrt_hpc.algorithms.base import rollout_algorithm
 from mrt_hpc.algorithms.batch import Batch
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.traces import BoundaryPlan
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.provers.base import GradedBoundary
+from mrt_hpc.recipe.kinds import ALGORITHMS
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text
-from mrt_hpc.recipe.registry import ALGORITHMS
 from mrt_hpc.recipe.user_code import changed, own_code
 from mrt_hpc.roles.training.iteration_data import RolloutReader
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.records import FinishReason, Rollout
+from mrt_hpc.submit.create import create_or_open
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "tests" / "examples" / "my_method.py"

@@ -1,4 +1,4 @@
-"""The page: what a model wrote stays text, its size is bounded, and the same run gives the same bytes."""
+"""The report as a page: what a model wrote stays text, its size is bounded, and the same run gives the same bytes."""
 
 from __future__ import annotations
 
@@ -15,37 +15,46 @@ from click.testing import CliRunner
 from synthetic_run import BEGIN, HOSTILE, Shape, SyntheticEvaluation, SyntheticRun
 
 from mrt_hpc.analysis.episode_progress import EpisodeProgress, progress_by_episode
-from mrt_hpc.analysis.estimates import accuracy_of, majority_estimates, mean_of, stage_estimates
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
-from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
+from mrt_hpc.analysis.figures import inlined
 from mrt_hpc.analysis.intervals import IntervalEstimate
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase, RunCost, RunSummary
 from mrt_hpc.analysis.number_formats import decimal_text, share_text
-from mrt_hpc.analysis.page.content import Happening, PrefixCurves, RoleUse, RunRecord
-from mrt_hpc.analysis.page.costs import MOST_HAPPENINGS
-from mrt_hpc.analysis.page.figures import inlined
-from mrt_hpc.analysis.page.render import render_page, script_hash
-from mrt_hpc.analysis.page.sections import sections
-from mrt_hpc.analysis.page.text import script_json, visible
-from mrt_hpc.analysis.page.traces import (
+from mrt_hpc.analysis.report.content import (
     LEAST,
     Boundary,
-    ForcedAnswer,
+    Happening,
+    PrefixCurves,
+    RoleUse,
+    RunRecord,
     SampleProblem,
     SampleTrace,
+    ShownAnswer,
     choose,
     excerpt,
     excerpts,
     fair_share,
     progress_of,
+    script_json,
+    visible,
 )
-from mrt_hpc.analysis.scaling_curves import ScalingCurve, ScalingPoint, prefix_curve
+from mrt_hpc.analysis.report.render import render_page, script_hash
+from mrt_hpc.analysis.report.sections import MOST_HAPPENINGS, sections
+from mrt_hpc.analysis.rows import (
+    accuracy_of,
+    majority_estimates,
+    mean_of,
+    pass_estimates,
+    stage_estimates,
+    summarise_evaluation,
+)
+from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, prefix_curve
 from mrt_hpc.cli.main import main
-from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
-from mrt_hpc.inference.token_pieces import StoredTokens
+from mrt_hpc.domains.small_world.model import build_tokenizer
+from mrt_hpc.inference.tokens import StoredTokens
 from mrt_hpc.recipe.lock import read_lock, read_recipe_lock
-from mrt_hpc.roles.prefix_curves import prefix_curves
 from mrt_hpc.roles.report import measurements, run_names, write_report
+from mrt_hpc.roles.run_samples import prefix_curves
 from mrt_hpc.run.groups import part_file
 from mrt_hpc.run.layout import RunLayout
 
@@ -53,7 +62,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from mrt_hpc.analysis.page.content import Plot, Section, Table
+    from mrt_hpc.analysis.report.content import Plot, ReportSection, Table
 
 SUMMARY = RunSummary(recipe="r", algorithm="mrt_online", model="m", iterations_planned=3)
 TINY = Shape(iterations=3, evaluated_every=3, benchmarks=("aime24",), problems=3, paragraphs=1)
@@ -63,7 +72,7 @@ def trace(problem: str = "p", sample: int = 0, text: str = "First.", right: bool
     return SampleTrace(
         source="rollouts of iteration 0", problem=problem, sample=sample, right=right, answer="7", tokens=9, cut=False,
         before="", episodes=(text, "Wait."), rest="7",
-        boundaries=(Boundary(0.25), Boundary(0.75, (ForcedAnswer("7", True, 3),)), Boundary(0.5)),
+        boundaries=(Boundary(0.25), Boundary(0.75, (ShownAnswer("7", True, 3),)), Boundary(0.5)),
     )  # fmt: skip
 
 
@@ -77,7 +86,7 @@ def data_of(page: str) -> dict[str, list[dict[str, object]]]:
     return json.loads(text)["runs"][0]
 
 
-def table_of(found: Section, caption: str) -> Table:
+def table_of(found: ReportSection, caption: str) -> Table:
     (table,) = [table for table in found.tables if table.caption == caption]
     return table
 
@@ -246,6 +255,7 @@ def evaluated(name: str, version: int = 0, **benchmarks: dict[str, float]) -> Ru
             version=version, benchmark=benchmark, problems=len(of), samples=4, accuracy=sum(of.values()) / len(of),
             low=0.0, high=1.0, per_problem=of, regret={64: {problem: 1 - share for problem, share in of.items()}},
             stages={"round 1": 0.125, "round 2": sum(of.values()) / len(of)},
+            stages_by_problem={problem: (0.125, share) for problem, share in of.items()},
         )
         for benchmark, of in benchmarks.items()
     )  # fmt: skip
@@ -277,10 +287,11 @@ def test_the_tables_of_models_name_them_and_have_no_versions() -> None:
     assert [column.name for column in each.columns][:3] == ["benchmark", "model", "problems × samples"]
     assert "gain over the first, points" not in [column.name for column in each.columns]
     assert [plot.title for plot in found[0].plots] == ["Regret"]
-    assert table_of(found[0], "Accuracy by stage").rows == (
+    stages = [(*row[:3], row[3].partition(" (")[0]) for row in table_of(found[0], "Accuracy by stage").rows]
+    assert stages == [
         ("x", "first", "round 1", "12.5 %"), ("x", "first", "round 2", "0.0 %"),
         ("x", "second", "round 1", "12.5 %"), ("x", "second", "round 2", "50.0 %"),
-    )  # fmt: skip
+    ]  # fmt: skip
     assert table_of(found[3], "Models").rows == (("first", "e", "m"), ("second", "e", "m"))
 
 
@@ -288,8 +299,14 @@ def test_stages_of_a_run_are_those_of_its_last_version() -> None:
     last = replace(evaluated("r", 7, x={"a": 0.5}), evaluation=None)
     first = evaluated("r", 0, x={"a": 0.0}).summary.evaluations
     both = last.summary.model_copy(update={"evaluations": (*first, *last.summary.evaluations)})
-    stages = table_of(sections([replace(last, summary=both)])[0], "Accuracy by stage of the last evaluated version")
-    assert stages.rows == (("x", "7", "round 1", "12.5 %"), ("x", "7", "round 2", "50.0 %"))
+    found = sections([replace(last, summary=both)])[0]
+    stages = table_of(found, "Accuracy by stage of the last evaluated version").rows
+    every = table_of(found, "Accuracy by stage of all evaluated versions").rows
+    assert [(*row[:3], row[3].partition(" (")[0]) for row in stages] == [
+        ("x", "7", "round 1", "12.5 %"), ("x", "7", "round 2", "50.0 %"),
+    ]  # fmt: skip
+    assert every[2:] == stages
+    assert [row[1] for row in every] == ["0", "0", "7", "7"]
 
 
 def test_runs_and_models_may_share_a_page() -> None:
@@ -310,7 +327,7 @@ def test_regret_has_an_interval_of_shares() -> None:
     assert several.low == 0.0
 
 
-def plots_of(found: Sequence[Section], anchor: str) -> dict[str, Plot]:
+def plots_of(found: Sequence[ReportSection], anchor: str) -> dict[str, Plot]:
     (section,) = [section for section in found if section.anchor == anchor]
     return {plot.title: plot for plot in section.plots}
 
@@ -409,13 +426,13 @@ def test_no_figure_of_votes_without_answers_at_prefixes() -> None:
 def test_progress_in_evaluation_is_shown_of_runs_and_of_models() -> None:
     run = replace(with_samples(version=7), prefixes=(prefixes(0), prefixes(7)))
     drawn = plots_of(sections([run]), "progress")["Progress by episode: x"]
-    assert [column.name for column in drawn.table.columns] == ["episode", "version 0", "version 7"]
+    assert [column.name for column in drawn.table.columns] == ["episode j", "version 0", "version 7"]
     assert drawn.table.rows == (("0", *("0.25 (0.125 to 0.375)",) * 2), ("1", *("0.25 (0.125 to 0.375)",) * 2))
     model = replace(with_samples("m"), prefixes=(prefixes(0),), evaluation="e")
     found = sections([model])
     assert [section.anchor for section in found] == ["results", "progress", "cost", "faults", "setup"]
     assert [column.name for column in plots_of(found, "progress")["Progress by episode: x"].table.columns] == [
-        "episode", "m",
+        "episode j", "m",
     ]  # fmt: skip
 
 
@@ -608,10 +625,13 @@ def test_the_page_of_an_evaluation_has_its_models_and_what_they_share(evaluation
 def test_the_report_of_an_evaluation_has_intervals_and_votes(evaluation: RunLayout) -> None:
     report = evaluation.report.read_text()
     (one, *_) = measurements(evaluation, read_lock(evaluation.recipe_lock)).evaluations
-    assert "| benchmark | model | budget, tokens | normalised regret (95 % interval) |" in report
     assert f"| {one.benchmark} | first | 4,096 | {decimal_text(mean_of(one.regret[4096]))} |" in report
-    assert f"first attempt: {share_text(stage_estimates(one)['first attempt'])}, second attempt:" in report
-    assert f"4: {share_text(majority_estimates(one)[4])} |" in report
+    assert (
+        f"| {one.benchmark} | first | first attempt | {share_text(stage_estimates(one)['first attempt'])} |" in report
+    )
+    assert f"| 4 | {share_text(pass_estimates(one)[4])} | {share_text(majority_estimates(one)[4])} |" in report
+    assert "second: " in report
+    assert "Difference of pass@1 to first, points" in report
 
 
 def test_traces_of_an_evaluation_are_results_and_not_first_attempts(evaluation: RunLayout) -> None:

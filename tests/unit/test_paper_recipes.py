@@ -12,21 +12,18 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.sites import find_site
 from mrt_hpc.cli.main import main
-from mrt_hpc.launch.changes import changes
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.sites import find_site
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.plan.expected import expected_hours
+from mrt_hpc.plan.hours import expected_hours, throughput
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.plan.throughput import throughput
-from mrt_hpc.recipe.begun import differences
 from mrt_hpc.recipe.find import RECIPES, find
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.lock import lock_text
-from mrt_hpc.recipe.sections.model import HuggingFaceModel
-from mrt_hpc.recipe.sections.schedule import Coupling
+from mrt_hpc.recipe.lock import differences, lock_text
+from mrt_hpc.recipe.sections import Coupling, HuggingFaceModel
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.submit.changes import changes
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe

@@ -9,7 +9,7 @@ import pytest
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.jobs import Job, JobResources, Role
-from mrt_hpc.recipe.sections.resilience import Resilience
+from mrt_hpc.recipe.sections import Resilience
 from mrt_hpc.roles.task import peers as peers_module
 from mrt_hpc.roles.task.peers import Peers, PeerStatus, PeerWait
 from mrt_hpc.run.atomic import write_json

@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends import queued_jobs
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.queued_jobs import LiveJob
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch import create, evaluated_models, evaluation, pinned_models, queued_jobs
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.evaluated_models import models_asked
-from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe, submit_evaluation
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.pinned_models import pin_models
-from mrt_hpc.launch.placement import Placement
-from mrt_hpc.launch.queued_jobs import LiveJob
-from mrt_hpc.launch.submission import Listener
+from mrt_hpc.evaluate import evaluation, models
+from mrt_hpc.evaluate.evaluation import evaluation_recipe, submit_evaluation
+from mrt_hpc.evaluate.models import models_asked, pin_models
 from mrt_hpc.plan.compile import compile_plan, evaluation_plan
-from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_lock, read_recipe_lock
+from mrt_hpc.recipe.schema import EvaluationRecipe
 from mrt_hpc.roles import prepare
 from mrt_hpc.roles.training.artifacts import prune_weights
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.pins import pin, pinned_versions, release
-from mrt_hpc.run.weights import prune, published_versions
+from mrt_hpc.run.weights import pin, pinned_versions, prune, published_versions, release
+from mrt_hpc.submit import create
+from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.submit.submission import Listener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,7 +53,7 @@ def run(tmp_path: Path) -> RunLayout:
 @pytest.fixture(autouse=True)
 def queued(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first trainer of the run is queued, with the id 17; the models of these tests are a file."""
-    monkeypatch.setattr(evaluated_models, "live_jobs", lambda _: {FIRST_TRAINER: LiveJob("17", at_work=True)})
+    monkeypatch.setattr(models, "live_jobs", lambda _: {FIRST_TRAINER: LiveJob("17", at_work=True)})
     monkeypatch.setattr(create, "check_model", lambda _: None)
     monkeypatch.setattr(evaluation, "start", lambda *_: None)
 
@@ -70,7 +70,7 @@ def train(run: RunLayout, last: int) -> None:
 def asked_for(*names: str) -> EvaluationRecipe:
     """The recipe of an evaluation of these models."""
     folder = Path(names[0]).parent
-    return evaluation_recipe(EvaluationAsked(models_asked(names), "small_world", results=folder / "results"))
+    return evaluation_recipe(models_asked(names), "small_world", results=folder / "results")
 
 
 def submitted(root: Path, *names: str, warnings: list[str] | None = None) -> RunLayout:
@@ -83,8 +83,8 @@ def submitted(root: Path, *names: str, warnings: list[str] | None = None) -> Run
 
 
 @contextmanager
-def no_display(_: RunLayout) -> Iterator[Callable[[object], None]]:
-    yield lambda _: None
+def no_display(_: RunLayout) -> Iterator[Callable[[], None]]:
+    yield lambda: None
 
 
 def released(layout: RunLayout) -> list[str]:
@@ -242,7 +242,7 @@ def closed(run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
         raise PermissionError(errno.EACCES, "Permission denied", str(run.pins))
 
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) != run.root)
-    monkeypatch.setattr(pinned_models, "pin", refuse)
+    monkeypatch.setattr(models, "pin", refuse)
     return run
 
 
@@ -269,5 +269,5 @@ def test_a_version_of_a_closed_run_that_stays_anyway_needs_no_pin(
     closed: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = LiveJob("18", at_work=False)
-    monkeypatch.setattr(evaluated_models, "live_jobs", lambda _: {"segment-003.trainer": last})
+    monkeypatch.setattr(models, "live_jobs", lambda _: {"segment-003.trainer": last})
     submitted(tmp_path / "eval", f"{closed.root}@last")

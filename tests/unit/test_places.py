@@ -8,16 +8,15 @@ from typing import Any, cast
 
 import pytest
 
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.sampling.collected import Collection
 from mrt_hpc.roles.sampling.parts import Parts
-from mrt_hpc.roles.sampling.verified_weights import verified_weights
+from mrt_hpc.roles.sampling.weights import verified_weights
 from mrt_hpc.roles.training.iteration_data import RolloutReader
 from mrt_hpc.run.archive import archive_groups, read_sampled
 from mrt_hpc.run.data import draw_problems, read_problems
@@ -28,6 +27,7 @@ from mrt_hpc.run.manifest import DamagedError, commit_whole, verify
 from mrt_hpc.run.records import FinishReason, GroupStatistics, Rollout
 from mrt_hpc.run.results import StoredSamples
 from mrt_hpc.run.weights import publish
+from mrt_hpc.submit.create import create_or_open
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 GROUPS = 3

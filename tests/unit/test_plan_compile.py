@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.slurm.site import SlurmSite
-from mrt_hpc.plan.compile import build_plan, compile_plan, evaluated_versions
-from mrt_hpc.plan.cost import plan_cost
+from mrt_hpc.plan.compile import build_plan, compile_plan
+from mrt_hpc.plan.hours import plan_cost
 from mrt_hpc.plan.jobs import DependencyKind, Job, Plan, Role
 from mrt_hpc.plan.kept_weights import kept_versions
 from mrt_hpc.recipe.load import load_recipe
@@ -164,7 +164,7 @@ def test_every_iteration_and_version_is_planned_once(iterations: int, size: int,
         i for job in plan.jobs if job.role is Role.TRAINER for i in range(job.first_iteration, job.end_iteration)
     ]
     assert trained == list(range(iterations))
-    assert sorted(u.version for job in plan.jobs for u in job.evaluations) == evaluated_versions(changed)
+    assert sorted(u.version for job in plan.jobs for u in job.evaluations) == changed.evaluated_versions
     earlier: set[str] = set()
     for job in plan.jobs:
         assert {d.job for d in job.after} <= earlier

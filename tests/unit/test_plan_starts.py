@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
+from mrt_hpc.backends.backend import StartEstimate
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.slurm import arrays
+from mrt_hpc.backends.slurm.arrays import MOST_ASKED, sbatch_texts, start_estimates
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.cli.main import main
 from mrt_hpc.cli.plan import start_lines
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.backend import StartEstimate
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.slurm import starts
-from mrt_hpc.launch.slurm.arrays import sbatch_texts
-from mrt_hpc.launch.slurm.site import SlurmSite
-from mrt_hpc.launch.slurm.starts import MOST_ASKED, start_estimates
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Plan
@@ -160,7 +159,7 @@ def test_one_kind_may_be_refused(plan: Plan, tmp_path: Path, folder: Path) -> No
 def test_slurm_that_does_not_answer_is_asked_once(
     plan: Plan, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starts, "ASK_S", 3.0)
+    monkeypatch.setattr(arrays, "ASK_S", 3.0)
     sbatch(folder, "exec sleep 600")
     began = time.monotonic()
     (one,) = asked(plan, tmp_path)

@@ -8,25 +8,24 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.inference import Worker
-from mrt_hpc.roles.sampling import prefetch
-from mrt_hpc.roles.sampling.local_weights import LocalWeights
-from mrt_hpc.roles.sampling.prefetch import Prefetch
-from mrt_hpc.roles.sampling.rounds import Round
+from mrt_hpc.roles.sampling import weights
+from mrt_hpc.roles.sampling.round_sampler import Round
+from mrt_hpc.roles.sampling.weights import LocalWeights, Prefetch
 from mrt_hpc.run.atomic import checksum
 from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import Weights, publish
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from mrt_hpc.inference.server import VllmServer
-    from mrt_hpc.recipe.sections.schedule import WeightSwap
+    from mrt_hpc.recipe.sections import WeightSwap
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.layout import RunLayout
 
@@ -54,7 +53,7 @@ def fill(directory: Path) -> None:
 
 @pytest.fixture
 def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
-    monkeypatch.setattr(prefetch, "LONGEST_LOOK_S", 0.01)
+    monkeypatch.setattr(weights, "LONGEST_LOOK_S", 0.01)
     return inference_task(tmp_path, staleness=1)
 
 
@@ -185,7 +184,7 @@ def test_a_round_that_is_over_waits_for_no_verification(task: Task, monkeypatch:
         assert may_end.wait(20)
         return checksum(file)
 
-    monkeypatch.setattr(prefetch, "checksum", slowly)
+    monkeypatch.setattr(weights, "checksum", slowly)
     publish(task.layout, 1, fill)
     ahead = Prefetch(LocalWeights(task.layout), newest=0, last=1)
     with ahead.running():

@@ -13,23 +13,22 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import LlamaConfig, Qwen3NextConfig
 
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.domains.small_world import STARTING_MODEL
-from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles import prepare
-from mrt_hpc.roles.preparation.gold_answers import name_unreadable
-from mrt_hpc.roles.preparation.prompt_lengths import check_prompts
+from mrt_hpc.roles.prepare_checks import check_prompts, name_unreadable
 from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
 from mrt_hpc.run.weights import publish
+from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.training.agreement import make_small
 
 if TYPE_CHECKING:

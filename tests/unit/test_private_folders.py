@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.ranks import start_ranks, stop
-from mrt_hpc.launch.slurm.parameters import python_command
-from mrt_hpc.launch.slurm.site import SlurmSite
+from mrt_hpc.attempt.ranks import start_ranks, stop
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.slurm.parameters import python_command
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.access import CACHES, cache_variables
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

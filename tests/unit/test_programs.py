@@ -13,25 +13,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sandboxes import needs_sandbox
 
-from mrt_hpc.cli.console import console_of
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.sites import ChosenSite
+from mrt_hpc.backends.slurm.site import SlurmSite
+from mrt_hpc.cli.options import console_of
 from mrt_hpc.cli.plan import print_objections
-from mrt_hpc.domains.pool import GraderPool
+from mrt_hpc.cluster.doctor import local_checks, node_half, on_node
+from mrt_hpc.cluster.doctor.checks import CheckVerdict
+from mrt_hpc.cluster.doctor.node_half import NodeOrder
+from mrt_hpc.cluster.doctor.situation import Situation
+from mrt_hpc.domains.grader_queue import GraderPool, judge_timed
 from mrt_hpc.domains.python import PythonVerifier, assertions
 from mrt_hpc.domains.sandbox import bwrap
-from mrt_hpc.domains.worker import judge_timed
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.run_site import ChosenSite
-from mrt_hpc.launch.slurm.doctor import machine_checks, node_half, on_node
-from mrt_hpc.launch.slurm.doctor.findings import Verdict
-from mrt_hpc.launch.slurm.doctor.node_half import Order
-from mrt_hpc.launch.slurm.doctor.situation import Situation
-from mrt_hpc.launch.slurm.site import SlurmSite
-from mrt_hpc.launch.submission import objections_to, refuse_objections
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.submit.submission import objections_to, refuse_objections
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
@@ -410,16 +409,16 @@ def test_plan_shows_the_refusal(recipe: Recipe, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.usefixtures("no_sandbox")
 def test_doctor_finds_it_here_and_asks_a_node(recipe: Recipe, tmp_path: Path) -> None:
-    (here,) = machine_checks.verifiers(Situation(LocalSite(), recipe, tmp_path))
-    assert (here.verdict, here.about) == (Verdict.FAILS, "python")
-    (there,) = machine_checks.verifiers(Situation(SlurmSite(name="c"), recipe, tmp_path))
-    assert (there.verdict, there.remedy) == (Verdict.NOT_CHECKED, "add --on-node")
+    (here,) = local_checks.verifiers(Situation(LocalSite(), recipe, tmp_path))
+    assert (here.verdict, here.check) == (CheckVerdict.FAILS, "python")
+    (there,) = local_checks.verifiers(Situation(SlurmSite(name="c"), recipe, tmp_path))
+    assert (there.verdict, there.remedy) == (CheckVerdict.NOT_CHECKED, "add --on-node")
 
 
 def test_a_node_tries_the_verifiers_of_its_jobs(recipe: Recipe, no_sandbox: str, tmp_path: Path) -> None:
     situation = Situation(SlurmSite(name="c"), recipe, tmp_path)
     asked = on_node.verifiers_judging(situation, "cpu")
-    write_json(tmp_path / "order", asdict(Order(verifiers=asked)))
+    write_json(tmp_path / "order", asdict(NodeOrder(verifiers=asked)))
     order = node_half.read_order(tmp_path / "order")
     assert order.verifiers[0][1]["type"] == "python"
     ((verifier, (evidence, advice)),) = node_half.refusals(order)
@@ -435,5 +434,5 @@ def test_a_task_stops_before_it_samples(no_sandbox: str) -> None:
 
 def test_where_there_is_a_sandbox_nothing_is_refused(recipe: Recipe, tmp_path: Path) -> None:
     assert objections_to(recipe, compile_plan(recipe, LocalSite()), LocalSite().backend()).error is None
-    (here,) = machine_checks.verifiers(Situation(LocalSite(), recipe, tmp_path))
-    assert here.verdict is Verdict.OK
+    (here,) = local_checks.verifiers(Situation(LocalSite(), recipe, tmp_path))
+    assert here.verdict is CheckVerdict.OK

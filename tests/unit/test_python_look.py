@@ -13,25 +13,25 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mrt_hpc.cli.command_group import CommandGroup
+from mrt_hpc.attempt import entry, python_look
+from mrt_hpc.attempt.entry import role_function
+from mrt_hpc.attempt.python_look import PythonLookError, light_installation, look_at_python, no_tasks_here
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.slurm import backend as slurm_backend
+from mrt_hpc.backends.slurm.site import Container, SlurmSite
+from mrt_hpc.cli.options import CommandGroup
+from mrt_hpc.cluster.doctor import local_checks
+from mrt_hpc.cluster.doctor.situation import Situation
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch import entry, python_look
-from mrt_hpc.launch.entry import role_function
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.python_look import PythonLookError, light_installation, look_at_python, no_tasks_here
-from mrt_hpc.launch.slurm import backend as slurm_backend
-from mrt_hpc.launch.slurm.doctor import machine_checks
-from mrt_hpc.launch.slurm.doctor.situation import Situation
-from mrt_hpc.launch.slurm.site import Container, SlurmSite
-from mrt_hpc.launch.submission import objections_to
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.submit.submission import objections_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mrt_hpc.launch.backend import Site
+    from mrt_hpc.backends.backend import Site
     from mrt_hpc.roles.task.context import Task
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
@@ -42,7 +42,7 @@ IMAGE = Container(image="/images/cuda.sif")
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Python with the base dependencies alone, on a cluster that cannot be asked."""
     monkeypatch.setattr(python_look, "missing_here", lambda: ("torch", "vllm"))
-    monkeypatch.setattr(slurm_backend, "_known_limits", lambda: (None, []))
+    monkeypatch.setattr(slurm_backend.cluster_limits, "cluster_limits", lambda: None)
 
 
 @pytest.mark.usefixtures("light")
@@ -76,7 +76,7 @@ def test_a_task_without_a_package_says_so_and_may_be_tried_on_another_node(monke
     monkeypatch.setattr(importlib, "import_module", fails)
     task = SimpleNamespace(job=SimpleNamespace(does=lambda _: False))
     with pytest.raises(UserError, match="has no package tokenizers") as told:
-        role_function(Role.PREPARE)(cast("Task", task))
+        role_function(cast("Task", task), Role.PREPARE)
     assert told.value.exit_code is ExitCode.RETRYABLE
     assert "doctor" in str(told.value.advice)
 
@@ -117,7 +117,7 @@ def test_a_recipe_that_samples_without_gpus_is_refused_where_vllm_needs_one(
     site = SlurmSite(name="c", python=sys.executable, environment=vllm(name))
     error = objections_to(recipe, compile_plan(recipe, site), site.backend()).error
     assert (error is not None) is bool(refused)
-    (looked_at,) = machine_checks.python(Situation(site, recipe, tmp_path))
+    (looked_at,) = local_checks.python(Situation(site, recipe, tmp_path))
     for role in refused:
         assert f"--set resources.{role}.gpus=1" in str(error)
         assert f"--set resources.{role}.gpus=1" in looked_at.remedy
@@ -128,9 +128,9 @@ def test_a_task_does_not_warm_a_model_up_that_cannot_be_sampled(monkeypatch: pyt
     recipe = load_recipe(QUICKSTART)
     for job in compile_plan(recipe, LocalSite()).jobs:
         ran: list[Role] = []
-        monkeypatch.setattr(entry, "_module", lambda role: SimpleNamespace(run=lambda _: ran.append(role)))  # noqa: B023
+        monkeypatch.setattr(entry, "_imported", ran.append)
         with suppress(UserError):
-            role_function(job.role)(cast("Task", SimpleNamespace(job=job, experiment=recipe)))
+            role_function(cast("Task", SimpleNamespace(job=job, experiment=recipe)), job.role)
         assert bool(ran) is (job.role in (Role.TRAINER, Role.REPORT))
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from canned_queue import TRAINER, CannedRun, canned_run
 
-from mrt_hpc.launch.view.queue_looks import ASK_EVERY_S, QueueLooks
 from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.view.snapshot_reader import ASK_EVERY_S, QueueLooks
 
 if TYPE_CHECKING:
     from pathlib import Path

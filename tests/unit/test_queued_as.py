@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from mrt_hpc.launch.slurm import queued_as
-from mrt_hpc.launch.slurm.commands import SlurmRefusedError
-from mrt_hpc.launch.slurm.environment import ENDS_AT
-from mrt_hpc.launch.slurm.parameters import sbatch_parameters
-from mrt_hpc.launch.slurm.queued_as import differences, queued_fields, queued_otherwise
-from mrt_hpc.launch.slurm.site import Partitions, Requeue, SlurmSite
+from mrt_hpc.backends.slurm import queued_as
+from mrt_hpc.backends.slurm.commands import SlurmRefusedError
+from mrt_hpc.backends.slurm.environment import ENDS_AT
+from mrt_hpc.backends.slurm.parameters import sbatch_parameters
+from mrt_hpc.backends.slurm.queued_as import differences, queued_fields, queued_otherwise
+from mrt_hpc.backends.slurm.site import Partitions, Requeue, SlurmSite
 from mrt_hpc.plan.jobs import Job, JobResources, Role
 from mrt_hpc.run.layout import RunLayout
 

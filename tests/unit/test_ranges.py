@@ -11,12 +11,10 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
-from mrt_hpc.recipe.explain import models_of
+from mrt_hpc.recipe.field_docs import models_of, whole_annotation
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.registry import SITES
-from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.recipe.words import whole_annotation
+from mrt_hpc.recipe.schema import EvaluationRecipe, Recipe
+from mrt_hpc.recipe.site import SITES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mrt_hpc.attempt.entry import record_after
+from mrt_hpc.attempt.run_progress import failed
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.entry import record_after
-from mrt_hpc.launch.run_progress import failed
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.task.context import Task
@@ -93,12 +93,3 @@ def test_an_unexpected_exception_is_told_by_its_type_and_message_and_place(plan:
         assert "ValueError: empty separator" in told
         assert "test_reasons.py" in told
         assert f"mrt-hpc logs {tmp_path} inference" in told
-
-
-def test_a_traceback_in_the_record_of_an_older_run_is_told_by_its_end(plan: Plan, tmp_path: Path) -> None:
-    old = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f()\nValueError: empty separator\n'
-    record = TaskRecord(TaskState.FAILED, message=old, time=1.0)
-    write_json(task_file(RunLayout(tmp_path), INFERENCE, 0), asdict(record))
-    told = failed(plan, RunLayout(tmp_path)).message()
-    assert "ValueError: empty separator" in told
-    assert "Traceback" not in told

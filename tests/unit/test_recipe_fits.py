@@ -8,10 +8,10 @@ import pytest
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.provers.majority import Majority
-from mrt_hpc.recipe.explain import default_at
+from mrt_hpc.recipe.field_docs import default_at
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.recipe.sections.resilience import Resilience
+from mrt_hpc.recipe.sections import Resilience
 
 SMALL_WORLD = Path(__file__).parents[2] / "recipes" / "small_world"
 

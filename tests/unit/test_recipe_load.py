@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 import mrt_hpc
+from mrt_hpc.backends.slurm.site import SlurmSite, unknown_options
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.slurm.site import SlurmSite, unknown_options
-from mrt_hpc.recipe.begun import as_begun, differences
 from mrt_hpc.recipe.load import load_recipe, load_site
-from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
+from mrt_hpc.recipe.lock import as_begun, differences, lock_text, read_recipe_lock
 from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.recipe.sections.schedule import Coupling
+from mrt_hpc.recipe.sections import Coupling
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PROFILES = [

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mrt_hpc.cli.main import main
+from mrt_hpc.cli.recipes import copy_of
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.recipe.catalogue import KINDS, copy_of, entries
-from mrt_hpc.recipe.find import RECIPES, SITES, SUITES, find
+from mrt_hpc.recipe.find import KINDS, RECIPES, SITES, SUITES, entries, find
 from mrt_hpc.recipe.load import load_recipe, load_site
 
 ROOT = Path(__file__).parents[2]

@@ -12,19 +12,17 @@ from click.testing import CliRunner
 from samples import rollout, sampled
 
 from mrt_hpc.analysis.collect import read_summary
-from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary
-from mrt_hpc.analysis.render import mixed_verdicts, render
+from mrt_hpc.analysis.report.content import RunRecord
+from mrt_hpc.analysis.report.results import mixed_verdicts, results
+from mrt_hpc.analysis.rows import summarise_evaluation
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.cli.main import main
-from mrt_hpc.launch import regrade
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.regrade import regrade_run
+from mrt_hpc.evaluate import regrade
+from mrt_hpc.evaluate.regrade import regrade_run
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.sections.data import SmallWorldProblems
-from mrt_hpc.recipe.sections.grading import Grading
-from mrt_hpc.recipe.sections.prompt import Prompt
+from mrt_hpc.recipe.sections import Grading, Prompt, SmallWorldProblems
 from mrt_hpc.roles.benchmarks.regrading import Regrader
 from mrt_hpc.roles.benchmarks.stored_parts import grader_of
 from mrt_hpc.roles.benchmarks.summary import summary_of
@@ -32,6 +30,7 @@ from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.groups import commit_group, read_group
 from mrt_hpc.run.manifest import read_manifest
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
@@ -187,4 +186,4 @@ def test_verdicts_of_several_graders_are_told_with_the_command_that_makes_them_o
     assert mixed_verdicts(summary(one)) == []
     (warning,) = mixed_verdicts(summary(one, two))
     assert warning.startswith("version 3 on b: 2 versions of the grader have judged its samples; mrt-hpc regrade")
-    assert f"**Several graders**: {warning}." in render(summary(two), ())
+    assert f"Several graders: {warning}." in results([RunRecord("r", summary(two))]).paragraphs

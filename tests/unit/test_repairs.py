@@ -11,21 +11,19 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from mrt_hpc.algorithms.base import algorithm_of
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.inference.server_process import refuse_stranger
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
+from mrt_hpc.inference.server_start import refuse_stranger
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.sampling.collected import start_context
-from mrt_hpc.roles.sampling.verified_weights import collecting_weights, verified_weights
+from mrt_hpc.roles.sampling.weights import collecting_weights, verified_weights
 from mrt_hpc.roles.training.artifacts import TrainingArtifacts
-from mrt_hpc.roles.training.iteration_data import RolloutReader, SampleReader
-from mrt_hpc.roles.training.supervised_data import Samples
+from mrt_hpc.roles.training.iteration_data import RolloutReader, SampleReader, Samples
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.layout import COLLECTION, collection_of
@@ -34,6 +32,7 @@ from mrt_hpc.run.quarantine import evaluated_with_others
 from mrt_hpc.run.records import GroupStatistics, Problem
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import publish
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from mrt_hpc.algorithms.starts import Starts
@@ -96,7 +95,7 @@ def test_a_version_published_again_while_the_damaged_one_was_read_stays(
         commit_whole(directory, fill)
         raise DamagedError("damaged", where=directory)
 
-    monkeypatch.setattr("mrt_hpc.roles.sampling.verified_weights.verify", slow)
+    monkeypatch.setattr("mrt_hpc.roles.sampling.weights.verify", slow)
     with pytest.raises(DamagedError):
         verified_weights(task_of(layout, Role.EVALUATION), 1)
     assert (path / "model.safetensors").read_bytes() == b"weights"

@@ -11,19 +11,19 @@ import pytest
 from slurm_texts import squeue_prints
 from submitted import current_ids
 
+from mrt_hpc.attempt.ledger import current_submissions, record_submission, task_ids
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.queued_jobs import LiveJob
+from mrt_hpc.backends.slurm import commands as slurm_commands
+from mrt_hpc.backends.slurm import queue as slurm_queue
+from mrt_hpc.backends.slurm.arrays import array_of
+from mrt_hpc.backends.slurm.queue import QueuedTask, QueueState, queue_states
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.ledger import current_submissions, record_submission, task_ids
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.queued_jobs import LiveJob
-from mrt_hpc.launch.slurm import commands as slurm_commands
-from mrt_hpc.launch.slurm import queue as slurm_queue
-from mrt_hpc.launch.slurm.arrays import array_of
-from mrt_hpc.launch.slurm.queue import QueuedTask, QueueState, queue_states
-from mrt_hpc.launch.submission import awaited_as, without_hope
 from mrt_hpc.plan.compile import build_plan, compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.submit.submission import awaited_as, without_hope
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Plan

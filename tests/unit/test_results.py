@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from samples import rollout, sampled
 
-from mrt_hpc.run.fingerprint import Fingerprint
+from mrt_hpc.run.evaluation_settings import Fingerprint
 from mrt_hpc.run.heartbeats import Heart, Observer
 from mrt_hpc.run.leases import Holder, Leases
 from mrt_hpc.run.manifest import DamagedError

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.roles.sampling import rolling
-from mrt_hpc.roles.sampling.rolling import RollingSampler
-from mrt_hpc.roles.sampling.rounds import Round
+from mrt_hpc.roles.sampling import round_sampler
+from mrt_hpc.roles.sampling.round_sampler import RollingSampler, Round
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rolling, "LONGEST_LOOK_S", 0.01)
+    monkeypatch.setattr(round_sampler, "LONGEST_LOOK_S", 0.01)
 
 
 @dataclass

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.sampling.rounds import NeedWatch, NotNeededError, Place, Round, Rounds
+from mrt_hpc.roles.sampling.round_sampler import GroupPlace, NeedWatch, NotNeededError, Round, Rounds
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.records import GroupStatistics
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.weights import publish
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
@@ -121,10 +121,10 @@ def test_a_task_does_not_begin_once_more_what_it_is_sampling(layout: RunLayout) 
     complete(layout, 0, 0)
     held = found(layout, 0)
     assert all(held.leases.claim(position) for position in (1, 2, 3))
-    work = rounds(layout, 0).following(0, sampling={Place(0, 1), Place(0, 3)})
+    work = rounds(layout, 0).following(0, sampling={GroupPlace(0, 1), GroupPlace(0, 3)})
     assert work is not None
     assert work.positions == [2, 4, 5, 6, 7, 8, 9]
-    nothing_left = {Place(iteration, position) for iteration in range(2) for position in range(GROUPS)}
+    nothing_left = {GroupPlace(iteration, position) for iteration in range(2) for position in range(GROUPS)}
     assert rounds(layout, 0).following(0, nothing_left) is None
 
 
@@ -137,7 +137,7 @@ def test_inference_ends_when_the_segment_is_trained(layout: RunLayout) -> None:
 def test_a_server_that_is_starting_is_given_up_when_the_segment_is_trained(
     layout: RunLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mrt_hpc.roles.sampling.rounds.LOOK_WHILE_STARTING_S", 0.0)
+    monkeypatch.setattr("mrt_hpc.roles.sampling.round_sampler.LOOK_WHILE_STARTING_S", 0.0)
     watch = NeedWatch(rounds(layout, 0))
     watch.look()
     publish_version(layout, ITERATIONS)

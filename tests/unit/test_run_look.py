@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 from canned_queue import EVALUATION, INFERENCE, PREPARE, TRAINER, CannedRun, canned_run
 
-from mrt_hpc.launch.queued_jobs import look_at_queues
-from mrt_hpc.launch.view.run_look import RunLook, RunState
+from mrt_hpc.backends.queued_jobs import look_at_queues
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.task_state import TaskState
+from mrt_hpc.view.run_look import RunLook, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

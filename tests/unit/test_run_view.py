@@ -15,13 +15,13 @@ from click.testing import CliRunner
 from rich.console import Console
 from synthetic_run import Shape, SyntheticRun
 
+from mrt_hpc.backends.queued_jobs import look_at_queues
+from mrt_hpc.cli.display import LineDisplay
 from mrt_hpc.cli.main import main
-from mrt_hpc.cli.run_view import duration, moment, view
-from mrt_hpc.cli.sparkline import sparkline
-from mrt_hpc.launch.queued_jobs import look_at_queues
-from mrt_hpc.launch.view.snapshot_reader import SnapshotReader
+from mrt_hpc.cli.run_view import duration, moment, sparkline, view
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.run.task_state import TaskState
+from mrt_hpc.view.snapshot_reader import SnapshotReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,6 +73,24 @@ def test_a_run_at_work_shows_states_nodes_and_what_comes_next(run: CannedRun, wi
         assert told in words
     assert ("1:01 h" in words) == (width >= 80)
     assert "iteration 0 ends (0 of 32 groups are sampled)" in words
+
+
+def test_a_run_without_a_terminal_is_shown_as_a_line_for_each_change(
+    run: CannedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.submitted(inference="13")
+    run.queue("13_0|RUNNING|1|None|node2", "13_1|RUNNING|1|None|node3")
+    run.task(TRAINER, TaskState.FAILED, message="no")
+    with LineDisplay(run.layout, lambda: look_at_queues(run.layout, 3.0)) as display:
+        display.look()
+        display.look()
+        run.queue()
+        run.done()
+    lines = [line.partition("] ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "iteration 0/20; evaluations 0/2; running inference x2; 1 FAILED",
+        "iteration 0/20; evaluations 0/2; nothing runs",
+    ]
 
 
 def test_an_unreached_queue_is_told(run: CannedRun) -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from synthetic_run import SyntheticEvaluation
 
 from mrt_hpc.cli.main import main
-from mrt_hpc.cli.runs import in_bytes
+from mrt_hpc.cli.status import in_bytes
 from mrt_hpc.run.task_state import TaskState
 
 if TYPE_CHECKING:

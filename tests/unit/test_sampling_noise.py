@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from mrt_hpc.inference.sampling_noise import step_keys
+from mrt_hpc.inference.vllm_on_cpu import step_keys
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 pytest.importorskip("vllm")
 if torch.cuda.is_available():
     pytest.skip("vLLM's kernel for CPUs is part of its build for CPUs", allow_module_level=True)
-from mrt_hpc.inference.vllm_cpu_worker import CountingSampler
+from mrt_hpc.inference.vllm_on_cpu import CountingSampler
 
 P = torch.tensor([0.3, 0.25, 0.2, 0.1, 0.08, 0.05, 0.02])
 SEEDS = np.arange(40_000, dtype=np.uint64)

@@ -22,10 +22,9 @@ from mrt_hpc.mrt.backtracking import (
 )
 from mrt_hpc.mrt.grpo import outcome_advantages
 from mrt_hpc.mrt.length_penalty import penalised_rewards
-from mrt_hpc.mrt.mrt_star import Selected, first_peak, select_progressing
 from mrt_hpc.mrt.sft import ASSISTANT, USER, ChatFormat, Conversation, Message, mask_conversation, mask_suffix
-from mrt_hpc.mrt.star import select_correct
-from mrt_hpc.provers.continuation import Continuation
+from mrt_hpc.mrt.star import Selected, first_peak, select_correct, select_progressing
+from mrt_hpc.provers.monte_carlo import Continuation
 from mrt_hpc.recipe.load import load_recipe
 
 if TYPE_CHECKING:

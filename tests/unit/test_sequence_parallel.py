@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from transformers import Qwen2Config
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.batching import Batching, Precision
+from mrt_hpc.recipe.choices import Batching, Precision
+from mrt_hpc.training.attention import RowRanks, repeated
 from mrt_hpc.training.micro_batch import MicroBatch, arrange, lay_out, part_of
 from mrt_hpc.training.policy import load_policy
-from mrt_hpc.training.sequence import TrainingSequence
-from mrt_hpc.training.sequence_parallel import RowRanks, repeated
+from mrt_hpc.training.settings import TrainingSequence
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ from mrt_hpc.inference.protocol import (
     GENERATE_PATH,
     NOT_FINITE,
     RequestBatch,
-    Sample,
+    ServedSample,
     not_finite,
     read_sample_line,
     sample_line,
@@ -37,8 +37,8 @@ REQUESTS = [
 Damage = "Callable[[bytes], bytes]"
 
 
-def right(i: int, j: int) -> Sample:
-    return Sample(i, j, [7, i, j], [-0.5, -1.0, -0.25 * (j + 1)], "stop", 0, [(3, 0)])
+def right(i: int, j: int) -> ServedSample:
+    return ServedSample(i, j, [7, i, j], [-0.5, -1.0, -0.25 * (j + 1)], "stop", 0, [(3, 0)])
 
 
 def answers(batch: RequestBatch) -> bytes:
@@ -167,11 +167,11 @@ def test_numbers_that_are_not_finite_are_told_once_and_not_asked_for_again() -> 
     for wrong in ({"logprobs": [-1.0, math.nan, 0.0]}, {"scores": [-math.inf]}, {"top_logprobs": [0.0, math.inf]}):
         assert (not_finite(msgspec.structs.replace(right(0, 0), **wrong)) or "").startswith(NOT_FINITE)
     assert not_finite(right(0, 0)) is None
-    reason, asked_for = not_finite(Sample(0, 0, [1], [-math.inf])), []
+    reason, asked_for = not_finite(ServedSample(0, 0, [1], [-math.inf])), []
 
     async def spoiled(request: web.Request) -> web.Response:
         asked_for.append(await request.read())
-        return web.Response(body=sample_line(Sample(0, 0, error=reason)))
+        return web.Response(body=sample_line(ServedSample(0, 0, error=reason)))
 
     with pytest.raises(UserError, match="number 0 of 1 logprobs is -inf") as refused:
         asyncio.run(answered_by(spoiled))

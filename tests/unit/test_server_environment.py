@@ -16,12 +16,11 @@ from test_task_endings import task
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.ray_node import RayNode, RayPlace
 from mrt_hpc.inference.server import NODE_LACKS, VllmServer
-from mrt_hpc.inference.server_command import cpu_environment
-from mrt_hpc.inference.server_settings import ServerSettings
+from mrt_hpc.inference.server_start import ServerSettings, cpu_environment
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.recipe.server_layout import ServerLayout
+from mrt_hpc.recipe.sections import ServerLayout
 from mrt_hpc.roles.sampling.ray_cluster import node_gpus
-from mrt_hpc.roles.sampling.server_settings import gpus_of, layout_of, server_settings
+from mrt_hpc.roles.sampling.serving import gpus_of, layout_of, server_settings
 from mrt_hpc.run.access import CACHES, cache_variables
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ def test_one_server_spans_the_gpus_of_several_nodes(
     several = on_nodes(with_servers(tmp_path, 8, **serving), 2)
     assert layout_of(several) == ServerLayout(1, width, stages)
     settings = server_settings(several, tmp_path, 64, share=1.0, common_seeds=False)
-    monkeypatch.setattr("mrt_hpc.inference.server_command.on_cpu", lambda: False)
+    monkeypatch.setattr("mrt_hpc.inference.server_start.on_cpu", lambda: False)
     with closing(VllmServer(settings, tmp_path / "log")) as one:
         words = one.command.words()
     told = {name: words[words.index(name) + 1] for name in words if name.endswith(("-size", "-backend"))}
@@ -143,7 +142,7 @@ def test_flashinfer_is_off_whether_or_not_the_node_has_a_compiler_for_it(
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     settings = server_settings(with_servers(tmp_path, 8), tmp_path, 64, share=1.0, common_seeds=False)
-    monkeypatch.setattr("mrt_hpc.inference.server_command.on_cpu", lambda: False)
+    monkeypatch.setattr("mrt_hpc.inference.server_start.on_cpu", lambda: False)
     with closing(VllmServer(settings, tmp_path / "log")) as server:
         words, environment = server.command.words(), server.command.environment()
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(words[words.index("--model") :])
@@ -206,7 +205,7 @@ def test_without_gpus_the_server_stays_on_the_first_node(tmp_path: Path) -> None
 
 
 def test_vllm_is_not_asked_to_span_nodes_without_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mrt_hpc.inference.server_command.on_cpu", lambda: True)
+    monkeypatch.setattr("mrt_hpc.inference.server_start.on_cpu", lambda: True)
     settings = server_settings(on_nodes(with_servers(tmp_path, 8), 2), tmp_path, 64, share=1.0, common_seeds=False)
     with closing(VllmServer(settings, tmp_path / "log")) as one, pytest.raises(UserError, match="without GPUs"):
         one.command.words()

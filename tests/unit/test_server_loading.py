@@ -11,8 +11,8 @@ import pytest
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_control import Address, ServerControl
-from mrt_hpc.inference.server_settings import ServerSettings
-from mrt_hpc.recipe.sections.schedule import WeightSwap
+from mrt_hpc.inference.server_start import ServerSettings
+from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:

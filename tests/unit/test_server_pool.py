@@ -11,8 +11,7 @@ import pytest
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.protocol import Request, SamplingSettings
-from mrt_hpc.inference.server_pool import ServerPool
-from mrt_hpc.inference.spreading import MOST_FAMILIES, SpreadGenerator, spread_over
+from mrt_hpc.inference.server_pool import MOST_FAMILIES, ServerPool, SpreadGenerator, spread_over
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.inference.client import Completion
     from mrt_hpc.inference.server import VllmServer
-    from mrt_hpc.recipe.sections.schedule import WeightSwap
+    from mrt_hpc.recipe.sections import WeightSwap
 
 DEADLINE_S = 20.0
 

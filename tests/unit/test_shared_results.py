@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING
 import pytest
 from samples import rollout, sampled
 
-from mrt_hpc.domains.grader_digest import grader_digest
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.domains.base import grader_digest
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.sections.data import SmallWorldProblems
-from mrt_hpc.recipe.sections.grading import Grading
+from mrt_hpc.recipe.sections import Grading, SmallWorldProblems
 from mrt_hpc.roles.benchmarks.stored_parts import StoredParts, grader_of, writing
 from mrt_hpc.run.data import read_problems
-from mrt_hpc.run.fingerprint import fingerprint_of
+from mrt_hpc.run.evaluation_settings import fingerprint_of
 from mrt_hpc.run.weights import Weights
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,7 +108,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     monkeypatch.syspath_prepend(str(tmp_path))
     path = tmp_path / "own_of_results.py"
     path.write_text(
-        "from mrt_hpc.modes.direct import Direct\n\n\n"
+        "from mrt_hpc.modes.base import Direct\n\n\n"
         "def same(answer: str, gold: str) -> bool:\n    return answer == gold\n\n\n"
         "class Own(Direct):\n    type: str\n"
     )
@@ -129,7 +128,12 @@ def test_a_changed_function_of_the_user_is_another_grader(own_module: Path) -> N
     problems = SmallWorldProblems.model_validate({"verifier": "own_of_results:same"})
     before = grader_digest(verifier_of(problems, Grading()), 5.0, 1.0)
     assert grader_digest(verifier_of(problems, Grading()), 5.0, 1.0) == before
-    own_module.write_text(own_module.read_text().replace("answer == gold", "answer.lower() == gold"))
+    documented = own_module.read_text().replace(
+        "    return answer ==", '    """Whether both are the same."""\n    return answer =='
+    )
+    own_module.write_text(f'"""A module."""  # a comment\n\n{documented}')
+    assert grader_digest(verifier_of(problems, Grading()), 5.0, 1.0) == before, "docstrings and comments are no code"
+    own_module.write_text(documented.replace("answer == gold", "answer.lower() == gold"))
     assert grader_digest(verifier_of(problems, Grading()), 5.0, 1.0) != before
 
 

@@ -10,11 +10,13 @@ import pytest
 from ruamel.yaml import YAML
 from slurm_texts import squeue_prints
 
-from mrt_hpc.errors import UserError
-from mrt_hpc.launch.slurm.answers import squeue_format, squeue_records, submitted_id
-from mrt_hpc.launch.slurm.answers import version as version_in
-from mrt_hpc.launch.slurm.cluster_facts import Survey, User
-from mrt_hpc.launch.slurm.cluster_texts import (
+from mrt_hpc.backends.slurm.answers import squeue_format, squeue_records, submitted_id
+from mrt_hpc.backends.slurm.answers import version as version_in
+from mrt_hpc.backends.slurm.commands import run_slurm
+from mrt_hpc.backends.slurm.queue import queue_states
+from mrt_hpc.backends.slurm.survey import (
+    Survey,
+    User,
     default_account,
     parse_associations,
     parse_nodes,
@@ -22,8 +24,7 @@ from mrt_hpc.launch.slurm.cluster_texts import (
     parse_qos,
     parse_settings,
 )
-from mrt_hpc.launch.slurm.commands import run_slurm
-from mrt_hpc.launch.slurm.queue import queue_states
+from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +52,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "qos": lambda printed: {one.name: one.max_submit_jobs for one in parse_qos(printed)},
     "default_account": lambda printed: default_account(printed, "researcher"),
     "config": lambda printed: [(found := parse_settings(printed)).max_array_size, found.max_job_count],
-    "partitions": lambda printed: list(parse_partitions(printed, None) or ()),
+    "partitions": lambda printed: list(parse_partitions(printed)),
 }
 REFUSING = ("sbatch", "squeue")
 

@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 from slurm_texts import squeue_prints
 
+from mrt_hpc.attempt.ledger import record_submission
+from mrt_hpc.backends.slurm import arrays, queue
+from mrt_hpc.backends.slurm.answers import MARKS
+from mrt_hpc.backends.slurm.commands import run_slurm
+from mrt_hpc.backends.slurm.parameters import queue_name, require_plain_path
+from mrt_hpc.backends.slurm.queue import QueueState
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.ledger import record_submission
-from mrt_hpc.launch.slurm import arrays, queue
-from mrt_hpc.launch.slurm.answers import MARKS
-from mrt_hpc.launch.slurm.commands import run_slurm
-from mrt_hpc.launch.slurm.parameters import queue_name, require_plain_path
-from mrt_hpc.launch.slurm.queue import QueueState
-from mrt_hpc.launch.slurm.site import SlurmSite
-from mrt_hpc.launch.submission import Listener, start
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.submit.submission import Listener, start
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 AWAY = "echo 'sacct: error: Connection refused' >&2; exit 1"

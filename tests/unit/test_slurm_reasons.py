@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mrt_hpc.launch.backend import Hold
-from mrt_hpc.launch.slurm.reasons import _REASONS, meaning
+from mrt_hpc.backends.backend import Hold
+from mrt_hpc.backends.slurm.reasons import _REASONS, meaning
 
 EXPECTED = [
     ("Priority", "higher priority", Hold.RESOURCES, "sprio -j {id}"),

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from slurm_texts import squeue_prints
 
+from mrt_hpc.attempt.entry import record_after
+from mrt_hpc.attempt.ledger import record_submission
+from mrt_hpc.backends.slurm.task import ASK_EVERY_S, QueueWatch
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch.entry import record_after
-from mrt_hpc.launch.ledger import record_submission
-from mrt_hpc.launch.slurm.watch import ASK_EVERY_S, QueueWatch
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.load import load_recipe

@@ -12,15 +12,15 @@ import pytest
 from slurm_texts import squeue_prints
 from submitted import latest_ids
 
+from mrt_hpc.backends.slurm import commands as slurm_commands
+from mrt_hpc.backends.slurm.commands import run_slurm
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.slurm import commands as slurm_commands
-from mrt_hpc.launch.slurm.commands import run_slurm
-from mrt_hpc.launch.slurm.site import SlurmSite
-from mrt_hpc.launch.submission import Listener, start
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
+from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.submit.submission import Listener, start
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 WORDS = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
@@ -53,8 +53,8 @@ case "$*" in *--me*) head -n 1 "$(dirname "$0")/queue" ;; *) cat "$(dirname "$0"
 SUBMIT = """
 from contextlib import nullcontext
 from pathlib import Path
-from mrt_hpc.launch.slurm.site import SlurmSite
-from mrt_hpc.launch.submission import Listener, start
+from mrt_hpc.backends.slurm.site import SlurmSite
+from mrt_hpc.submit.submission import Listener, start
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.layout import RunLayout

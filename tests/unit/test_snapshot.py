@@ -14,22 +14,23 @@ from click.testing import CliRunner
 from many_tasks import many_tasks
 from synthetic_run import Shape, SyntheticRun
 
+from mrt_hpc.backends.queued_jobs import look_at_queues
 from mrt_hpc.cli.main import main
-from mrt_hpc.launch.queued_jobs import look_at_queues
-from mrt_hpc.launch.view.snapshot import Snapshot
-from mrt_hpc.launch.view.snapshot_reader import SnapshotReader
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.task_state import TaskState
+from mrt_hpc.view.snapshot import Snapshot
+from mrt_hpc.view.snapshot_reader import SnapshotReader
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 TASK = {"job": TRAINER, "task": 0, "rank": 0, "attempt": "12.0", "world_size": 1}
 SHAPE = {
-    "format", "run", "name", "kind", "time", "state", "unreached", "unreadable", "iterations", "measured",
-    "evaluations", "jobs", "tasks", "throughput", "fault_counts", "faults", "upcoming", "expected_end", "report",
+    "format", "run", "name", "kind", "time", "state", "unreached", "unreadable", "warnings", "process", "iterations",
+    "measured", "evaluations", "jobs", "tasks", "throughput", "fault_counts", "faults", "upcoming", "expected_end",
+    "report", "report_is_old",
 }  # fmt: skip
 PARTS = {
     "iterations": {"done", "planned", "weights_version", "groups_done", "groups_planned", "seconds"},
@@ -37,7 +38,7 @@ PARTS = {
     "jobs": {"name", "role", "ids", "tasks", "states", "queue", "after", "time_limit_s", "gpus"},
     "tasks": {
         "job", "index", "role", "state", "alive", "attempt", "since", "node", "weights_version", "last_event",
-        "failures", "reason", "ends_at",
+        "failures", "reason", "paused", "ends_at",
     },
     "measured": {"iteration", "reward", "progress", "answered", "seconds"},
     "upcoming": {"what", "at"},

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mrt_hpc.attempt import sole_attempt as holding
+from mrt_hpc.attempt.entry import load_task, run_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.attempt.sole_attempt import sole_attempt
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.slurm.after_srun import AttemptOutcome, main
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch import sole_attempt as holding
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task, run_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
-from mrt_hpc.launch.slurm.after_srun import AttemptOutcome, main
-from mrt_hpc.launch.sole_attempt import sole_attempt
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.heartbeats import Beat, Heart, read_beat
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task

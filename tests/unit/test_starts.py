@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from test_task_endings import task
 
-from mrt_hpc.roles.sampling import starts
-from mrt_hpc.roles.sampling.starts import tell_first_token, tell_started
+from mrt_hpc.roles.sampling import serving
+from mrt_hpc.roles.sampling.serving import tell_first_token, tell_started
 from mrt_hpc.run.events import EventKind, read_events
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def told(one: Any, server: Any, client: Any) -> list[float]:
 
 @pytest.fixture(autouse=True)
 def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(serving, "LOOK_EVERY_S", 0.001)
 
 
 def test_a_server_that_answers_is_told_with_the_seconds_it_took(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.analysis.intervals import (
     clustered_mean,
     mean_interval,
@@ -24,6 +23,7 @@ from mrt_hpc.analysis.intervals import (
     t_quantile,
     wilson,
 )
+from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.errors import UserError
 
 

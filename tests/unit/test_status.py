@@ -11,15 +11,15 @@ import pytest
 from click.testing import CliRunner
 from slurm_texts import squeue_prints
 
+from mrt_hpc.attempt.end import settled
+from mrt_hpc.attempt.ledger import record_submission
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.slurm import queue as slurm_queue
 from mrt_hpc.cli.main import main
-from mrt_hpc.launch.attempt_end import settled
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.ledger import record_submission
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.slurm import queue as slurm_queue
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
@@ -70,7 +70,7 @@ def test_a_controller_that_is_down_does_not_hold_back_what_the_files_tell(
     assert time.monotonic() - began < 30.0
     assert "queue was not reached" in told
     assert "its own words" in told
-    assert "iteration 0/" in told
+    assert "0/20" in told
 
 
 def test_a_job_that_slurm_has_forgotten_is_told_by_the_files(run: RunLayout, commands: Path) -> None:
@@ -89,8 +89,7 @@ def test_a_preempted_task_says_why_it_does_not_run(run: RunLayout, commands: Pat
     write_task(run, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt="12.0"))
     settled(run, TRAINER, 0, "12.0", 143, retries=3)
     told = status(run)
-    assert "stopped: segment-000.trainer task 0" in told
-    assert "stopped from outside: preempted" in told
+    assert "segment-000.trainer[0] stopped: stopped from outside: preempted" in told
 
 
 def test_a_report_older_than_the_results_is_called_so(run: RunLayout, commands: Path) -> None:
@@ -113,8 +112,6 @@ def test_no_name_is_cut_off_on_a_narrow_terminal(
     monkeypatch.setenv("COLUMNS", "60")
     told = status(run)
     assert "…" not in told
-    assert "segment-000.evaluation " in told
-    table = [line for line in told.splitlines() if line.startswith(("│", "┏"))]
-    assert max(map(len, table)) <= 60
-    in_queue = "".join(line.split("│")[-2].strip() for line in table if line.startswith("│"))
-    assert "(BeginTime)" in in_queue
+    assert "segment-000.evaluation\n" in told
+    assert max(len(line) for line in told.splitlines() if str(run.root)[:20] not in line) <= 60
+    assert "1 queued (BeginTime)" in told

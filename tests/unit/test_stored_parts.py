@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from samples import rollout, sampled
 
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.benchmarks.stored_parts import StoredParts
@@ -23,6 +22,7 @@ from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.data import read_problems, share
 from mrt_hpc.run.heartbeats import Heart, Observer
 from mrt_hpc.run.weights import Weights
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from mrt_hpc.run.groups import Sampled

@@ -7,27 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from mrt_hpc.domains.boxed import last_box
-from mrt_hpc.domains.small_world.network import ModelSize
-from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.domains.extraction import last_box
+from mrt_hpc.domains.small_world.model import ModelSize, build_tokenizer
 from mrt_hpc.errors import UserError
+from mrt_hpc.evaluate.evaluation import evaluation_recipe
+from mrt_hpc.evaluate.models import ModelsAsked
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.launch.evaluated_models import ModelsAsked
-from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.modes.base import Mode
-from mrt_hpc.modes.direct import Direct
+from mrt_hpc.modes.base import Direct, Mode
+from mrt_hpc.modes.revision import DEFAULT_SEND_BACK
 from mrt_hpc.plan.compile import evaluation_plan
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.base import as_kind
-from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
-from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel
 from mrt_hpc.recipe.find import SUITES, find
+from mrt_hpc.recipe.kinds import MODES
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
-from mrt_hpc.recipe.prompts import DEFAULT_SEND_BACK
-from mrt_hpc.recipe.registry import MODES
-from mrt_hpc.recipe.sections.data import JsonlProblems
+from mrt_hpc.recipe.schema import EvaluatedModel
+from mrt_hpc.recipe.sections import JsonlProblems
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
@@ -55,7 +52,7 @@ def test_every_suite_can_be_loaded(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes" / "suites").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_suite_makes_an_evaluation_on_its_own(path: Path, tmp_path: Path) -> None:
     model = EvaluatedModel(name="m", path=str(tmp_path))
-    recipe = evaluation_recipe(EvaluationAsked(ModelsAsked((model,), (), ()), path.stem))
+    recipe = evaluation_recipe(ModelsAsked((model,), (), ()), path.stem)
     assert recipe.evaluation.suite == path.stem
     assert all(job.tasks for job in evaluation_plan(recipe, LocalSite()).jobs)
 
@@ -73,7 +70,7 @@ def test_the_model_of_the_small_world_has_room_for_every_way_of_evaluating(tmp_p
     prover = recipe.evaluation.prover
     assert prover is not None
     for benchmark in recipe.evaluation.benchmarks:
-        sampling = benchmark_sampling(recipe, benchmark)
+        sampling = recipe.sampling_of(benchmark)
         prompter = Prompter.of(tmp_path, sampling.prompt)
         question = ProverFactory.of(prover, ProverModel.of(prompter), 0).longest_question
         mode = as_kind(benchmark.mode or Direct(), Mode)
@@ -143,7 +140,7 @@ def test_prompts_of_benchmarks_name_only_what_they_decide(tmp_path: Path) -> Non
     """Solved examples come from the suite's benchmark, the instruction from the suite, the tags from the recipe."""
     untagged = ("prompt={instruction: Think., thought_start: '', thought_end: ''}", WHOLE % "paper_few_shot")
     recipe = load_recipe(QUICKSTART, untagged)
-    prompts = {b.name: benchmark_sampling(recipe, b).prompt for b in recipe.evaluation.benchmarks}
+    prompts = {b.name: recipe.sampling_of(b).prompt for b in recipe.evaluation.benchmarks}
     assert [prompts[f"amc23-{shots}-shot"].shots for shots in (0, 1, 4)] == [0, 1, 4]
     four = prompts["amc23-4-shot"]
     assert (four.thought_start, four.thought_end) == ("", "")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 from slurm_texts import USER, RecordedSlurm
 
-from mrt_hpc.launch.slurm.admission import refusals
-from mrt_hpc.launch.slurm.cluster_facts import PartitionFacts, User
-from mrt_hpc.launch.slurm.cluster_texts import parse_nodes, seconds_of
-from mrt_hpc.launch.slurm.preemption import preemption
+from mrt_hpc.backends.slurm.survey import PartitionFacts, User, parse_nodes, seconds_of
+from mrt_hpc.cluster.job_rules import preemption, refusals
 
 PREEMPT = {"partitions": [("PreemptMode=REQUEUE", "PreemptMode=CANCEL")]}
 

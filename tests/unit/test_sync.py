@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.analysis.measures import IterationMetrics
+from mrt_hpc.analysis.rows import summarise_evaluation
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.report import run as report_role
 from mrt_hpc.roles.report import write_report
 from mrt_hpc.roles.tracking import Tracker, run_id
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from click.testing import Result

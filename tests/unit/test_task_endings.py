@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mrt_hpc.attempt import entry
+from mrt_hpc.attempt.end import RUNS_AGAIN, settled
+from mrt_hpc.attempt.entry import attempt, record_after
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch import signals
-from mrt_hpc.launch.attempt_end import RUNS_AGAIN, settled
-from mrt_hpc.launch.entry import attempt, record_after
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.task.context import Task
@@ -264,7 +264,7 @@ class Told:
 def told() -> Iterator[Told]:
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGALRM)}
     task = Told()
-    signals.heed_signals(task)  # type: ignore[arg-type]
+    entry.heed_signals(task)  # type: ignore[arg-type]
     yield task
     signal.alarm(0)
     for number, handler in kept.items():
@@ -283,7 +283,7 @@ def test_signals_become_requests(told: Told) -> None:
 
 
 def test_near_the_time_limit_the_way_to_a_safe_point_is_cut_short(told: Told) -> None:
-    told.seconds_left = signals.LAST_MOMENT_S + 1.5
+    told.seconds_left = entry.LAST_MOMENT_S + 1.5
     with pytest.raises(RequeueRequested), told.shutdown.at_safe_points():
         os.kill(os.getpid(), signal.SIGUSR2)
         signal.sigtimedwait([], 20)  # until the alarm comes

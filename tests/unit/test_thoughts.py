@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrt_hpc.domains.boxed import extract_answer
+from mrt_hpc.domains.extraction import extract_answer
 from mrt_hpc.errors import UserError
-from mrt_hpc.inference.thoughts import answer_start, last_box, thought_and_answer
-from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.inference.tokens import answer_start, last_box, thought_and_answer
+from mrt_hpc.recipe.kinds import DEFAULT_FORCED_TEXT
+from mrt_hpc.recipe.load import OPEN_FORCED_TEXT, load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
-from mrt_hpc.recipe.prompts import DEFAULT_FORCED_TEXT, OPEN_FORCED_TEXT
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe

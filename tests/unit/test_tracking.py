@@ -18,20 +18,20 @@ import pytest
 from click.testing import CliRunner
 from wandb.proto.wandb_internal_pb2 import Record
 
-from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
+from mrt_hpc.analysis.rows import summarise_evaluation
+from mrt_hpc.attempt.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.entry import load_task
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.report import run, write_report
 from mrt_hpc.roles.tracking import Tracker, run_id
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -197,8 +197,8 @@ def test_a_report_that_runs_again_logs_only_what_is_new(tmp_path: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from mrt_hpc.launch.placement import Placement
-from mrt_hpc.launch.entry import load_task
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.attempt.entry import load_task
 from mrt_hpc.roles import report, tracking
 from mrt_hpc.run.layout import RunLayout
 

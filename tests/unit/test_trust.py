@@ -17,19 +17,18 @@ import pytest
 from click.testing import CliRunner
 from evaluated import BENCHMARK, commit_all, run_directory
 
+from mrt_hpc.attempt.ledger import record_site, record_submission, recorded_site, remember_site
+from mrt_hpc.backends.sites import chosen_site, find_site
+from mrt_hpc.backends.slurm.containers import srun_command
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.ledger import record_site, record_submission, recorded_site, remember_site
-from mrt_hpc.launch.run_site import chosen_site
-from mrt_hpc.launch.sites import find_site
-from mrt_hpc.launch.slurm.image_on_node import srun_command
-from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import look_at_lock, read_lock
 from mrt_hpc.recipe.ownership import is_written_by_others, refuse_changeable
 from mrt_hpc.recipe.registry import NotImported
 from mrt_hpc.recipe.user_code import keep
-from mrt_hpc.run.import_path import import_path
+from mrt_hpc.run.process import import_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,9 +43,9 @@ ANOTHER, THIRD = 65534, 65533
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a directory away")
 
 CODE = """
-from mrt_hpc.domains.exact import ExactVerifier
-from mrt_hpc.launch.backend import Site
-from mrt_hpc.modes.direct import Direct
+from mrt_hpc.domains.simple import ExactVerifier
+from mrt_hpc.backends.backend import Site
+from mrt_hpc.modes.base import Direct
 
 with open({mark!r}, "a") as stream:
     stream.write("imported")
@@ -383,7 +382,7 @@ def test_a_site_profile_of_the_package_is_as_safe_as_the_package(
     profile.write_text("type: slurm\nname: shipped\n")
     profile.chmod(0o666)
     monkeypatch.setattr("mrt_hpc.recipe.ownership.REACHED_BY_OTHERS", 0o777)
-    for module in ("mrt_hpc.recipe.find", "mrt_hpc.launch.sites"):
+    for module in ("mrt_hpc.recipe.find", "mrt_hpc.backends.sites"):
         monkeypatch.setattr(f"{module}.installed_folders", lambda: [tmp_path])
     assert find_site("shipped").name == "shipped"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.roles.sampling.node_folder import NodeFolder
+from mrt_hpc.roles.sampling.weights import NodeFolder
 from mrt_hpc.run.turns import Turn, remove_abandoned
 from mrt_hpc.run.waiting import wait_until
 

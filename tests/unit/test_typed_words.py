@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import mrt_hpc
+from mrt_hpc.attempt.ledger import last_site
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.ledger import last_site
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCau
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.batching import Batching
+from mrt_hpc.recipe.choices import Batching
 from mrt_hpc.training import attention, projection
 from mrt_hpc.training.attention import (
     CAUSAL,
@@ -32,7 +32,7 @@ from mrt_hpc.training.attention import (
 from mrt_hpc.training.micro_batch import MicroBatch, arrange, collate, collate_end_to_end, collate_shared, lay_out
 from mrt_hpc.training.policy import Kernels, Policy
 from mrt_hpc.training.prefixes import SharedRow
-from mrt_hpc.training.sequence import TrainingSequence
+from mrt_hpc.training.settings import TrainingSequence
 
 PACKED = Kernels(Batching.PACKED)
 CPU = torch.device("cpu")

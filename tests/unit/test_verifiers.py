@@ -13,21 +13,19 @@ from graded import grade_all
 from ruamel.yaml import YAML
 from sandboxes import needs_sandbox
 
-from mrt_hpc.domains.choice import ChoiceVerifier
-from mrt_hpc.domains.exact import ExactVerifier
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
 from mrt_hpc.domains.math.verifier import MathVerifier
-from mrt_hpc.domains.pool import GraderPool, VerdictStatus
 from mrt_hpc.domains.python import PythonVerifier
+from mrt_hpc.domains.simple import ChoiceVerifier, ExactVerifier
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
-from mrt_hpc.recipe.sections.data import JsonlProblems
-from mrt_hpc.recipe.sections.grading import Grading
+from mrt_hpc.recipe.sections import Grading, JsonlProblems
 from mrt_hpc.run.evaluation_settings import settings_of
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from mrt_hpc.domains.base import Verifier

@@ -15,8 +15,8 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsLists
 
-from mrt_hpc.inference import vllm_scheduler
-from mrt_hpc.inference.vllm_scheduler import HoldingScheduler
+from mrt_hpc.inference import vllm_on_cpu
+from mrt_hpc.inference.vllm_on_cpu import HoldingScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> HoldingScheduler:
     monkeypatch.setattr(
         Scheduler, "finish_requests", lambda _, names, __: [SimpleNamespace(request_id=n) for n in names]
     )
-    monkeypatch.setattr(vllm_scheduler, "LONGEST_S", float("inf"))
+    monkeypatch.setattr(vllm_on_cpu, "LONGEST_S", float("inf"))
     made: Callable[[], HoldingScheduler] = HoldingScheduler
     scheduler = made()
     scheduler.requests = {name: SimpleNamespace(client_index=0) for name in "ab"}
@@ -78,7 +78,7 @@ def test_all_are_passed_on_when_they_have_waited_long_enough(
 ) -> None:
     passed_on(scheduler, token("a", 0), token("b", 0))
     passed_on(scheduler, token("a", 1), token("b", 1))
-    monkeypatch.setattr(vllm_scheduler, "LONGEST_S", 0.0)
+    monkeypatch.setattr(vllm_on_cpu, "LONGEST_S", 0.0)
     assert passed_on(scheduler, token("b", 2)) == [("a", [1]), ("b", [1, 2])]
 
 

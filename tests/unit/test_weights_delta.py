@@ -14,11 +14,9 @@ import torch
 from safetensors.numpy import save_file
 from small_weights import as_bytes, publish_delta, publish_full, read_model, tensors, write_model
 
+from mrt_hpc.cluster.doctor.local_checks import bytes_needed
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.create import check_model
-from mrt_hpc.launch.origin import version_at
-from mrt_hpc.launch.regrade import tokenizer_of
-from mrt_hpc.launch.slurm.doctor.place_checks import bytes_needed
+from mrt_hpc.evaluate.regrade import tokenizer_of
 from mrt_hpc.plan.kept_weights import is_in_full, needed_versions, stays
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.evaluation_settings import pruned_versions
@@ -36,6 +34,8 @@ from mrt_hpc.run.weights_delta import (
     delta_between,
     put_together,
 )
+from mrt_hpc.submit.create import check_model
+from mrt_hpc.submit.origin import version_at
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
@@ -297,6 +297,6 @@ def test_deltas_are_put_together_beside_a_server_without_gpus_whatever_the_nodes
 
 
 def test_room_for_what_deltas_were_made_of_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mrt_hpc.launch.slurm.doctor.place_checks.model_billions", lambda _: 1.5)
+    monkeypatch.setattr("mrt_hpc.cluster.doctor.local_checks.model_billions", lambda _: 1.5)
     needed = [bytes_needed(recipe(f"training.full_weights_every={n}")) or 0.0 for n in (1, 2, 4)]
     assert 0.0 < needed[0] < needed[1] < needed[2]

@@ -8,8 +8,8 @@ from statistics import mean
 
 import pytest
 
-from mrt_hpc.domains.boxed import extract_answer
-from mrt_hpc.domains.small_world.equations import (
+from mrt_hpc.domains.extraction import extract_answer
+from mrt_hpc.domains.small_world.task import (
     END_THINK,
     FORCED_TEXT,
     MARKER,
@@ -24,7 +24,8 @@ from mrt_hpc.domains.small_world.equations import (
     think,
 )
 from mrt_hpc.errors import UserError
-from mrt_hpc.mrt.episodes import EpisodeRule, episode_starts
+from mrt_hpc.mrt.episodes import episode_starts
+from mrt_hpc.recipe.sections import Episodes
 
 EQUATION = Equation(3, 14, 35)
 GOOD = (
@@ -146,7 +147,7 @@ def test_a_cut_inside_a_check_ends_before_a_number():
 
 
 def test_an_episode_starts_at_every_further_guess():
-    rule = EpisodeRule(markers=(MARKER,), min_paragraphs=1)
+    rule = Episodes(markers=(MARKER,), min_paragraphs=1)
     thought = GOOD.partition(END_THINK)[0]
     assert [thought[s : s + 9] for s in episode_starts(thought.encode(), rule)] == ["Wait, x=4", "Wait, x=7"]
 

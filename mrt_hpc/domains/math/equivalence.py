@@ -16,15 +16,17 @@ from math_verify import LatexExtractionConfig, parse, verify
 from sympy import MatrixBase, Rational, Tuple
 
 from mrt_hpc.domains.base import Judgement
-from mrt_hpc.domains.boxed import braces_balance
-from mrt_hpc.domains.math import two_stages, values_differ
-from mrt_hpc.domains.math.cleanup import MAX_ANSWER_CHARS, clean
+from mrt_hpc.domains.extraction import braces_balance
+from mrt_hpc.domains.math import math_verify_changes
 from mrt_hpc.domains.math.names import named_value, spelt, value_sides
-from mrt_hpc.domains.math.numbers import as_fraction, power_as_latex
-from mrt_hpc.domains.math.quantities import (
+from mrt_hpc.domains.math.numbers import (
+    MAX_ANSWER_CHARS,
+    as_fraction,
+    clean,
     ends_with_symbol,
     evaluated,
     is_fraction,
+    power_as_latex,
     quantities_agree,
     read_quantity,
     with_symbols_kept,
@@ -41,8 +43,8 @@ _PERCENT = re.compile(r"\\?%\s*\Z")
 _STRIPPED_BY_MATH_VERIFY = ("\\text", "\\mbox", "\\math")
 """Commands whose content math-verify may take for a unit and drop, so that nothing is left to compare."""
 
-two_stages.install()
-values_differ.install()
+math_verify_changes.install_two_stages()
+math_verify_changes.install_values()
 for _module in ("math_verify.parser", "math_verify.grader"):
     logging.getLogger(_module).setLevel(logging.ERROR)  # they warn that their time-out is off, which is meant
 

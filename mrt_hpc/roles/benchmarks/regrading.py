@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from mrt_hpc.domains.pool import GraderPool
+from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
-from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
-from mrt_hpc.roles.sampling.grading import TraceGrader, TraceRecords
-from mrt_hpc.run.groups import Sampled
+from mrt_hpc.roles.sampling.grading import TraceGrader
+from mrt_hpc.run.groups import Sampled, merged
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -20,12 +19,9 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.client import Completion
     from mrt_hpc.inference.protocol import Request
     from mrt_hpc.provers.prover_session import ProverSession
-    from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.prover import ProverSettings
-    from mrt_hpc.recipe.sections.data import ProblemSource
-    from mrt_hpc.recipe.sections.evaluation import Benchmark
-    from mrt_hpc.recipe.sections.grading import Grading
-    from mrt_hpc.recipe.sections.prompt import Prompt
+    from mrt_hpc.recipe.kinds import ProverSettings
+    from mrt_hpc.recipe.schema import Experiment
+    from mrt_hpc.recipe.sections import Benchmark, Grading, ProblemSource, Prompt
     from mrt_hpc.run.records import Gold
 
 
@@ -56,7 +52,7 @@ class Regrader:
     @staticmethod
     def of(experiment: Experiment, benchmark: Benchmark, tokenizer: Path) -> Regrader:
         """The regrader of a benchmark of a recipe."""
-        prompt = benchmark_sampling(experiment, benchmark).prompt
+        prompt = experiment.sampling_of(benchmark).prompt
         return Regrader(benchmark.problems, experiment.grading, prompt, experiment.evaluation.prover, tokenizer)
 
     async def all(self, parts: Sequence[Sampled], golds: Mapping[str, Gold]) -> list[Sampled]:
@@ -84,21 +80,13 @@ class Regrader:
         return ProverFactory.of(self.prover, model, 0).session(NoServer())
 
     async def _part(self, grader: TraceGrader, part: Sampled, golds: Mapping[str, Gold]) -> Sampled:
-        traces = [await grader.regrade(records, golds[records.rollout.problem_id]) for records in traces_of(part)]
-        return Sampled(
-            rollouts=[t.rollout for t in traces],
-            branches=[b for t in traces for b in t.branches],
-            answers=[a for t in traces for a in t.answers],
-            values=[v for t in traces for v in t.values],
-            statistics=part.statistics,
-        )
+        traces = [await grader.regrade(trace, golds[trace.rollouts[0].problem_id]) for trace in traces_of(part)]
+        return replace(merged(traces), statistics=part.statistics)
 
 
-def traces_of(part: Sampled) -> list[TraceRecords]:
+def traces_of(part: Sampled) -> list[Sampled]:
     """The records of each trace."""
-    found: dict[tuple[str, int], TraceRecords] = {
-        (r.problem_id, r.sample): TraceRecords(r, [], [], []) for r in part.rollouts
-    }
+    found = {(r.problem_id, r.sample): Sampled(rollouts=[r], statistics=part.statistics) for r in part.rollouts}
     for branch in part.branches:
         found[branch.problem_id, branch.sample].branches.append(branch)
     for answer in part.answers:

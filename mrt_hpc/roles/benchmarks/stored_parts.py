@@ -10,19 +10,19 @@ from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
-from mrt_hpc.domains.grader_digest import grader_digest
+from mrt_hpc.domains.base import grader_digest
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import UserError
 from mrt_hpc.roles.benchmarks.regrading import Regrader
-from mrt_hpc.roles.sampling.parts import merged
 from mrt_hpc.roles.task.shutdown import run_until_told
 from mrt_hpc.run.data import read_problems, share
-from mrt_hpc.run.fingerprint import fingerprint_of
+from mrt_hpc.run.evaluation_settings import fingerprint_of
+from mrt_hpc.run.events import Use
+from mrt_hpc.run.groups import merged
 from mrt_hpc.run.heartbeats import Heart
 from mrt_hpc.run.leases import Leases
 from mrt_hpc.run.manifest import DamagedError
-from mrt_hpc.run.results import DIGITS, Batch, StoredSamples
-from mrt_hpc.run.uses import Use
+from mrt_hpc.run.results import DIGITS, JudgedSamples, StoredSamples
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.plan.jobs import EvaluationUnit
-    from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.sections.evaluation import Benchmark
+    from mrt_hpc.recipe.schema import Experiment
+    from mrt_hpc.recipe.sections import Benchmark
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.groups import Sampled
     from mrt_hpc.run.weights import Weights
@@ -153,7 +153,7 @@ class StoredParts:
     def remove(self) -> None:
         """Nothing: what is in the results folder stays for other evaluations."""
 
-    def _batches(self, position: int) -> list[tuple[Batch, list[int]]] | None:
+    def _batches(self, position: int) -> list[tuple[JudgedSamples, list[int]]] | None:
         """The batches of a problem; None where samples are missing."""
         chosen = self.store.chosen(self._place(position), self.benchmark.samples, self._grader)
         return chosen if sum(len(numbers) for _, numbers in chosen) == self.benchmark.samples else None
@@ -164,7 +164,7 @@ class StoredParts:
         whole = [sampled for _, sampled in parts if sampled is not None]
         return as_of(merged(whole), self.version) if parts and len(whole) == len(parts) else None
 
-    def _readable(self, batch: Batch, numbers: list[int]) -> Sampled | None:
+    def _readable(self, batch: JudgedSamples, numbers: list[int]) -> Sampled | None:
         try:
             return self.task.retrying(lambda: self.store.read(batch, numbers), f"reading {batch.path}")
         except DamagedError as damage:
@@ -172,7 +172,7 @@ class StoredParts:
             log.warning("samples that cannot be used were moved to %s: %s", place or "set_aside", damage.what)
             return None
 
-    def _regrade(self, batches: list[Batch], positions: range) -> None:
+    def _regrade(self, batches: list[JudgedSamples], positions: range) -> None:
         """Judge batches of other graders again, and keep the verdicts as further batches."""
         others = [batch for batch in batches if batch.grader != self._grader[:DIGITS]]
         if not others:
@@ -188,7 +188,7 @@ class StoredParts:
             self._keep(batch, sampled)
             _tell_changes(before, sampled)
 
-    def _keep(self, batch: Batch, judged: Sampled) -> None:
+    def _keep(self, batch: JudgedSamples, judged: Sampled) -> None:
         """Keep the verdicts of this task's grader on a batch of another one."""
         position = int(batch.path.parent.name)
         self._writing(lambda: self.store.commit(position, batch.samples, judged, self._grader))

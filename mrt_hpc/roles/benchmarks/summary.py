@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mrt_hpc.analysis.curves import valued_traces
-from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
-from mrt_hpc.domains.small_world.quality import trace_quality
+from mrt_hpc.analysis.rows import summarise_evaluation
+from mrt_hpc.domains.small_world.task import trace_quality
 from mrt_hpc.mrt.regret import regret_by_problem
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.evaluation_settings import settings_of
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mrt_hpc.analysis.measures import EvaluationSummary
-    from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.sections.evaluation import Benchmark, Evaluation
+    from mrt_hpc.recipe.schema import Experiment
+    from mrt_hpc.recipe.sections import Benchmark, Evaluation
     from mrt_hpc.run.groups import Sampled
     from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.run.records import Rollout

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.algorithms.starts import StartContext
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.roles.task.sampled_groups import positions_there, set_group_aside
+from mrt_hpc.roles.task.context import positions_there, set_group_aside
 from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.groups import refuse_another_problem

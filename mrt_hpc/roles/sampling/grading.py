@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
 from typing import TYPE_CHECKING
 
-from mrt_hpc.domains.pool import GraderPool, Verdict, VerdictStatus
-from mrt_hpc.inference.thoughts import thought_and_answer
+from mrt_hpc.domains.grader_queue import GraderPool, Verdict, VerdictStatus
+from mrt_hpc.inference.tokens import thought_and_answer
 from mrt_hpc.inference.traces import BoundaryPlan
 from mrt_hpc.mrt.values import variance_of_progress
 from mrt_hpc.provers.base import GradedBoundary
@@ -20,36 +20,10 @@ from mrt_hpc.run.records import FinishReason, GroupStatistics
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from mrt_hpc.inference.sampler import ValuedTrace
-    from mrt_hpc.inference.traces import SampledTrace, ScoringCost, Valuation
+    from mrt_hpc.inference.traces import SampledTrace, Valuation
     from mrt_hpc.mrt.values import Estimate
     from mrt_hpc.provers.prover_session import ProverSession
-    from mrt_hpc.run.records import AnswerProbability, Branch, Gold, PrefixValue, Rollout
-
-
-@dataclass(frozen=True)
-class GradedTrace:
-    """A rollout with its branches and values, graded."""
-
-    rollout: Rollout
-    branches: list[Branch]
-    answers: list[AnswerProbability]
-    values: list[PrefixValue]
-    scoring: ScoringCost
-    prefilled: int
-    """The prompt tokens of the rollout that were not in the prefix cache."""
-    troubles: int
-    """The number of answers that hung or could not be read."""
-
-
-@dataclass(frozen=True)
-class TraceRecords:
-    """What is recorded of one trace."""
-
-    rollout: Rollout
-    branches: list[Branch]
-    answers: list[AnswerProbability]
-    values: list[PrefixValue]
+    from mrt_hpc.run.records import AnswerProbability, Branch, Gold, Rollout
 
 
 @dataclass(frozen=True)
@@ -62,14 +36,13 @@ class TraceGrader:
     asking: ProverSession | None = None
     """The prover's session; None where no values are asked for."""
 
-    async def grade(self, valued: ValuedTrace) -> GradedTrace:
+    async def grade(self, trace: SampledTrace) -> Sampled:
         """Grade a trace, its branches and known answers together.
 
         One rule holds for all of them: an answer counts where its box, the last after the thought, is closed, whether
         or not the token limit cut the text behind it.
         """
-        trace, valuation = valued.trace, valued.valuation
-        gold = trace.group.problem.answer
+        valuation, gold = trace.valuation, trace.group.problem.answer
         answer = self._answer_of(trace)
         found = [self._answer_of_branch(b.text, b.finish_reason) for b in valuation.branches]
         first, *of_branches = await self.pool.grade([(a, gold) for a in [answer, *found]])
@@ -81,13 +54,12 @@ class TraceGrader:
         answers = [trace.known_answer(a, rewards[a.answer]) for a in valuation.answers]
         self._learn(trace.group.problem.id, answer, branches)
         self._learn_steps(valuation, branches, rewards)
-        return GradedTrace(
-            rollout=trace.graded(answer, first.reward),
+        return Sampled(
+            rollouts=[trace.graded(answer, first.reward)],
             branches=branches,
             answers=answers,
             values=[trace.value(*one) for one in await self._estimates(valuation.plans, branches, answers)],
-            scoring=sum((b.follow_up for b in valuation.branches), valuation.scoring),
-            prefilled=trace.completion.prompt_tokens - (trace.completion.cached_tokens or 0),
+            statistics=_cost(trace),
             troubles=sum(map(_is_trouble, [first, *of_branches])),
         )
 
@@ -167,7 +139,7 @@ class TraceGrader:
             before = estimate
         return found
 
-    async def regrade(self, records: TraceRecords, gold: Gold) -> TraceRecords:
+    async def regrade(self, records: Sampled, gold: Gold) -> Sampled:
         """Find and judge the answers of a recorded trace and its branches once more, and estimate its values from
         them. What looking ahead added to the reward of a branch stays, as its candidates are not recorded.
 
@@ -175,7 +147,7 @@ class TraceGrader:
             records: of one trace.
             gold: the gold answer of its problem.
         """
-        rollout = records.rollout
+        (rollout,) = records.rollouts
         answer = self._answer_of_record(rollout)
         found = [self._answer_of_branch(b.text, b.finish_reason) for b in records.branches]
         known = [a.answer for a in records.answers]
@@ -186,15 +158,12 @@ class TraceGrader:
         answers = [replace(a, reward=verdict.reward) for a, verdict in of_known]
         plans = [BoundaryPlan(v.boundary, v.branches, v.baseline) for v in records.values]
         estimates = await self._estimates(plans, branches, answers)
-        return TraceRecords(
-            replace(rollout, answer=answer, reward=first.reward),
-            branches,
-            answers,
-            [
-                replace(v, value=e.value, variance=e.variance, progress_variance=noise)
-                for v, (_, e, noise) in zip(records.values, estimates, strict=True)
-            ],
-        )
+        values = [
+            replace(v, value=e.value, variance=e.variance, progress_variance=noise)
+            for v, (_, e, noise) in zip(records.values, estimates, strict=True)
+        ]
+        graded_again = [replace(rollout, answer=answer, reward=first.reward)]
+        return replace(records, rollouts=graded_again, branches=branches, answers=answers, values=values)
 
     def _answer_of_record(self, rollout: Rollout) -> str | None:
         """The answer of a recorded trace that was sampled from the prompt."""
@@ -238,43 +207,38 @@ class GroupGatherer:
     """Gathers traces by group as they come."""
 
     group_size: int
-    _waiting: dict[str, list[asyncio.Task[GradedTrace]]] = field(default_factory=dict, init=False)
+    _waiting: dict[str, list[asyncio.Task[Sampled]]] = field(default_factory=dict, init=False)
 
-    def add(self, problem_id: str, trace: asyncio.Task[GradedTrace]) -> list[asyncio.Task[GradedTrace]] | None:
+    def add(self, problem_id: str, trace: asyncio.Task[Sampled]) -> list[asyncio.Task[Sampled]] | None:
         """Add a trace of a problem. Returns the whole group when this was its last trace, else None."""
         group = self._waiting.setdefault(problem_id, [])
         group.append(trace)
         return self._waiting.pop(problem_id) if len(group) == self.group_size else None
 
 
-async def graded_in_order(group: Sequence[asyncio.Task[GradedTrace]]) -> list[GradedTrace]:
+async def graded_in_order(group: Sequence[asyncio.Task[Sampled]]) -> list[Sampled]:
     """The traces of a group when all are graded, by their number."""
-    return sorted(await asyncio.gather(*group), key=lambda t: t.rollout.sample)
+    return sorted(await asyncio.gather(*group), key=lambda t: t.rollouts[0].sample)
 
 
 def _is_trouble(verdict: Verdict) -> bool:
     return verdict.status in (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED)
 
 
-def sampled_group(traces: list[GradedTrace], seconds: dict[str, float]) -> Sampled:
-    """The records of a group, and what they cost."""
-    rollouts, branches = [t.rollout for t in traces], [b for t in traces for b in t.branches]
-    scoring = [t.scoring for t in traces]
-    prompt_tokens = sum(b.prompt_tokens for b in branches) + sum(c.prompt_tokens for c in scoring)
-    cached_tokens = sum(b.cached_tokens or 0 for b in branches) + sum(c.cached_tokens for c in scoring)
-    return Sampled(
-        rollouts=rollouts,
-        branches=branches,
-        answers=[a for t in traces for a in t.answers],
-        values=[v for t in traces for v in t.values],
-        statistics=GroupStatistics(
-            rollouts=len(rollouts),
-            branches=len(branches),
-            rollout_tokens=sum(len(r.token_ids) for r in rollouts),
-            branch_tokens=sum(len(b.token_ids) for b in branches) + sum(c.tokens for c in scoring),
-            prompt_tokens=prompt_tokens,
-            cached_tokens=cached_tokens,
-            prefilled_tokens=prompt_tokens - cached_tokens + sum(t.prefilled for t in traces),
-            seconds=dict(seconds),
-        ),
+def _cost(trace: SampledTrace) -> GroupStatistics:
+    """The cost of one trace with its branches; the seconds are those of its group."""
+    completion, branches = trace.completion, trace.valuation.branches
+    scoring = sum((b.follow_up for b in branches), trace.valuation.scoring)
+    prompt_tokens = sum(b.prompt_tokens for b in branches) + scoring.prompt_tokens
+    cached_tokens = sum(b.cached_tokens or 0 for b in branches) + scoring.cached_tokens
+    own = completion.prompt_tokens - (completion.cached_tokens or 0)
+    return GroupStatistics(
+        rollouts=1,
+        branches=len(branches),
+        rollout_tokens=len(completion.token_ids),
+        branch_tokens=sum(len(b.token_ids) for b in branches) + scoring.tokens,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
+        prefilled_tokens=prompt_tokens - cached_tokens + own,
+        seconds={},
     )

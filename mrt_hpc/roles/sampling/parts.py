@@ -9,22 +9,21 @@ from __future__ import annotations
 import logging
 import shutil
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING
 
-from mrt_hpc.run.groups import Sampled, commit_group, complete_groups, read_group
+from mrt_hpc.run.groups import commit_group, complete_groups, read_group
 from mrt_hpc.run.manifest import DamagedError, read_manifest
-from mrt_hpc.run.records import GroupStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.evaluation_settings import EvaluationSettings
+    from mrt_hpc.run.groups import Sampled
 
 log = logging.getLogger(__name__)
 
@@ -104,24 +103,6 @@ class Parts:
         if not self.settings.sampled(about.get("settings")):
             raise DamagedError("settings other than those of the recipe sampled it", where=path)
         return sampled
-
-
-def merged(parts: Sequence[Sampled]) -> Sampled:
-    """All parts as one; samples are in the order of problem and number."""
-    return Sampled(
-        rollouts=sorted(chain(*(p.rollouts for p in parts)), key=lambda r: (r.problem_id, r.sample)),
-        branches=list(chain(*(p.branches for p in parts))),
-        answers=list(chain(*(p.answers for p in parts))),
-        values=list(chain(*(p.values for p in parts))),
-        statistics=_together([p.statistics for p in parts]),
-    )
-
-
-def _together(parts: Sequence[GroupStatistics]) -> GroupStatistics:
-    """The sum of all counts; of the wall times, which overlap, the longest."""
-    counts = {f.name: sum(getattr(p, f.name) for p in parts) for f in fields(GroupStatistics) if f.name != "seconds"}
-    phases = {phase for part in parts for phase in part.seconds}
-    return GroupStatistics(**counts, seconds={phase: max(p.seconds.get(phase, 0.0) for p in parts) for phase in phases})
 
 
 def _remove(directory: Path) -> None:

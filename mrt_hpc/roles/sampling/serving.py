@@ -1,28 +1,194 @@
-"""The servers of inference and evaluation tasks: their own ones, or one that the recipe names."""
+"""The servers of inference and evaluation tasks, their own ones or one that the recipe names: settings, start, watch,
+and sleep while the trainer has the GPUs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import time
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.attached_server import AGAIN, AttachedServer
+from mrt_hpc.inference.client import connect
+from mrt_hpc.inference.compiled_code import kept_by_all_runs
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_control import Address, ServerControl
-from mrt_hpc.inference.server_pool import ServerPool
-from mrt_hpc.roles.sampling.server_settings import layout_of, server_settings
-from mrt_hpc.roles.sampling.starts import tell_started
+from mrt_hpc.inference.server_pool import ServerPool, spread_over
+from mrt_hpc.inference.server_start import ServerSettings
+from mrt_hpc.recipe.sections import ServerLayout
+from mrt_hpc.roles.sampling.ray_cluster import seen_gpus, spans_nodes
+from mrt_hpc.run.events import EventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
-    from mrt_hpc.inference.server_control import Servers
+    from mrt_hpc.inference.client import GenerationClient
+    from mrt_hpc.inference.sampler import Generator
+    from mrt_hpc.inference.server_control import Server, Servers
     from mrt_hpc.recipe.base import NumberFormat
     from mrt_hpc.roles.task.context import Task
+    from mrt_hpc.run.turns import Turn
     from mrt_hpc.run.weights import Weights
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Rest:
+    """Lets the servers sleep, and wakes them. A task that has its GPUs for itself never rests."""
+
+    turn: Turn
+    servers: Sequence[Server]
+    _asleep: bool = field(default=False, init=False)
+
+    def begin(self) -> None:
+        """Free the memory of the GPUs, and then give the turn to the trainer; does nothing without the turn.
+
+        Raises:
+            UserError: a server does not answer.
+        """
+        if self.turn.is_shared and self.turn.is_mine:
+            for server in self.servers:
+                server.sleep()
+            self._asleep = True
+            self.turn.pass_on()
+
+    def end(self) -> None:
+        """Wake the servers, after the turn was taken.
+
+        Raises:
+            UserError: a server does not answer.
+        """
+        if self._asleep:
+            for server in self.servers:
+                server.wake_up()
+            self._asleep = False
+
+
+# The settings of a task's own servers: how its GPUs, cores and memory are divided among them.
+
+
+SEEDS = 2**32
+"""The number of seeds for a server: vLLM passes its own to numpy, which takes 32 bits."""
+
+
+def layout_of(task: Task) -> ServerLayout:
+    """How the task's GPUs are divided among its own servers."""
+    resources = task.job.resources
+    return ServerLayout.of(task.experiment.serving, resources.gpus // resources.nodes, resources.nodes)
+
+
+def server_settings(
+    task: Task,
+    model_dir: Path,
+    max_model_len: int,
+    *,
+    share: float,
+    common_seeds: bool,
+    dtype: NumberFormat | None = None,
+    number: int = 0,
+) -> ServerSettings:
+    """The settings of one of a task's servers.
+
+    Args:
+        task: whose; see :func:`mrt_hpc.roles.sampling.serving.running_server` for all other arguments.
+        number: of the server among those of the task.
+    """
+    serving, layout = task.experiment.serving, layout_of(task)
+    return ServerSettings(
+        model_dir=model_dir,
+        max_model_len=max_model_len,
+        dtype=dtype or serving.dtype,
+        max_num_seqs=serving.max_concurrent_sequences,
+        tensor_parallel=layout.tensor_parallel,
+        stages=layout.stages,
+        over_ray=spans_nodes(task) and task.job.resources.gpus > 0,
+        gpus=gpus_of(task, number),
+        gpu_memory_utilization=serving.gpu_memory_utilization * share,
+        kv_cache_gib=serving.kv_cache_gib * share / layout.tensor_parallel,
+        cpu_threads=max(1, round(_threads(task) * share / (layout.servers * layout.tensor_parallel))),
+        seed=task.experiment.seed % SEEDS,
+        start_deadline_s=serving.start_limit_s,
+        pause_deadline_s=serving.stall_limit_s,
+        sleeps=task.turn.is_shared,
+        noise_by_request=common_seeds,
+        compiled_code=kept_by_all_runs() or task.layout.compiled_code,
+        extra_args=("--enforce-eager",) if serving.enforce_eager else (),
+    )
+
+
+def gpus_of(task: Task, number: int) -> tuple[str, ...]:
+    """The GPUs of one of a task's servers, as CUDA names them; none where it is the only one and takes those that the
+    task sees.
+
+    Raises:
+        UserError: the task sees fewer than its servers need.
+    """
+    layout = layout_of(task)
+    if spans_nodes(task) or not task.job.resources.gpus:
+        return ()
+    seen = seen_gpus(layout.servers * layout.tensor_parallel)
+    first = number * layout.tensor_parallel
+    return () if layout.servers == 1 else tuple(seen[first : first + layout.tensor_parallel])
+
+
+def _threads(task: Task) -> int:
+    """The number of the task's cores, unless its environment sets OMP_NUM_THREADS: the site decides there."""
+    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(told) if told.isdecimal() else task.job.resources.cpus_per_rank
+
+
+LOOK_EVERY_S = 0.2
+"""The time between two looks at the counters of a server that has not sampled yet."""
+
+
+def tell_started(task: Task, servers: Servers, version: int, seconds: float) -> None:
+    """Tell that servers answer.
+
+    Args:
+        task: whose.
+        servers: of one model.
+        version: the number of their weights.
+        seconds: from their start to their answer.
+    """
+    for server in servers.each:
+        task.events.emit(EventKind.SERVER_STARTED, version=version, server_pid=server.pid, seconds=seconds)
+    log.info("%d vLLM server(s) answer after %.1f s", len(servers.each), seconds)
+
+
+async def tell_first_token(task: Task, server: Server, client: GenerationClient) -> None:
+    """Tell, once in an attempt, that its first token has come; returns then.
+
+    The counters of the server tell it while the client has work: samples arrive whole, and a long one arrives long
+    after its first token.
+    """
+    before = 0 if server.pid is not None else await _tokens_of(server)  # what runs already
+    try:
+        while not task.events.has_told(EventKind.FIRST_TOKEN):
+            await asyncio.sleep(LOOK_EVERY_S)
+            if client.unfinished and await _tokens_of(server) > before:
+                _tell(task)
+    finally:
+        if client.generated_tokens:  # all work ended between two looks
+            _tell(task)
+
+
+async def _tokens_of(server: Server) -> int:
+    """The tokens that a server has read and generated; 0 while it does not answer."""
+    done: int | None = await asyncio.to_thread(server.tokens_done)
+    return done or 0
+
+
+def _tell(task: Task) -> None:
+    if not task.events.has_told(EventKind.FIRST_TOKEN):  # another server of the task may have been first
+        task.events.emit(EventKind.FIRST_TOKEN, seconds=task.age_s)
+        log.info("the first token came %.1f s after the attempt began", task.age_s)
 
 
 @contextmanager
@@ -145,3 +311,85 @@ def read_key(path: Path) -> str:
             expected="the file that mrt-hpc serve has written",
             advice=AGAIN,
         ) from error
+
+
+# Clients of a task's servers, and what watches over each server: one that dies or hangs is started again.
+
+
+LOOKS_A_STALL = 5
+"""The number of looks at a server's counters within the limit after which the server counts as hung."""
+
+
+@asynccontextmanager
+async def client_of(task: Task, servers: Servers) -> AsyncIterator[Generator]:
+    """What samples through the servers for the length of the block. A server that dies or hangs is started again, while
+    the others go on.
+    """
+    watches: list[asyncio.Task[None]] = []
+    async with AsyncExitStack() as connections:
+        clients = [await connections.enter_async_context(_connected(task, one, watches)) for one in servers.each]
+        try:
+            yield spread_over(clients)
+        finally:
+            for watch in watches:
+                watch.cancel()
+            if task.shutdown.leaving:
+                task.shutdown.announce()  # recorded before the seconds that the servers take to end
+                servers.close()  # threads that wait for their answers stop waiting
+            for watch in watches:
+                await _ended(watch)
+
+
+@asynccontextmanager
+async def _connected(task: Task, server: Server, watches: list[asyncio.Task[None]]) -> AsyncIterator[GenerationClient]:
+    """A client of one server; what watches the server is added to ``watches``."""
+    limit_s = task.experiment.serving.stall_limit_s
+
+    def started_again() -> None:
+        task.events.emit(EventKind.SERVER_RESTARTED, version=server.weights_version, server_pid=server.pid)
+
+    async def revive() -> None:
+        if await asyncio.to_thread(server.restart_if_dead):
+            started_again()
+
+    async def restart() -> None:
+        log.warning("the server has done nothing for %g s and is started again", limit_s)
+        await asyncio.to_thread(server.restart)
+        started_again()
+
+    control = server.control
+    connected = connect(control.address, control.key, revive=revive, where=control.where, advice=control.advice)
+    async with connected as client:
+        watches.append(asyncio.create_task(restart_when_hung(server, client, limit_s, restart)))
+        watches.append(asyncio.create_task(tell_first_token(task, server, client)))
+        yield client
+
+
+async def _ended(watch: asyncio.Task[None]) -> None:
+    """Wait for the end of a cancelled task."""
+    with suppress(asyncio.CancelledError):
+        await watch
+
+
+async def restart_when_hung(
+    server: Server, client: GenerationClient, limit_s: float, restart: Callable[[], Awaitable[None]]
+) -> None:
+    """Look at the counters of a server until cancelled, and restart the server when they have not changed while it had
+    work. A restart that fails is tried again; the client raises its error to what waits for samples.
+
+    A hung server may still answer, and one that answers nothing for a while may be busy: only work that does not go on
+    tells. What work there is the client knows best: the server's own count stands still with its engine.
+    """
+    last: int | None = None  # a round that ends before the first look asks nothing
+    since = time.monotonic()
+    while True:
+        await asyncio.sleep(limit_s / LOOKS_A_STALL)
+        now = await asyncio.to_thread(server.tokens_done)
+        if not client.unfinished or server.is_loading or (now is not None and now != last):
+            last, since = now, time.monotonic()
+        elif time.monotonic() - since > limit_s:
+            try:
+                await restart()
+            except (UserError, OSError) as error:
+                log.warning("the server could not be started again: %s", error)
+            last, since = await asyncio.to_thread(server.tokens_done), time.monotonic()

@@ -5,25 +5,30 @@ side by side.
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from mrt_hpc.inference.sampler import RolloutSampler, ValuedTrace
-from mrt_hpc.inference.traces import Valuation
+from mrt_hpc.domains.grader_queue import GraderPool, Lane
+from mrt_hpc.domains.verifiers import verifier_of
+from mrt_hpc.inference.sampler import RolloutSampler
 from mrt_hpc.roles.sampling.grading import GroupGatherer, TraceGrader
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 
-    from mrt_hpc.domains.pool import GraderPool
+    from mrt_hpc.domains.grader_queue import LaneMaker
     from mrt_hpc.inference.sampler import Generator, RolloutPlan, TraceSampler
     from mrt_hpc.inference.tokens import TokenBytes
     from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
     from mrt_hpc.provers.prover_session import ProverSession
-    from mrt_hpc.roles.sampling.grading import GradedTrace
+    from mrt_hpc.recipe.sections import ProblemSource
+    from mrt_hpc.roles.task.context import Task
+    from mrt_hpc.run.groups import Sampled
 
-GradedGroup = list[asyncio.Task["GradedTrace"]]
+
+GradedGroup = list[asyncio.Task["Sampled"]]
 """The traces of a group, each graded in the background."""
 
 
@@ -45,7 +50,7 @@ class SamplingSession:
     tracer: TraceSampler | None = None
     """Samples each trace by requests of its own; None samples it in one request, as training does."""
 
-    async def traces(self, groups: Iterable[PromptedGroup]) -> AsyncGenerator[tuple[str, asyncio.Task[GradedTrace]]]:
+    async def traces(self, groups: Iterable[PromptedGroup]) -> AsyncGenerator[tuple[str, asyncio.Task[Sampled]]]:
         """Every trace when it is sampled, with the id of its problem; its grading continues in the background.
 
         Args:
@@ -57,8 +62,8 @@ class SamplingSession:
         valuer = None if self.prover is None else self.prover.estimator
         sampler = RolloutSampler(self.generator, self.tokens, self.plan, valuer, self.room, self.tracer)
         async with aclosing(sampler.sample(groups)) as sampled:
-            async for valued in sampled:
-                yield valued.trace.group.problem.id, asyncio.create_task(self._grader.grade(valued))
+            async for trace in sampled:
+                yield trace.group.problem.id, asyncio.create_task(self._grader.grade(trace))
 
     async def sample(
         self, groups: Iterable[PromptedGroup], finish: Callable[[GradedGroup], Coroutine[None, None, None]]
@@ -77,15 +82,47 @@ class SamplingSession:
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures
 
-    async def value(self, trace: SampledTrace) -> GradedTrace:
+    async def value(self, trace: SampledTrace) -> Sampled:
         """Ask the prover about a trace that was sampled before, and grade it.
 
         Raises:
             UserError: the server refused a request, or stayed unreachable.
         """
-        valuation = Valuation() if self.prover is None else await self.prover.estimator.value(trace)
-        return await self._grader.grade(ValuedTrace(trace, valuation))
+        if self.prover is not None:
+            trace = replace(trace, valuation=await self.prover.estimator.value(trace))
+        return await self._grader.grade(trace)
 
     @property
     def _grader(self) -> TraceGrader:
         return TraceGrader(self.pool, self.plan.thought_end.decode(), self.prover)
+
+
+# The grader processes of a task, on one node or on several.
+
+
+@contextmanager
+def grader_pool(task: Task, problems: ProblemSource, nodes: tuple[str, ...] = ()) -> Iterator[GraderPool]:
+    """The grader processes of this task.
+
+    Args:
+        task: whose.
+        problems: the section of the recipe that the problems are from: it names their verifier.
+        nodes: the ids of the nodes of the task's Ray cluster, on each of which answers are graded; none where it has no
+            cluster.
+    """
+    grading = task.experiment.grading
+    with GraderPool(
+        verifier_of(problems, grading),
+        grading.processes,
+        grading.time_limit_s,
+        memory_limit_gib=grading.memory_limit_gib,
+        lane=lane_over(nodes) if nodes else Lane,
+    ) as pool:
+        yield pool
+
+
+def lane_over(nodes: tuple[str, ...]) -> LaneMaker:
+    """What makes lanes of graders on these nodes of a Ray cluster."""
+    from mrt_hpc.domains.spread_lane import SpreadLane  # Ray is loaded by tasks of several nodes only
+
+    return partial(SpreadLane, nodes=nodes)

@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import subprocess
+import tempfile
 import time
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
+from pathlib import Path
 from signal import SIGTERM
 from typing import TYPE_CHECKING, TypeVar
 
+from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.task.peers import Gone, Peers, PeerWait, never_gone
 from mrt_hpc.roles.task.shutdown import Interrupted, ShutdownRequest
-from mrt_hpc.run.events import EventKind, has_progressed
+from mrt_hpc.run.access import private_folder
+from mrt_hpc.run.archive import sampled_positions, unpack
+from mrt_hpc.run.events import EventKind, Use, has_progressed
+from mrt_hpc.run.groups import complete_groups
 from mrt_hpc.run.leases import Holder
+from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.quarantine import set_aside
-from mrt_hpc.run.retries import retrying
+from mrt_hpc.run.retries import list_directory, retrying
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
-from mrt_hpc.run.turns import Turn
-from mrt_hpc.run.uses import Use
+from mrt_hpc.run.turns import Turn, remove_abandoned
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
     from mrt_hpc.plan.jobs import Job, Plan, Role
-    from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.roles.task.companion import Companion
+    from mrt_hpc.recipe.schema import Experiment
     from mrt_hpc.run.events import EventLog
     from mrt_hpc.run.heartbeats import Observer
     from mrt_hpc.run.layout import RunLayout
+
 
 T = TypeVar("T")
 
@@ -197,3 +205,130 @@ class Task:
 
 def _overlap(one: range, other: range) -> bool:
     return max(one.start, other.start) < min(one.stop, other.stop)
+
+
+# The two processes of a colocated task: the first rank of the trainer, and its companion, which samples.
+#
+# They take turns on the GPUs of the task. The companion is a child of the first rank and ends with it.
+
+
+COMPANION_LOG = "inference"
+"""What the name of its log says of it."""
+TURN = ".turn"
+"""The end of the name of a file of turns."""
+END_DEADLINE_S = 20.0
+"""Seconds for the companion to end its server after SIGTERM, before it is killed."""
+STOPPED = (-signal.SIGTERM, 128 + signal.SIGTERM)
+"""Its exit codes after SIGTERM, before and after it has its handlers."""
+
+
+def turn_of(task: Task) -> Turn:
+    """The turn on the GPUs of a colocated task. The file is on a disk of the node, and new for every attempt."""
+    return Turn(_turns_folder() / f"{_turns_of(task)}.{task.attempt}{TURN}")
+
+
+def remove_earlier_turns(task: Task) -> None:
+    """Remove what earlier attempts of a task that were killed have left of their turns on this node."""
+    mine = turn_of(task).path
+    found = list_directory(_turns_folder(), f"{_turns_of(task)}.*{TURN}")
+    remove_abandoned(path for path in found if path != mine)
+
+
+def _turns_folder() -> Path:
+    return private_folder(Path(tempfile.gettempdir()), f"mrt-hpc-turns-{os.geteuid()}")
+
+
+def _turns_of(task: Task) -> str:
+    """The beginning of the names of the files of a task's turns."""
+    return f"mrt-hpc-{task.holder.task_digest}"
+
+
+@dataclass(frozen=True)
+class Companion:
+    """The process that samples, as the first rank sees it."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether it has ended because it was told to."""
+        return self.process.poll() in STOPPED
+
+    def check(self) -> None:
+        """Check that it runs; called while the trainer waits for what it samples.
+
+        Raises:
+            UserError: it has failed, was killed, or gives the nodes back.
+        """
+        code = self.process.poll()
+        if code is None or code in STOPPED:
+            return
+        raise UserError(
+            f"the process that samples for this task has ended with exit code {code}",
+            where=self.log,
+            expected="a process that runs until the segment is trained",
+            advice="read the end of that log; the same submit command continues the run",
+            exit_code=ExitCode(code) if code in (ExitCode.FATAL, ExitCode.GIVE_BACK) else ExitCode.RETRYABLE,
+        )
+
+    def tell(self) -> None:
+        """Ask it to end."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        """Ask it to end, wait for that, and kill it where it takes too long."""
+        self.tell()
+        try:
+            self.process.wait(END_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def wait_for_end(self) -> None:
+        """Wait until it has seen that the segment is over, and end it where it does not.
+
+        Raises:
+            UserError: it has failed.
+        """
+        try:
+            self.process.wait(END_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.end()
+            return
+        if self.process.returncode:
+            self.check()
+
+
+# The groups of an iteration as roles see them: which are there, and what happens to damaged ones.
+
+
+def positions_there(task: Task, iteration: int) -> set[int]:
+    """The positions of the complete groups of an iteration. An archive that cannot be read is set aside."""
+    try:
+        return sampled_positions(task.layout, iteration)
+    except DamagedError as damage:
+        task.set_aside([task.layout.group_archive(iteration)], f"a damaged archive: {damage.what}")
+        return complete_groups(task.layout.groups(iteration))
+
+
+def set_group_aside(task: Task, iteration: int, position: int, damage: DamagedError) -> None:
+    """Move a damaged group away, so that it can be sampled again. Other groups of its archive are unpacked and stay."""
+    archive, reason = task.layout.group_archive(iteration), f"a damaged group: {damage.what} ({damage.where})"
+    if archive.exists():
+        task.retrying(partial(unpack, task.layout, iteration), f"unpacking {archive}")
+        task.set_aside([archive], reason)
+    else:
+        task.set_aside([task.layout.group(iteration, position)], reason)
+
+
+# When a segment of training is over, by the files of the run.
+
+
+def is_trained(task: Task) -> bool:
+    """Whether the last weights version of the segment is published, and a checkpoint holds the state that the next
+    segment continues from.
+    """
+    layout, end = task.layout, task.job.end_iteration
+    saved = [layout.step_of(path) or 0 for path in list_directory(layout.checkpoints)]
+    return layout.weights_version(end).exists() and max(saved, default=0) >= end

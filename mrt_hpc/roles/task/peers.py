@@ -16,7 +16,7 @@ from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Job
-    from mrt_hpc.recipe.sections.resilience import Resilience
+    from mrt_hpc.recipe.sections import Resilience
     from mrt_hpc.run.heartbeats import Observer
     from mrt_hpc.run.layout import RunLayout
 

@@ -2,53 +2,119 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+import numpy as np
+
 from mrt_hpc.algorithms.base import rollout_algorithm, supervised_algorithm
-from mrt_hpc.algorithms.batch import batch_of
+from mrt_hpc.algorithms.batch import Learnt, batch_of
+from mrt_hpc.algorithms.samples import SampleSource
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.prompting import Prompter
+from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.plan.jobs import Role
+from mrt_hpc.roles.sampling.collected import Collection
+from mrt_hpc.roles.task.context import positions_there, set_group_aside
 from mrt_hpc.roles.task.peers import PeerStatus
-from mrt_hpc.roles.task.sampled_groups import positions_there, set_group_aside
 from mrt_hpc.roles.training.sampler_agreement import comparable
-from mrt_hpc.roles.training.supervised_data import Samples
 from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.data import draw_indices, read_problems
 from mrt_hpc.run.groups import refuse_another_problem
 from mrt_hpc.run.manifest import DamagedError, unreadable
-from mrt_hpc.training.sequence import NotFiniteError
+from mrt_hpc.training.settings import NotFiniteError, TrainingSequence
+from mrt_hpc.training.supervised import write_samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mrt_hpc.algorithms.batch import Batch, Learnt
+    from mrt_hpc.algorithms.batch import Batch
+    from mrt_hpc.mrt.sft import Conversation, MaskedTokens, Suffix
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.roles.task.peers import Peers
     from mrt_hpc.run.groups import Group
-    from mrt_hpc.training.sequence import TrainingSequence
-
 
 log = logging.getLogger(__name__)
 
 
+# The samples of a supervised run: given ones, or those selected from the traces that a weights version has sampled.
+#
+# Every sample follows from the run directory alone, in an order of its own, so that each rank and each attempt has the
+# same. What was selected as conversations or suffixes is also written down, for other runs to learn.
+
+
 @dataclass(frozen=True)
-class IterationData:
-    """What one iteration learns."""
+class Samples:
+    """The samples that a supervised run learns."""
 
     sequences: list[TrainingSequence]
-    """The rollouts, or the given samples."""
     digest: str
-    """The identity of what is learnt."""
-    batch: Batch | None = None
-    """The rollouts; None where samples are learnt."""
-    branches: list[TrainingSequence] = field(default_factory=list)
-    """The branches that are learnt as well."""
-    dropped_branches: int = 0
-    """The number of branches that should be learnt as well, and cannot."""
+    """The identity of all samples."""
+
+    @staticmethod
+    def of(task: Task, version: int = 0) -> Samples:
+        """The samples of a run.
+
+        Args:
+            task: whose.
+            version: of the weights that sampled what they are selected from, where they are selected.
+
+        Raises:
+            UserError: there is none to learn, or the chat template cannot tell turns by their position.
+        """
+        algorithm, identity = supervised_algorithm(task.recipe), hashlib.sha256()
+        sequences, too_long = [], 0
+        for masked in algorithm.samples(_source(task, version)):
+            if len(masked.token_ids) > algorithm.max_tokens:
+                too_long += 1
+                continue
+            identity.update(json.dumps([masked.id, masked.token_ids, masked.learnt.astype(int).tolist()]).encode())
+            sequences.append(_sequence(masked))
+        if too_long:
+            log.warning("%d samples are longer than %d tokens and are left out", too_long, algorithm.max_tokens)
+        if not sequences:
+            raise UserError(
+                f"nothing to learn: no sample was selected, and {too_long} were longer than algorithm.max_tokens",
+                where=task.layout.root,
+                advice="another run (--run DIR) with more problems, more attempts at each, or a milder selection",
+            )
+        return Samples(sequences, identity.hexdigest())
+
+
+def _source(task: Task, version: int) -> SampleSource:
+    prompter = Prompter.of(task.layout.weights_version(0), task.recipe.prompt)
+
+    def keep(samples: Sequence[Conversation | Suffix]) -> None:
+        if task.rank == 0 and samples:
+            path = task.layout.selected_samples
+            task.retrying(partial(write_samples, path, samples), "the selected samples")
+
+    return SampleSource(
+        recipe=task.recipe,
+        train_data=task.layout.train_data,
+        prompter=prompter,
+        tokens=TokenBytes(prompter.tokenizer),
+        collected=Collection(task, version).groups,
+        keep=keep,
+    )
+
+
+def _sequence(masked: MaskedTokens) -> TrainingSequence:
+    """A sequence that is learnt with weight 1; the tokens before the first learnt one are context."""
+    start = masked.first_learnt
+    learnt = masked.learnt[start:]
+    return TrainingSequence(
+        prompt_ids=masked.token_ids[:start],
+        token_ids=masked.token_ids[start:],
+        advantages=learnt.astype(np.float32),
+        behaviour_logprobs=np.zeros(len(learnt), dtype=np.float32),
+        mask=learnt,
+        group=masked.id,
+    )
 
 
 class IterationReader(Protocol):
@@ -78,7 +144,7 @@ class IterationReader(Protocol):
             UserError: it is not there, which the first rank has seen.
         """
 
-    def data(self) -> IterationData:
+    def data(self) -> Learnt:
         """The data of the iteration, the same on every rank.
 
         Raises:
@@ -153,7 +219,7 @@ class RolloutReader:
             raise self._not_as_first_seen()
         return self._groups[position]
 
-    def data(self) -> IterationData:
+    def data(self) -> Learnt:
         """All groups with their advantages.
 
         Raises:
@@ -169,7 +235,7 @@ class RolloutReader:
                 self.iteration,
                 learnt.dropped_branches,
             )
-        return IterationData(learnt.sequences, batch.digest, batch, learnt.branches, learnt.dropped_branches)
+        return replace(learnt, digest=batch.digest, batch=batch)
 
     def reopen_samplers(self) -> None:
         """Make the tasks of inference run again where groups are missing and none of those tasks is left to sample
@@ -237,7 +303,7 @@ class SampleReader:
         """
         raise KeyError(position)
 
-    def data(self) -> IterationData:
+    def data(self) -> Learnt:
         """A window over shuffled passes through all samples; the passes begin with the first iteration that learns
         these samples.
         """
@@ -245,7 +311,7 @@ class SampleReader:
         version, count = algorithm.traces_version(self.iteration), algorithm.sequences_per_iteration
         samples = self.samples_of(version)
         chosen = draw_indices(len(samples.sequences), recipe.seed, self.iteration - version, count)
-        return IterationData([samples.sequences[i] for i in chosen], f"{samples.digest}:{self.iteration}")
+        return Learnt([samples.sequences[i] for i in chosen], digest=f"{samples.digest}:{self.iteration}")
 
     def reopen_samplers(self) -> None:
         """Nothing is missing."""

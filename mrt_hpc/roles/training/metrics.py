@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mrt_hpc.algorithms.batch import Batch
-    from mrt_hpc.roles.training.iteration_data import IterationData
+    from mrt_hpc.algorithms.batch import Batch, Learnt
     from mrt_hpc.run.records import GroupStatistics, Rollout
     from mrt_hpc.training.update_statistics import UpdateStats
 
@@ -65,7 +64,7 @@ OF_ROLLOUTS = frozenset({"mismatch_mean", "mismatch_max", "mismatch_kl", "import
 
 
 def iteration_metrics(
-    iteration: int, data: IterationData, stats: UpdateStats, timeline: Timeline, quality: dict[str, float]
+    iteration: int, data: Learnt, stats: UpdateStats, timeline: Timeline, quality: dict[str, float]
 ) -> IterationMetrics:
     """All measurements of one iteration. What the trainer measured stands once, in a field of its own or under
     ``trainer``; what is not finite, such as an entropy of logits that are infinite, is left out as not measured.

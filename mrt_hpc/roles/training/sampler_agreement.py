@@ -25,7 +25,7 @@ from torch import distributed
 
 from mrt_hpc.algorithms.batch import sampled_sequence
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.batching import Precision
+from mrt_hpc.recipe.choices import Precision
 from mrt_hpc.training.accelerator import device
 from mrt_hpc.training.losses import k3
 

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.training import rendezvous
-from mrt_hpc.training.accelerator import device
-from mrt_hpc.training.parking import park, unpark
+from mrt_hpc.training.accelerator import device, park, unpark
 
 if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.training.parking import Parked
+    from mrt_hpc.training.accelerator import Parked
 
 REGAIN_DEADLINE_S = 60.0
 """Seconds in which the process that samples has to end its server, when this one has to save its state and leave."""

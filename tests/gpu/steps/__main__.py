@@ -7,7 +7,7 @@ import importlib
 import traceback
 from pathlib import Path
 
-from mrt_hpc.run.parent_death import die_with_parent
+from mrt_hpc.run.process import die_with_parent
 from steps.record import NotHere, Record
 
 

@@ -31,7 +31,7 @@ from mrt_hpc.training.policy import Kernels, Policy, logit_chunks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mrt_hpc.training.sequence import TrainingSequence
+    from mrt_hpc.training.settings import TrainingSequence
     from steps.record import Record
 
 VOCABULARY = 2048

@@ -12,8 +12,8 @@ from bench_trainer_gpu import destroy, release
 from memory_worker import sequences, training_of, write_model
 from paper_sequences import config_of
 
-from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
-from mrt_hpc.plan.model_shape import shape_of
+from mrt_hpc.domains.small_world.model import build_tokenizer
+from mrt_hpc.plan.memory import shape_of
 from mrt_hpc.run.atomic import temporary_sibling
 from mrt_hpc.training.accelerator import choose_kernels, device, synchronize
 from mrt_hpc.training.engine import build
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.training.engine import TrainerEngine
-    from mrt_hpc.training.sequence import TrainingSequence
+    from mrt_hpc.training.settings import TrainingSequence
     from steps.record import Record
 
 RECIPE = {"batching": "packed", "projection": "fused", "entropy": False}

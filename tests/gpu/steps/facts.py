@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.launch.gpus import look, verdict
+from mrt_hpc.attempt.gpus import look, verdict
 from mrt_hpc.plan.jobs import JobResources
 from steps.record import NotHere
 

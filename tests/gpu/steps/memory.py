@@ -8,7 +8,7 @@ from bench_memory import Case, outcome
 from memory_worker import TINY, write_model
 from paper_sequences import config_of
 
-from mrt_hpc.plan.model_shape import shape_of
+from mrt_hpc.plan.memory import shape_of
 from steps.engines import RECIPE
 
 if TYPE_CHECKING:

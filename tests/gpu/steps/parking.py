@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mrt_hpc.training.accelerator import device
-from mrt_hpc.training.parking import _storages, park, unpark
+from mrt_hpc.training.accelerator import _storages, device, park, unpark
 from steps.engines import batch, digest, engine, model, timed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.training.engine import TrainerEngine
-    from mrt_hpc.training.sequence import TrainingSequence
+    from mrt_hpc.training.settings import TrainingSequence
     from steps.record import Record
 
 STAGES = (1, 2, 3)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.training.engine import TrainerEngine
-    from mrt_hpc.training.sequence import TrainingSequence
+    from mrt_hpc.training.settings import TrainingSequence
     from steps.record import Record
 
 STAGE = 2

@@ -19,16 +19,16 @@ from paper_sequences import config_of
 from mrt_hpc.inference.client import Completion, GenerationClient, SamplingSettings, connect
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_control import Address
-from mrt_hpc.inference.server_settings import ServerSettings
-from mrt_hpc.recipe.batching import Batching, Precision
-from mrt_hpc.recipe.sections.schedule import WeightSwap
+from mrt_hpc.inference.server_start import ServerSettings
+from mrt_hpc.recipe.choices import Batching, Precision
+from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.roles.training.sampler_agreement import Agreement
 from mrt_hpc.run.access import CACHES
 from mrt_hpc.training.accelerator import device
 from mrt_hpc.training.losses import k3
 from mrt_hpc.training.micro_batch import lay_out
 from mrt_hpc.training.policy import Kernels, Policy, load_policy, logit_chunks
-from mrt_hpc.training.sequence import TrainingSequence
+from mrt_hpc.training.settings import TrainingSequence
 from steps.engines import model, timed
 from steps.parking import held_gib
 from steps.record import NotHere

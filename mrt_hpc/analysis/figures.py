@@ -1,0 +1,315 @@
+"""Figures of lines with intervals, in panels side by side: plain data, drawn as PNG and SVG, each file whole or none.
+
+Their style: Okabe and Ito's colours, which colour-blind readers can distinguish (markers differ as well), and units on
+every axis. They are drawn without a display and without matplotlib's global figure state; the same figure gives the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from io import BytesIO
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, Literal
+
+import matplotlib
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+
+from mrt_hpc.run.atomic import replacing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.ticker import Locator
+
+    from mrt_hpc.analysis.intervals import IntervalEstimate
+
+
+WIDTH_PX, HEIGHT_PX, PANEL_PX, DPI = 1200, 675, 900, 150
+"""The size of a figure, and the width of a panel where there are several."""
+BELOW, ROW, BESIDE = 3, 60, 28
+"""Entries of a legend that may stand below the axes, letters of a row of them, and letters of a line beside the axes:
+longer ones would leave the axes too little room.
+"""
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+AGES = LinearSegmentedColormap.from_list("time", ["#A6CEE3", "#3E7FB8", "#08306B"])
+"""From early to late in training: light to dark, so that it survives print in grey."""
+MARKED_POINTS = 40
+"""A trend of more points than this is drawn faintly, and the mean over a twentieth of it strongly."""
+MOST_MARKERS = 16
+"""A line of more points has a marker at every second of them, every third and so on."""
+MOST_RATIO = 300
+"""An axis that spans more than this has marks at powers of ten alone: others would run into each other."""
+MOST_BARS = 60
+"""A stack of more points than this is drawn as areas, of fewer as bars."""
+
+STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "text.parse_math": False,  # names of models and benchmarks may hold a dollar sign
+    "font.size": 11,
+    "axes.titlesize": 13,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 12,
+    "axes.labelsize": 11.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#4D4D4D",
+    "axes.linewidth": 0.9,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E3E3E3",
+    "grid.linewidth": 0.8,
+    "lines.linewidth": 2.0,
+    "lines.markersize": 6,
+    "legend.frameon": False,
+    "legend.fontsize": 10.5,
+    "xtick.color": "#333333",
+    "ytick.color": "#333333",
+    "figure.facecolor": "white",
+    "svg.fonttype": "none",  # texts that a reader can select and search
+    "path.simplify": False,
+}
+
+Dash = Literal["solid", "dashed", "dotted", "dashdot"]
+Kind = Literal["lines", "error bars", "trends", "stack"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a panel."""
+
+    label: str
+    x: tuple[float, ...]
+    """Ascending."""
+    y: tuple[IntervalEstimate, ...]
+    """Their means are drawn, and a band of those intervals that are finite."""
+    colour: int | None = None
+    """Its index among the colours, by default its place in the panel; the marker goes with it."""
+    dash: Dash = "solid"
+    band: bool = True
+    """Whether the intervals are drawn."""
+    age: float | None = None
+    """Where it lies in training, from 0 to 1, for a colour from light to dark."""
+
+    @property
+    def means(self) -> list[float]:
+        """The values without their intervals."""
+        return [y.mean for y in self.y]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    kind: Kind = "lines"
+    """How they are drawn. Trends are values of many iterations, without intervals; lines of a stack have the same x."""
+    percent: bool = False
+    """Whether the values are shares, shown as percentages."""
+    logarithmic: bool = False
+    """Whether the horizontal axis is logarithmic."""
+    logarithmic_heights: bool = False
+    """Whether the vertical axis is logarithmic."""
+    whole_numbers: bool = False
+    """Whether the horizontal axis has marks at whole numbers only."""
+    marks_at_points: bool = False
+    """Whether the horizontal axis has marks where the points are."""
+    level: float | None = None
+    """A height that is marked by a thin horizontal line."""
+
+
+@dataclass(frozen=True)
+class LineFigure:
+    """A figure of one row of panels that share a legend and the scale of their heights."""
+
+    name: str
+    """The name of its files, without an ending; empty for a figure without a file."""
+    panels: tuple[Panel, ...]
+
+
+def draw(figure: LineFigure, *paths: Path) -> None:
+    """Draw a figure as PNG or SVG, by the ending of each path."""
+    with _drawn(figure) as drawn:
+        for path in paths:
+            ending = path.suffix[1:]
+            without = {"Software": None} if ending == "png" else {"Date": None}
+            with replacing(path) as temporary:
+                drawn.savefig(temporary, format=ending, metadata=without)
+
+
+def inline_svg(figure: LineFigure) -> tuple[str, str]:
+    """The view box of a figure, and its drawing as SVG elements. The title is left out: the page writes it."""
+    buffer = BytesIO()
+    with _drawn(figure, titled=False) as drawn:
+        drawn.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    return inlined(buffer.getvalue().decode())
+
+
+def inlined(svg: str) -> tuple[str, str]:
+    """Return the view box of an SVG file and the content of its root element, without the names of its groups: figures
+    of one page would share them.
+    """
+    root = svg[svg.index("<svg") :]
+    head, _, body = root.partition(">")
+    found = re.search(r'viewBox="([^"]+)"', head)
+    if found is None:
+        raise ValueError("the figure has no view box")
+    content = body[: body.rindex("</svg>")]
+    content = re.sub(r"<metadata>.*?</metadata>", "", content, flags=re.DOTALL)
+    return found[1], re.sub(r' id="[A-Za-z.]+\w*_\d+"', "", content)
+
+
+@contextmanager
+def _drawn(figure: LineFigure, *, titled: bool = True) -> Iterator[Figure]:
+    """The figure as matplotlib has it, within the style that saving it needs."""
+    panels = [_coloured(panel) for panel in figure.panels]
+    salt = f"{figure.name} {panels[0].title}"  # of the names inside an SVG: figures of one page have other ones
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": salt}):
+        width = WIDTH_PX if len(panels) == 1 else PANEL_PX * len(panels)
+        drawn = Figure(figsize=(width / DPI, HEIGHT_PX / DPI), dpi=DPI, layout="constrained")
+        FigureCanvasAgg(drawn)
+        for axes, panel in zip(drawn.subplots(1, len(panels), squeeze=False, sharey=True)[0], panels, strict=True):
+            _draw_panel(axes, panel, panel.title if titled else "")
+        _legend(drawn, panels)
+        yield drawn
+
+
+def _coloured(panel: Panel) -> Panel:
+    lines = (replace(line, colour=n if line.colour is None else line.colour) for n, line in enumerate(panel.lines))
+    return replace(panel, lines=tuple(lines))
+
+
+def _draw_panel(axes: Axes, panel: Panel, title: str) -> None:
+    axes.set(title=title, xlabel=panel.x_label, ylabel=panel.y_label)
+    if panel.level is not None:
+        axes.axhline(panel.level, color="#4D4D4D", lw=1)
+    _KINDS[panel.kind](axes, panel.lines)
+    if panel.percent:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    if panel.whole_numbers:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if panel.logarithmic:
+        axes.set_xscale("log")
+        _marks(axes.xaxis, _powers(*axes.get_xlim()))
+    if panel.logarithmic_heights:
+        axes.set_yscale("log")
+        _marks(axes.yaxis, _powers(*axes.get_ylim()))
+    if panel.marks_at_points:
+        _marks(axes.xaxis, FixedLocator(sorted({x for line in panel.lines for x in line.x})))
+
+
+def _powers(low: float, high: float) -> LogLocator:
+    """Marks at the powers of ten, and at 2 and 5 times these where there is room for them."""
+    return LogLocator(subs=(1.0,) if high / low > MOST_RATIO else (1.0, 2.0, 5.0))
+
+
+def _marks(axis: Axis, locator: Locator) -> None:
+    """Plain numbers, with separators, where a locator puts them."""
+    axis.set_major_locator(locator)
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+# -- kinds of lines
+
+
+def _lines(axes: Axes, lines: Sequence[Line]) -> None:
+    """The means, and a band of those intervals that are finite."""
+    for line in lines:
+        axes.plot(line.x, line.means, markevery=-(-len(line.x) // MOST_MARKERS) or 1, **_look(line))
+        if line.band:
+            low, high = [y.low for y in line.y], [y.high for y in line.y]
+            finite = np.isfinite(low) & np.isfinite(high)
+            axes.fill_between(line.x, low, high, where=finite, color=_colour(line), alpha=0.15, lw=0)
+
+
+def _error_bars(axes: Axes, lines: Sequence[Line]) -> None:
+    """A bar each interval. Lines stand a little beside each other, so that their bars can be seen."""
+    every = [x for line in lines for x in line.x]
+    shift = 0.006 * ((max(every) - min(every)) or 1.0)
+    for number, line in enumerate(lines):
+        x = np.array(line.x) + shift * (number - (len(lines) - 1) / 2)
+        axes.plot(x, line.means, **_look(line))
+        below_above = np.array([(y.mean - y.low, y.high - y.mean) for y in line.y]).T
+        axes.errorbar(
+            x, line.means, yerr=np.maximum(below_above, 0), fmt="none", ecolor=_colour(line), capsize=3, lw=1.2
+        )
+
+
+def _trends(axes: Axes, lines: Sequence[Line]) -> None:
+    """The values, and over many of them a centred moving average, drawn stronger."""
+    for line in lines:
+        if len(line.x) <= MARKED_POINTS:
+            axes.plot(line.x, line.means, **_look(line))
+            continue
+        axes.plot(line.x, line.means, color=_colour(line), alpha=0.35, lw=1)
+        axes.plot(line.x, moving_average(line.means, len(line.x) // 20 * 2 + 1), color=_colour(line), lw=2.4)
+
+
+def moving_average(values: Sequence[float], window: int) -> list[float]:
+    """[N] centred means over ``window`` (odd) values; near the ends over those of them that there are."""
+    half = window // 2
+    return [float(np.mean(values[max(0, i - half) : i + half + 1])) for i in range(len(values))]
+
+
+def _stack(axes: Axes, lines: Sequence[Line]) -> None:
+    """The values on top of each other."""
+    x, colours = lines[0].x, [_colour(line) for line in lines]
+    if len(x) > MOST_BARS:
+        axes.stackplot(x, [line.means for line in lines], colors=colours, lw=0)
+    else:
+        bottom = np.zeros(len(x))
+        for line, colour in zip(lines, colours, strict=True):
+            axes.bar(x, line.means, 0.8, bottom=bottom, color=colour, lw=0)
+            bottom += line.means
+    axes.margins(x=0)
+    axes.grid(visible=False, axis="x")
+
+
+_KINDS = {"lines": _lines, "error bars": _error_bars, "trends": _trends, "stack": _stack}
+
+
+def _look(line: Line) -> dict[str, Any]:
+    """Where colours come again, they come with other markers."""
+    again, colour = divmod(line.colour or 0, len(COLOURS))
+    return {"color": _colour(line), "linestyle": line.dash, "marker": MARKERS[(colour + 3 * again) % len(MARKERS)]}
+
+
+def _colour(line: Line) -> Any:
+    return COLOURS[(line.colour or 0) % len(COLOURS)] if line.age is None else AGES(line.age)
+
+
+def _legend(drawn: Figure, panels: Sequence[Panel]) -> None:
+    """Each label once, outside of the axes, so that it hides no line: below them, or beside them where there are many
+    entries.
+    """
+    entries = {line.label: _entry(panel.kind, line) for panel in panels for line in panel.lines}
+    if len(entries) > BELOW:
+        stacked = any(panel.kind == "stack" for panel in panels)
+        labels = [*entries][:: -1 if stacked else 1]
+        wrapped = ["\n".join(wrap(label, BESIDE)) for label in labels]
+        drawn.legend([entries[label] for label in labels], wrapped, loc="outside right center")
+    else:
+        columns = len(entries) if sum(map(len, entries)) <= ROW else 1
+        drawn.legend([*entries.values()], [*entries], loc="outside lower center", ncols=columns)
+
+
+def _entry(kind: Kind, line: Line) -> Artist:
+    return Patch(color=_colour(line)) if kind == "stack" else Line2D([], [], **_look(line))

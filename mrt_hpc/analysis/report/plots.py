@@ -1,0 +1,464 @@
+"""The figures of a report, each with its numbers as a table; the runs of a report share them.
+
+Those with the name of a file are in ``report.md`` too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mrt_hpc.analysis.episode_progress import FEW_PROBLEMS
+from mrt_hpc.analysis.figures import Line, LineFigure, Panel
+from mrt_hpc.analysis.intervals import clustered_mean
+from mrt_hpc.analysis.measures import Phase
+from mrt_hpc.analysis.number_formats import DASH, count, number, share_text
+from mrt_hpc.analysis.report.content import Column, Plot, Table
+from mrt_hpc.analysis.rows import (
+    accuracy_of,
+    by_benchmark,
+    majority_estimates,
+    mean_of,
+    pass_estimates,
+    without_interval,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from mrt_hpc.analysis.intervals import IntervalEstimate
+    from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
+    from mrt_hpc.analysis.report.content import PrefixCurves, RunRecord
+
+
+MOST_STAGES = 5
+"""Lines in the figure of progress by episode."""
+LEAST_ITERATIONS = 3
+"""A mean over fewer iterations than this has no interval: it would fill the figure."""
+PHASE_COLOURS = {
+    Phase.GENERATION: 0,
+    Phase.GRADING: 4,
+    Phase.WAITING: 6,
+    Phase.LOADING: 3,
+    Phase.OPTIMISATION: 1,
+    Phase.CHECKPOINT: 2,
+    Phase.PUBLISHING: 7,
+}
+
+
+# -- results
+
+
+def result_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
+    """Accuracy against training, regret against the budget, pass@k and maj@k against the samples, and votes against
+    tokens, where they are measured.
+    """
+    return tuple(
+        filter(None, (_accuracy(records), _regret(records), *_by_samples(records), *_votes_by_tokens(records)))
+    )
+
+
+def _accuracy(records: Sequence[RunRecord]) -> Plot | None:
+    lines = [
+        line_of(labelled(records, record, benchmark), [one.version for one in versions], map(accuracy_of, versions))
+        for record, benchmark, versions in _evaluated(records)
+        if record.trained
+    ]
+    caption = "pass@1 of each evaluated weights version, with its 95 % interval over problems."
+    names = ("iterations of training", "pass@1 (mean, 95 % interval)")
+    return plotted("Accuracy", caption, *names, lines, "accuracy", kind="error bars", percent=True, whole_numbers=True)
+
+
+def _regret(records: Sequence[RunRecord]) -> Plot | None:
+    lines = []
+    for label, group in _compared_versions(records):
+        budgets = sorted(set.intersection(*(set(one.regret) for one in group)))
+        lines.append(line_of(label, budgets, [mean_of(*(one.regret[budget] for one in group)) for budget in budgets]))
+    caption = (
+        f"Normalised regret at each budget of tokens{_ends(records)}, with 95 % intervals over problems: lower is "
+        "better."
+    )
+    return plotted("Regret", caption, "budget (tokens)", "normalised regret", [line for line in lines if line.x])
+
+
+def _by_samples(records: Sequence[RunRecord]) -> Iterator[Plot | None]:
+    """pass@k and maj@k, 1, 2, 4 .. samples."""
+    passes = f"pass@k against the number of samples k, unbiased{_ends(records)}, with 95 % intervals over problems."
+    votes = (
+        f"maj@k, the chance that a vote of k samples is right, against k{_ends(records)}, with 95 % intervals over "
+        "problems."
+    )
+    measures: tuple[tuple[str, str, str, Callable[..., Mapping[int, IntervalEstimate]]], ...] = (
+        ("Scaling with samples", "pass@k", passes, pass_estimates),
+        ("Votes of samples", "maj@k", votes, majority_estimates),
+    )
+    for title, measure, caption, estimates in measures:
+        found = [(label, estimates(*group)) for label, group in _compared_versions(records)]
+        lines = [line_of(label, by_k, by_k.values()) for label, by_k in found if len(by_k) > 1]
+        names = ("samples k", f"{measure} (mean; bands: 95 % interval)")
+        yield plotted(title, caption, *names, lines, percent=True, logarithmic=True, marks_at_points=True)
+
+
+def _ends(records: Sequence[RunRecord]) -> str:
+    """Words for a caption: which versions of a run are shown."""
+    return ", first and last version" if any(record.trained for record in records) else ""
+
+
+def _compared_versions(records: Sequence[RunRecord]) -> Iterator[tuple[str, list[EvaluationSummary]]]:
+    """The first and the last version of each run with a label: one benchmark each, or the mean of more than two."""
+    for record in records:
+        groups = [versions for one, _, versions in _evaluated(records) if one is record]
+        together = [groups] if len(groups) > 2 else [[versions] for versions in groups]
+        for benchmarks in together:
+            shared = set.intersection(*({one.version for one in versions} for versions in benchmarks))
+            name = benchmarks[0][0].benchmark if len(benchmarks) == 1 else f"mean of {len(benchmarks)} benchmarks"
+            for version in sorted({min(shared), max(shared)} if shared else shared):
+                members = [one for versions in benchmarks for one in versions if one.version == version]
+                yield labelled(records, record, f"{name}, version {version}" if record.trained else name), members
+
+
+# -- votes against tokens: of one run the last evaluated version and, for comparison, the first one; of several the last
+
+
+def _votes_by_tokens(records: Sequence[RunRecord]) -> Iterator[Plot | None]:
+    """[maj@p]_j against tokens, a figure each benchmark whose prefixes have forced answers."""
+    for benchmark in dict.fromkeys(one.benchmark for record in records for one in record.prefixes if one.votes):
+        votes = [*_at_prefixes(records, benchmark), *_complete(records, benchmark)]
+        title = f"Scaling with tokens: {benchmark}"
+        caption = (
+            "Accuracy of a vote of p answers that are forced after j episodes, [maj@p]_j, and of k complete samples, "
+            "against the tokens that this takes, with 95 % intervals over problems; the figure shows those of the "
+            "largest p and of complete samples. Where thinking helps, votes at later prefixes are more accurate, also "
+            "than votes of complete samples of as many tokens."
+        )
+        names = ("tokens (logarithmic)", "accuracy (mean; bands: 95 % interval)")
+        lines, table = [line for line, _ in votes], _vote_table(title, votes)
+        yield plotted(title, caption, *names, lines, table=table, percent=True, logarithmic=True)
+
+
+Vote = tuple[Line, tuple[int, ...]]
+"""The accuracy of a vote against its tokens; and of each point j, the number of episodes, or k, that of samples."""
+
+
+def _at_prefixes(records: Sequence[RunRecord], benchmark: str) -> Iterator[Vote]:
+    """All votes of a single run or model, and the largest one of its first version; of several the largest that all of
+    them have. Only the intervals of the largest vote are drawn: those of all lines would hide each other.
+    """
+    shown = [(record, one) for record, one in _shown(records, benchmark) if one.votes]
+    if not shown:
+        return
+    shared = set.intersection(*({curve.voters or 0 for curve in one.votes} for _, one in shown))
+    for record, one in shown:
+        is_last = one is shown[-1][1]
+        for curve in one.votes:
+            most = curve.voters == max(shared, default=0)
+            if most or (len(records) == 1 and is_last):
+                label = labelled(records, record, _with_version(curve.way, record, one.version))
+                tokens, accuracy = [p.tokens for p in curve.points], [p.accuracy for p in curve.points]
+                line = replace(line_of(label, tokens, accuracy), band=(most and is_last) or len(records) > 1)
+                yield line, tuple(point.index for point in curve.points)
+
+
+def _complete(records: Sequence[RunRecord], benchmark: str) -> Iterator[Vote]:
+    """maj@k of the last version of each run or model, by its summary."""
+    for record in records:
+        one = last_by_benchmark(record).get(benchmark)
+        if one is None or one.tokens_per_rollout is None or not (found := majority_estimates(one)):
+            continue
+        label = labelled(records, record, _with_version("maj@k of complete samples", record, one.version))
+        tokens = [k * one.tokens_per_rollout for k in found]
+        yield replace(line_of(label, tokens, found.values()), dash="dashed"), tuple(found)
+
+
+def _with_version(text: str, record: RunRecord, version: int) -> str:
+    return f"{text}, version {version}" if record.trained else text
+
+
+def _shown(records: Sequence[RunRecord], benchmark: str) -> Iterator[tuple[RunRecord, PrefixCurves]]:
+    """The last version of each record, and before it the first one where there is a single record."""
+    for record in records:
+        found = [one for one in record.prefixes if one.benchmark == benchmark]
+        yield from ((record, one) for one in (found if len(records) == 1 else found[-1:]))
+
+
+def _vote_table(title: str, votes: Sequence[Vote]) -> Table:
+    rows = tuple(
+        (line.label, count(index), count(round(tokens)), share_text(accuracy))
+        for line, indices in votes
+        for index, tokens, accuracy in zip(indices, line.x, line.y, strict=True)
+    )
+    names = ("vote", "episodes j or samples k", "tokens", "accuracy (95 % interval)")
+    return Table(f"{title}: all values", tuple(map(Column, names)), rows, folded=True)
+
+
+# -- progress by episode
+
+
+def progress_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
+    """Progress by episode: of one run from early to late, of several at the end of each."""
+    lines = []
+    for record in records:
+        measured = [m for m in record.summary.iterations if m.progress_by_episode]
+        if measured:
+            stages = progress_stages(measured)
+            shown = stages if len(records) == 1 else [replace(stages[-1], age=None)]
+            lines += [replace(s, label=labelled(records, record, s.label)) for s in shown]
+    caption = (
+        "Mean progress V(j+1) − V(j) of the j-th episode over the traces that have one, by stage of training. The 95 % "
+        f"intervals are over the iterations of a stage, where it has {LEAST_ITERATIONS} or more."
+    )
+    title = "Progress by episode in training"
+    return tuple(filter(None, [_progress(title, caption, lines, name="progress")]))
+
+
+def progress_stages(iterations: Sequence[IterationMetrics]) -> list[Line]:
+    """Mean progress by episode index over up to ``MOST_STAGES`` equal stages of training, with intervals over the
+    iterations of a stage, each of which has other problems.
+
+    An iteration counts for an episode index when any of its traces has that episode.
+    """
+    stages = np.array_split(np.arange(len(iterations)), min(MOST_STAGES, len(iterations)))
+    lines = [_progress_stage([iterations[i] for i in stage]) for stage in stages]
+    return [replace(line, age=n / (len(lines) - 1)) for n, line in enumerate(lines)] if len(lines) > 1 else lines
+
+
+def _progress_stage(members: Sequence[IterationMetrics]) -> Line:
+    longest = max(len(metrics.progress_by_episode) for metrics in members)
+    by_episode = [[m.progress_by_episode[j] for m in members if j < len(m.progress_by_episode)] for j in range(longest)]
+    first, last = members[0].iteration, members[-1].iteration
+    label = f"iteration {first}" if first == last else f"iterations {first}–{last}"
+    return line_of(label, range(longest), map(_mean_of_iterations, by_episode))
+
+
+def _mean_of_iterations(means: Sequence[float]) -> IntervalEstimate:
+    if len(means) < LEAST_ITERATIONS:
+        return without_interval(float(np.mean(means)))
+    return clustered_mean([[mean] for mean in means])
+
+
+def prefix_progress_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
+    """Progress by episode of evaluated traces, a figure each benchmark whose prefixes have values."""
+    named = dict.fromkeys(one.benchmark for record in records for one in record.prefixes if one.progress)
+    return tuple(filter(None, (_evaluated_progress(records, benchmark) for benchmark in named)))
+
+
+def _evaluated_progress(records: Sequence[RunRecord], benchmark: str) -> Plot | None:
+    every: list[Line] = []
+    frequent: list[Line] = []
+    for record, one in _shown(records, benchmark):
+        if not one.progress:
+            continue
+        label = labelled(records, record, f"version {one.version}" if record.trained else "", record.name)
+        least = min(FEW_PROBLEMS, one.problems)  # a later episode has as many problems, or fewer
+        for lines, episodes in ((every, one.progress), (frequent, [e for e in one.progress if e.problems >= least])):
+            lines.append(line_of(label, (e.episode for e in episodes), (e.mean for e in episodes)))
+    caption = (
+        "Mean progress V(j+1) − V(j) of the j-th episode over the evaluated traces that have one, with 95 % intervals "
+        f"clustered by problem. Episodes of fewer than {FEW_PROBLEMS} problems are in the table alone."
+    )
+    title = f"Progress by episode: {benchmark}"
+    return _progress(title, caption, frequent, table=series_table(title, "episode j", every))
+
+
+def _progress(title: str, caption: str, lines: Sequence[Line], **more: Any) -> Plot | None:
+    y_label = "mean progress V(j+1) − V(j)"
+    return plotted(title, caption, "episode j", y_label, lines, level=0.0, whole_numbers=True, **more)
+
+
+# -- iterations
+
+
+def learning_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
+    """The measures of every iteration."""
+    return tuple(filter(None, (*(_curve(records, curve) for curve in _CURVES), _quality(records))))
+
+
+def _quality(records: Sequence[RunRecord]) -> Plot | None:
+    lines = [
+        _trend(
+            labelled(records, record, name.replace("_", " ")),
+            {m.iteration: m.quality.get(name) for m in record.summary.iterations},
+        )
+        for record in records
+        for name in sorted({name for m in record.summary.iterations for name in m.quality})
+    ]
+    caption = "Shares of the traces that the reward alone does not show."
+    return _trends("Quality of the traces", caption, "share of the traces", lines, "quality", percent=True)
+
+
+def _curve(records: Sequence[RunRecord], curve: _Curve) -> Plot | None:
+    lines = []
+    for record in records:
+        for name, value in curve.measures.items():
+            label = labelled(records, record, name) if len(curve.measures) > 1 else labelled(records, record, "", name)
+            lines.append(_trend(label, {m.iteration: value(m) for m in record.summary.iterations}))
+    lines = [line for line in lines if line.x]
+    return _trends(curve.title, curve.caption, curve.unit, lines, curve.name, percent=curve.percent)
+
+
+def _trends(title: str, caption: str, y_label: str, lines: Sequence[Line], name: str, *, percent: bool) -> Plot | None:
+    return plotted(
+        title, caption, "iteration", y_label, lines, name, kind="trends", percent=percent, whole_numbers=True
+    )
+
+
+def _trend(label: str, measured: Mapping[int, float | None]) -> Line:
+    """A line over the iterations that have its measure."""
+    points = {iteration: value for iteration, value in measured.items() if value is not None}
+    return line_of(label, points, map(without_interval, points.values()))
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """A figure of measures against iterations."""
+
+    title: str
+    unit: str
+    caption: str
+    measures: Mapping[str, Callable[[IterationMetrics], float | None]]
+    percent: bool = False
+    name: str = ""
+    """The name of its file."""
+
+
+_CURVES = (
+    _Curve(
+        "Reward",
+        "mean reward",
+        "Mean reward of the rollouts of each iteration.",
+        {"reward": lambda m: m.reward_mean},
+        name="reward",
+    ),
+    _Curve(
+        "Likelihood",
+        "nats a token",
+        "Mean negative log-likelihood of the learnt tokens, where given samples are learnt.",
+        {"negative log-likelihood": lambda m: m.trainer.get("nll") if m.reward_mean is None else None},
+        name="likelihood",
+    ),
+    _Curve(
+        "Length of the rollouts",
+        "tokens per rollout (mean)",
+        "Mean length of a trace with its answer.",
+        {"tokens": lambda m: m.tokens_per_rollout},
+        name="tokens",
+    ),
+    _Curve(
+        "Answers",
+        "share",
+        "Shares of the rollouts in which an answer was found and that the token limit cut off, and of the groups whose "
+        "rewards differ.",
+        {
+            "answered": lambda m: m.answered_share,
+            "cut off": lambda m: m.truncated_share,
+            "groups with a signal": lambda m: m.signal_share,
+        },
+        percent=True,
+    ),
+    _Curve(
+        "Error of progress",
+        "standard error",
+        "Standard error of one progress value, by its branches.",
+        {"error of progress": lambda m: m.progress_error},
+    ),
+    _Curve("Entropy", "nats a token", "Entropy of the policy.", {"entropy": lambda m: m.entropy}),
+    _Curve(
+        "Divergence",
+        "nats a token",
+        "KL divergence to the reference policy.",
+        {"KL to the reference": lambda m: m.kl_reference},
+    ),
+    _Curve("Gradient norm", "norm", "Norm of the gradient before clipping.", {"gradient norm": lambda m: m.grad_norm}),
+)
+
+
+def time_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
+    """The wall time of every iteration by phase, a figure a run."""
+    return tuple(filter(None, (_time(records, record) for record in records)))
+
+
+def _time(records: Sequence[RunRecord], record: RunRecord) -> Plot | None:
+    timed = [m for m in record.summary.iterations if any(m.seconds.values())]
+    lines = [
+        Line(
+            phase,
+            tuple(float(m.iteration) for m in timed),
+            tuple(without_interval(m.seconds.get(phase, 0.0)) for m in timed),
+            PHASE_COLOURS[phase],
+        )
+        for phase in Phase
+        if any(m.seconds.get(phase) for m in timed)
+    ]
+    caption = "Wall time of each iteration in seconds, by what the run was doing."
+    title = labelled(records, record, "Time by phase")
+    return plotted(title, caption, "iteration", "wall time (s)", lines, "time", kind="stack", whole_numbers=True)
+
+
+# -- from lines to a figure with its table
+
+
+def labelled(records: Sequence[RunRecord], record: RunRecord, text: str, alone: str = "") -> str:
+    """A label that names its run where there are several; ``alone`` is the label of a single run without a text."""
+    if len(records) == 1:
+        return text or alone
+    return f"{record.name}: {text}" if text else record.name
+
+
+def last_by_benchmark(record: RunRecord) -> dict[str, EvaluationSummary]:
+    """Return the last evaluation on each benchmark; of a model, the only one."""
+    return {one.benchmark: one for one in record.summary.evaluations}  # ascending in version, so the last one stays
+
+
+def _evaluated(records: Sequence[RunRecord]) -> Iterator[tuple[RunRecord, str, list[EvaluationSummary]]]:
+    for record in records:
+        for benchmark, versions in by_benchmark(record.summary.evaluations).items():
+            yield record, benchmark, versions
+
+
+def line_of(label: str, x: Iterable[float], estimates: Iterable[IntervalEstimate]) -> Line:
+    """A line of estimates."""
+    return Line(label, tuple(map(float, x)), tuple(estimates))
+
+
+def plotted(
+    title: str,
+    caption: str,
+    x_label: str,
+    y_label: str,
+    lines: Sequence[Line],
+    name: str = "",
+    table: Table | None = None,
+    **look: Any,
+) -> Plot | None:
+    """A figure of lines with all their points as a table; None where there are none.
+
+    Args:
+        title: its heading.
+        caption: what stands below it.
+        x_label: the name of the horizontal axis.
+        y_label: the name of the vertical axis.
+        lines: of the figure.
+        name: of its file; without one only the page shows it.
+        table: in place of one with a row for each x.
+        look: further fields of its panel.
+    """
+    if not any(line.x for line in lines):
+        return None
+    figure = LineFigure(name, (Panel(title, x_label, y_label, tuple(lines), **look),))
+    return Plot(caption, figure, table or series_table(title, x_label, lines))
+
+
+def series_table(title: str, x_label: str, lines: Sequence[Line]) -> Table:
+    """All points of a figure: a row each x, a column each line."""
+    cells = [dict(zip(line.x, map(_written, line.y), strict=True)) for line in lines]
+    places = sorted({x for line in lines for x in line.x})
+    rows = tuple((f"{x:g}", *(column.get(x, DASH) for column in cells)) for x in places)
+    columns = (Column(x_label), *(Column(line.label) for line in lines))
+    return Table(f"{title}: all values", columns, rows, folded=True)
+
+
+def _written(y: IntervalEstimate) -> str:
+    return f"{number(y.mean)} ({number(y.low)} to {number(y.high)})" if math.isfinite(y.low) else number(y.mean)

@@ -1,0 +1,393 @@
+"""The section of results: outcomes in words, runs or models side by side, evaluations, pass@k and maj@k, stages,
+quality and regret.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mrt_hpc.analysis.intervals import mean_paired_difference, paired_difference
+from mrt_hpc.analysis.measures import few_answers, several_graders
+from mrt_hpc.analysis.number_formats import DASH, count, decimal_text, interval, number, percent, share_text
+from mrt_hpc.analysis.report.content import Column, ReportSection, Table, by_directory
+from mrt_hpc.analysis.report.plots import last_by_benchmark, result_plots
+from mrt_hpc.analysis.rows import (
+    accuracy_of,
+    by_benchmark,
+    evaluation_rows,
+    majority_estimates,
+    mean_rows,
+    outcomes,
+    pass_estimates,
+    regret_rows,
+    stage_estimates,
+)
+from mrt_hpc.mrt.votes import RULE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from mrt_hpc.analysis.intervals import IntervalEstimate, Means
+    from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary
+    from mrt_hpc.analysis.report.content import RunRecord
+    from mrt_hpc.analysis.rows import EvaluationRow
+
+
+BENCHMARK = Column("benchmark")
+RUN = Column("run", numeric=False)
+VERSION = Column("version")
+GAIN = Column("gain over the first, points")
+CHANGE = Column("change from the first, points")
+
+Row = tuple[bool, tuple[str, ...]]
+"""Whether a row is of those that the page shows first, and its cells."""
+
+
+def results(records: Sequence[RunRecord]) -> ReportSection:
+    """What came out, with intervals."""
+    tables = (
+        *_comparisons(records),
+        *_evaluations(records),
+        *_means(records),
+        *_by_samples(records),
+        *_stages(records),
+        *_quality(records),
+        *_regrets(records),
+    )
+    return ReportSection(
+        "results", "Results", tuple(_sentences(records)), tuple(t for t in tables if t.rows), result_plots(records)
+    )
+
+
+def name_before(records: Sequence[RunRecord], record: RunRecord) -> str:
+    """The name of a run before a sentence about it, where there are several runs."""
+    return "" if len(records) == 1 else f"{record.name}: "
+
+
+# -- in words
+
+
+def _sentences(records: Sequence[RunRecord]) -> list[str]:
+    """The outcome of each run or model in words, and what is wrong with it or missing."""
+    directories = by_directory(records)
+    return [
+        *(name_before(records, record) + sentence for record in records for sentence in _outcomes(record)),
+        *_outcomes_against_first(records),
+        *(f"{name_before(directories, one)}Missing: {gap}." for one in directories for gap in one.summary.missing),
+    ]
+
+
+def _outcomes(record: RunRecord) -> list[str]:
+    """What one run has gained, and a warning."""
+    evaluations = record.summary.evaluations
+    rows, means = outcomes(evaluation_rows(evaluations)), mean_rows(evaluations)
+    sentences = [_outcome(row) for row in rows]
+    if not rows and record.trained:
+        sentences.append("No two weights versions have been evaluated on the same problems.")
+    if means and (gain := means[-1].difference):
+        sentences.append(
+            f"Mean over benchmarks: {percent(means[-1].accuracy.mean)} after {means[-1].version} iterations, "
+            f"{interval(gain)} points against version {means[0].version}."
+        )
+    if warning := last_few_answers(record.summary):
+        sentences.append(f"Few answers: {warning}.")
+    return [*sentences, *(f"Several graders: {warning}." for warning in mixed_verdicts(record.summary))]
+
+
+def _outcome(row: EvaluationRow) -> str:
+    gain = row.difference
+    assert gain is not None  # outcomes() gives comparable versions only
+    return (
+        f"{row.evaluation.benchmark}: {percent(row.evaluation.accuracy)} after {row.evaluation.version} iterations, "
+        f"{interval(gain)} points against version {row.baseline}; the 95 % interval {_of_zero(gain)}."
+    )
+
+
+def _of_zero(gain: IntervalEstimate) -> str:
+    return f"{'excludes' if gain.excludes_zero else 'includes'} zero"
+
+
+def last_few_answers(summary: RunSummary) -> str | None:
+    """The warning of the last iteration, or else of the last evaluation, where nearly no trace has an answer."""
+    training = [few_answers(m.answered_share, f"iteration {m.iteration}") for m in summary.iterations[-1:]]
+    evaluations = [
+        few_answers(e.answered_share, f"version {e.version} on {e.benchmark}") for e in summary.evaluations[-1:]
+    ]
+    return next((warning for warning in (*training, *evaluations) if warning), None)
+
+
+def mixed_verdicts(summary: RunSummary) -> list[str]:
+    """A warning for each evaluation whose samples several graders have judged."""
+    found = (several_graders(e.graders, f"version {e.version} on {e.benchmark}") for e in summary.evaluations)
+    return [warning for warning in found if warning is not None]
+
+
+# -- side by side: a column each, compared with the first
+
+
+UNCORRECTED = (
+    "Differences are paired by problem, with 95 % intervals over problems that are not corrected for several "
+    "comparisons: mrt-hpc compare corrects them, and says what the number of problems can show. A dash stands where "
+    "the problems are not the same."
+)
+
+
+def _of_last(records: Sequence[RunRecord]) -> str:
+    """Words that end a caption: which version of a run is shown; empty where there are models alone."""
+    return " of the last evaluated version" if any(record.trained for record in records) else ""
+
+
+def _comparisons(records: Sequence[RunRecord]) -> tuple[Table, ...]:
+    """Accuracy side by side, and the differences of accuracy and regret to the first run or model; none for one."""
+    if len(records) < 2:
+        return ()
+    against = f"to {records[0].name}, points"
+    return (
+        _accuracies(records),
+        _differences(f"Difference of pass@1 {against}", records, _rewards),
+        _differences(f"Difference of normalised regret {against}", records, _regrets_by_budget),
+    )
+
+
+def _accuracies(records: Sequence[RunRecord]) -> Table:
+    """A row each benchmark."""
+    lasts = [last_by_benchmark(record) for record in records]
+    rows = tuple(
+        (name, *(_accuracy(record, found.get(name)) for record, found in zip(records, lasts, strict=True)))
+        for name in dict.fromkeys(name for found in lasts for name in found)
+    )
+    columns = (BENCHMARK, *(Column(record.name) for record in records))
+    return Table(f"pass@1{_of_last(records)}, with 95 % intervals", columns, rows)
+
+
+def _accuracy(record: RunRecord, one: EvaluationSummary | None) -> str:
+    if one is None:
+        return DASH
+    version = f", version {one.version}" if record.trained else ""
+    return f"{share_text(accuracy_of(one))}{version}"
+
+
+def _outcomes_against_first(records: Sequence[RunRecord]) -> list[str]:
+    """Say of each run or model but the first one how its accuracy differs, where both have the same problems."""
+    sentences = []
+    for record in records[1:]:
+        shared = _comparable(_rewards(records[0]), _rewards(record))
+        if shared:
+            where = next(iter(shared)) if len(shared) == 1 else f"the mean over {len(shared)} benchmarks"
+            gain = mean_paired_difference([*shared.values()])
+            sentences.append(
+                f"{record.name}: {interval(gain)} points of pass@1 against {records[0].name} on {where}; the 95 % "
+                f"interval {_of_zero(gain)}."
+            )
+    return sentences
+
+
+def _rewards(record: RunRecord) -> dict[str, Means]:
+    """Return the mean reward of each problem, by benchmark."""
+    return {name: one.per_problem for name, one in last_by_benchmark(record).items()}
+
+
+def _regrets_by_budget(record: RunRecord) -> dict[str, Means]:
+    """Return the regret of each problem, by benchmark and budget in words."""
+    return {
+        f"{name}, {budget:,} {one.regret_tokens} tokens": by_problem
+        for name, one in last_by_benchmark(record).items()
+        for budget, by_problem in one.regret.items()
+    }
+
+
+def _differences(
+    caption: str, records: Sequence[RunRecord], measured: Callable[[RunRecord], dict[str, Means]]
+) -> Table:
+    """A row for each name that the first one has in common with another one."""
+    first = measured(records[0])
+    pairs = [_comparable(first, measured(record)) for record in records[1:]]
+    names = [name for name in first if any(name in shared for shared in pairs)]
+    rows = tuple(
+        (name, *(interval(paired_difference(*shared[name])) if name in shared else DASH for shared in pairs))
+        for name in names
+    )
+    columns = (BENCHMARK, *(Column(record.name) for record in records[1:]))
+    return Table(caption, columns, rows, UNCORRECTED)
+
+
+def _comparable(first: Mapping[str, Means], other: Mapping[str, Means]) -> dict[str, tuple[Means, Means]]:
+    """Return the pairs of one name on the same problems."""
+    return {
+        name: (means, other[name])
+        for name, means in first.items()
+        if means and name in other and means.keys() == other[name].keys()
+    }
+
+
+# -- one below the other
+
+
+def _some_and_all(
+    some: str, every: str, columns: tuple[Column, ...], rows: Iterable[Row], note: str = ""
+) -> tuple[Table, ...]:
+    """A table of the rows that matter most, and where there are more, one of all: ``report.md`` has this one alone.
+
+    Args:
+        some: the caption of the first table.
+        every: the caption of the second one.
+        columns: of both.
+        rows: all rows.
+        note: of both.
+    """
+    cells = [*rows]
+    first, whole = tuple(row for shown, row in cells if shown), tuple(row for _, row in cells)
+    if len(first) == len(whole):
+        return (Table(some, columns, whole, note),)
+    return (
+        Table(some, columns, first, note, page_only=True),
+        Table(every, columns, whole, note, folded=True),
+    )
+
+
+def _last_and_all(
+    records: Sequence[RunRecord], caption: str, columns: tuple[Column, ...], rows: Iterable[Row], note: str = ""
+) -> tuple[Table, ...]:
+    """Those tables where the last version of each run matters most."""
+    return _some_and_all(f"{caption}{_of_last(records)}", f"{caption} of all evaluated versions", columns, rows, note)
+
+
+def _versions(records: Sequence[RunRecord]) -> Iterator[tuple[RunRecord, EvaluationSummary, bool]]:
+    """Each evaluation, and whether it is of the last version."""
+    for record in records:
+        for versions in by_benchmark(record.summary.evaluations).values():
+            yield from ((record, one, one is versions[-1]) for one in versions)
+
+
+def _where(record: RunRecord, one: EvaluationSummary) -> tuple[str, str, str]:
+    return one.benchmark, record.name, _version(record, one.version)
+
+
+def _version(record: RunRecord, number: int) -> str:
+    """The number of a weights version; a model of an evaluation on its own has its number in its name, if any."""
+    return str(number) if record.trained else DASH
+
+
+def _evaluations(records: Sequence[RunRecord]) -> tuple[Table, ...]:
+    names = ("problems × samples", "pass@1", "95 % interval")
+    columns = (BENCHMARK, RUN, VERSION, *map(Column, names), GAIN, *map(Column, ("tokens", "cut off", "answered")))
+    trained = any(record.trained for record in records)
+    note = (
+        "pass@1 is the mean over problems of the mean reward of their samples. Its interval varies over problems "
+        "(Wilson's, with an effective number of problems)"
+    ) + (
+        "; that of the gain is a t interval over the gains of the problems, so it is narrower than the two intervals "
+        "suggest."
+        if trained
+        else "."
+    )
+    some = "First and last evaluated version" if trained else "Each benchmark"
+    return _some_and_all(some, "All evaluated versions", columns, _evaluation_rows(records), note)
+
+
+def _evaluation_rows(records: Sequence[RunRecord]) -> Iterator[Row]:
+    for record in records:
+        groups = by_benchmark(record.summary.evaluations)
+        for row in evaluation_rows(record.summary.evaluations):
+            one = row.evaluation
+            ends = (groups[one.benchmark][n].version for n in (0, -1))
+            yield (
+                one.version in ends,
+                (
+                    *_where(record, one),
+                    f"{one.problems} × {one.samples}",
+                    percent(one.accuracy),
+                    f"{percent(one.low)} to {percent(one.high)}",
+                    interval(row.difference) if row.difference else DASH,
+                    number(one.tokens_per_rollout),
+                    percent(one.truncated_share),
+                    percent(one.answered_share),
+                ),
+            )
+
+
+def _means(records: Sequence[RunRecord]) -> tuple[Table, ...]:
+    """The mean of each version that was evaluated on all benchmarks."""
+    rows = [
+        (
+            mean in (means[0], means[-1]),
+            (
+                record.name,
+                _version(record, mean.version),
+                share_text(mean.accuracy),
+                interval(mean.difference) if mean.difference else DASH,
+            ),
+        )
+        for record in records
+        for means in [mean_rows(record.summary.evaluations)]
+        for mean in means
+    ]
+    columns = (RUN, VERSION, Column("pass@1 (95 % interval)"), GAIN)
+    return _some_and_all("Mean over benchmarks", "Mean over benchmarks of all evaluated versions", columns, rows)
+
+
+def _by_samples(records: Sequence[RunRecord]) -> tuple[Table, ...]:
+    """pass@k and maj@k, a row for each number of samples."""
+    rows = (
+        (last, (*_where(record, one), count(k), share_text(estimate), share_text(votes[k]) if k in votes else DASH))
+        for record, one, last in _versions(records)
+        for votes in [majority_estimates(one)]
+        for k, estimate in pass_estimates(one).items()
+    )
+    names = ("samples k", "pass@k (95 % interval)", "maj@k (95 % interval)")
+    note = (
+        "pass@k is the chance that one of k samples is right, unbiased. maj@k is the chance that a vote of k samples "
+        f"is right: {RULE.removeprefix('votes: ')}."
+    )
+    return _last_and_all(records, "pass@k and maj@k", (BENCHMARK, RUN, VERSION, *map(Column, names)), rows, note)
+
+
+def _stages(records: Sequence[RunRecord]) -> tuple[Table, ...]:
+    """A row for each round or budget of a way of evaluating that has several."""
+    rows = (
+        (last, (*_where(record, one), stage, share_text(accuracy)))
+        for record, one, last in _versions(records)
+        for stage, accuracy in stage_estimates(one).items()
+    )
+    columns = (BENCHMARK, RUN, VERSION, Column("stage", numeric=False), Column("accuracy (95 % interval)"))
+    note = "The last stage of a benchmark is its result; all other tables and figures show that one alone."
+    return _last_and_all(records, "Accuracy by stage", columns, rows, note)
+
+
+def _quality(records: Sequence[RunRecord]) -> tuple[Table, ...]:
+    """The shares that describe the evaluated traces beyond their reward."""
+    rows = (
+        (last, (*_where(record, one), name.replace("_", " "), percent(share)))
+        for record, one, last in _versions(records)
+        for name, share in one.quality.items()
+    )
+    columns = (BENCHMARK, RUN, VERSION, Column("quality", numeric=False), Column("share of the traces"))
+    return _last_and_all(records, "Quality of the traces", columns, rows)
+
+
+def _regrets(records: Sequence[RunRecord]) -> tuple[Table, ...]:
+    found = [(record, row) for record in records for row in regret_rows(record.summary.evaluations)]
+    lasts = {(record.name, row.benchmark, row.budget): row for record, row in found}
+    rows = (
+        (
+            lasts[record.name, row.benchmark, row.budget] is row,
+            (
+                row.benchmark,
+                record.name,
+                count(row.budget),
+                _version(record, row.version),
+                decimal_text(row.regret),
+                interval(row.difference) if row.difference else DASH,
+                row.counted,
+            ),
+        )
+        for record, row in found
+    )
+    names = ("budget, tokens", "version", "normalised regret (95 % interval)")
+    note = (
+        "Normalised regret is how far the value of the prefixes stays behind an oracle's, 1 at every token, on average "
+        "over the budget: lower is better. Tokens counted are the sampled ones of the trace, or all: prompt, prefix, "
+        "the prover's text and its answer."
+    )
+    columns = (BENCHMARK, RUN, *map(Column, names), CHANGE, Column("tokens counted", numeric=False))
+    return _last_and_all(records, "Normalised regret", columns, rows, note)

@@ -1,0 +1,289 @@
+"""The sections of a report and their tables; several runs stand side by side."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from mrt_hpc.analysis.figures import MARKED_POINTS
+from mrt_hpc.analysis.number_formats import DASH, count, duration, number, percent, points
+from mrt_hpc.analysis.report.content import Column, Listing, ReportSection, Table, by_directory
+from mrt_hpc.analysis.report.plots import labelled, learning_plots, prefix_progress_plots, progress_plots, time_plots
+from mrt_hpc.analysis.report.results import CHANGE, GAIN, RUN, VERSION, name_before, results
+from mrt_hpc.analysis.rows import phase_totals, sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from mrt_hpc.analysis.measures import IterationMetrics
+    from mrt_hpc.analysis.report.content import RunRecord
+
+
+MOST_ROWS = 12
+"""Rows of the table of iterations: the first, the last, and others evenly between."""
+MOST_HAPPENINGS = 200
+"""Of a run's faults and resumes, so many of the newest are listed."""
+MODEL = Column("model", numeric=False)
+SMOOTHED = (
+    "In the figures, a light line has the value of each iteration, and the strong line is the mean over a twentieth of "
+    "the run around it."
+)
+
+
+def title(records: Sequence[RunRecord]) -> str:
+    """The names of the runs and evaluations."""
+    return ", ".join(record.name for record in by_directory(records))
+
+
+def heading(record: RunRecord) -> str:
+    """What a run is, or where a model is from, and how far it is, in a sentence."""
+    s = record.summary
+    if not record.trained:
+        return f"{s.model}, evaluated by {record.evaluation}."
+    prover = f", prover {s.prover}" if s.prover else ""
+    return f"{s.algorithm} on {s.model}{prover}; {s.iterations_done} of {s.iterations_planned} iterations done."
+
+
+def sections(records: Sequence[RunRecord]) -> tuple[ReportSection, ...]:
+    """All sections of a report but the reader of sample traces."""
+    trained = [record for record in records if record.trained]
+    directories = by_directory(records)
+    return (
+        _fitted(results(records), records) if trained else _of_models(results(records)),
+        *((_fitted(learning(trained), trained),) if trained else ()),
+        *progress(records, trained),
+        _fitted(costs(directories), directories),
+        _fitted(faults(directories), directories),
+        setup(records),
+        *upload(directories),
+    )
+
+
+def _fitted(section: ReportSection, records: Sequence[RunRecord]) -> ReportSection:
+    """A section whose tables name the run or model in every row only where there are several."""
+    if len(records) > 1:
+        return section
+    return replace(section, tables=tuple(_without(table, {RUN}) for table in section.tables))
+
+
+def _of_models(section: ReportSection) -> ReportSection:
+    """A section whose tables call models by their names alone."""
+    named = (_without(table, {VERSION, GAIN, CHANGE}) for table in section.tables)
+    return replace(section, tables=tuple(_renamed(table, RUN, MODEL) for table in named))
+
+
+def _without(table: Table, columns: Collection[Column]) -> Table:
+    kept = [i for i, column in enumerate(table.columns) if column not in columns]
+    rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[i] for i in kept), rows=rows)
+
+
+def _renamed(table: Table, before: Column, after: Column) -> Table:
+    return replace(table, columns=tuple(after if column == before else column for column in table.columns))
+
+
+# -- training
+
+
+def progress(records: Sequence[RunRecord], trained: Sequence[RunRecord]) -> tuple[ReportSection, ...]:
+    """Progress by episode in training and in evaluation; nothing where neither could have any."""
+    plots = (*(progress_plots(trained) if trained else ()), *prefix_progress_plots(records))
+    unread = tuple(name_before(records, record) + sentence for record in records for sentence in record.unread)
+    return (
+        (ReportSection("progress", "Progress by episode", unread, plots=plots),) if trained or plots or unread else ()
+    )
+
+
+def learning(records: Sequence[RunRecord]) -> ReportSection:
+    """The curves of the training, and some of its iterations as a table a run."""
+    most = max(record.summary.iterations_done for record in records)
+    sentences = (SMOOTHED,) if most > MARKED_POINTS else ()
+    tables = tuple(_iterations(record) for record in records if record.summary.iterations)
+    return ReportSection("training", "Learning curves", sentences, tables, learning_plots(records))
+
+
+_MEASURES: Mapping[str, Callable[[IterationMetrics], str]] = {
+    "reward": lambda m: number(m.reward_mean),
+    "tokens per rollout": lambda m: number(m.tokens_per_rollout),
+    "cut off": lambda m: percent(m.truncated_share),
+    "answered": lambda m: percent(m.answered_share),
+    "loss": lambda m: number(m.loss),
+    "gradient norm": lambda m: number(m.grad_norm),
+    "learning rate": lambda m: number(m.learning_rate),
+    "KL to reference": lambda m: number(m.kl_reference),
+    "mismatch": lambda m: number(m.mismatch_mean),
+    "error of progress": lambda m: percent(m.progress_error) + _of_the_values(m.progress_error_share),
+    "progress by episode, points": lambda m: ", ".join(map(points, m.progress_by_episode)) or DASH,
+}
+
+
+def _of_the_values(share: float | None) -> str:
+    """The share of the progress values that have an error, where it is not all of them."""
+    return "" if share is None or share >= 1 else f" (of {percent(share)})"
+
+
+def _iterations(record: RunRecord) -> Table:
+    done = record.summary.iterations
+    shown = sample(done, MOST_ROWS)
+    rows = tuple((str(m.iteration), *(written(m) for written in _MEASURES.values())) for m in shown)
+    note = (
+        f"{len(shown)} of {len(done)} iterations are shown; all are in iterations/*/metrics.json, and the page has all "
+        "in the tables of its figures. Answered are the traces in which an answer was found, right or wrong. Mismatch "
+        "is the mean ratio of the sampled tokens' probabilities, the trainer's over the server's: 1 when they agree. "
+        "The error of progress is the standard error of one progress value by the prover's branches, where there are "
+        "two or more."
+    )
+    return Table(f"Iterations of {record.name}", _columns("iteration", *_MEASURES), rows, note)
+
+
+def _columns(*names: str) -> tuple[Column, ...]:
+    return tuple(Column(name) for name in names)
+
+
+# -- time, cost and faults
+
+
+def costs(records: Sequence[RunRecord]) -> ReportSection:
+    """Time and resources by phase and by role."""
+    tables = (_totals(records), _phases(records), _roles(records), _uses(records))
+    return ReportSection("cost", "Time and cost", (), tuple(t for t in tables if t.rows), time_plots(records))
+
+
+def _totals(records: Sequence[RunRecord]) -> Table:
+    every = [record.summary.cost for record in records]
+    rows = {
+        "hardware": [one.hardware or DASH for one in every],
+        "wall time": [duration(one.wall_seconds) for one in every],
+        "tokens generated": [count(one.generated_tokens) for one in every],
+        "GPU-hours": [number(one.gpu_hours) for one in every],
+        "CPU core hours": [number(one.cpu_hours) for one in every],
+        "tokens sampled per second and inference task": [number(one.sampled_tokens_per_second) for one in every],
+        "tokens trained per second and rank": [number(one.trained_tokens_per_second) for one in every],
+    }
+    return _by_run("Cost", records, {name: cells for name, cells in rows.items() if set(cells) != {DASH}})
+
+
+def _phases(records: Sequence[RunRecord]) -> Table:
+    """GPU-hours of training are shared out by the time of its phases."""
+    rows = []
+    for record in records:
+        gpu_hours = sum(use.gpu_hours for use in record.roles if use.role in ("inference", "trainer", "colocated"))
+        for phase, seconds, share in phase_totals(record.summary.iterations):
+            used = number(share * gpu_hours) if record.roles else DASH
+            rows.append((str(phase), record.name, duration(seconds), percent(share), used))
+    note = (
+        "The GPU-hours of the jobs that sample and train, shared out by the time of the phases: in every phase, all "
+        "their GPUs are allocated."
+    )
+    columns = (Column("phase"), RUN, *map(Column, ("wall time", "share", "GPU-hours")))
+    return Table("Training by phase", columns, tuple(rows), note)
+
+
+def _roles(records: Sequence[RunRecord]) -> Table:
+    rows = tuple(
+        (use.role, record.name, count(use.attempts), number(use.hours), number(use.gpu_hours), number(use.cpu_hours))
+        for record in records
+        for use in record.roles
+    )
+    names = ("attempts", "hours of all tasks", "GPU-hours", "CPU core hours")
+    return Table("Jobs by role", (Column("role"), RUN, *map(Column, names)), rows)
+
+
+def _uses(records: Sequence[RunRecord]) -> Table:
+    rows = tuple(
+        (what, use.role, record.name, *map(number, hours))
+        for record in records
+        for use in record.roles
+        for what, hours in use.by_use.items()
+    )
+    note = (
+        "The uses of a role add up to its hours. Lost is the work of attempts that did not end well, since their last "
+        "result that stays. These are the hours by the run's events; mrt-hpc cost RUN takes those of the cluster's "
+        "accounting where there is one."
+    )
+    names = ("hours of all tasks", "GPU-hours", "CPU core hours")
+    columns = (Column("use"), Column("role", numeric=False), RUN, *map(Column, names))
+    return Table("Hours by use", columns, rows, note)
+
+
+def faults(records: Sequence[RunRecord]) -> ReportSection:
+    """What went wrong, and how the run went on."""
+    kinds = list(dict.fromkeys(h.kind for record in records for h in record.happenings))
+    counts = [Counter(h.kind for h in record.happenings) for record in records]
+    rows = {kind: [count(found[kind]) for found in counts] for kind in kinds}
+    tables = [_by_run("Faults and resumes", records, rows), *(_happenings(record) for record in records)]
+    sentences = () if kinds else ("The event logs have no fault, no resume and no change of the recipe.",)
+    return ReportSection("faults", "Faults and resumes", sentences, tuple(t for t in tables if t.rows))
+
+
+def _happenings(record: RunRecord) -> Table:
+    newest = record.happenings[-MOST_HAPPENINGS:]
+    rows = tuple((_when(h.time), h.kind, h.task, h.detail) for h in newest)
+    note = f"The newest {len(newest)} of {len(record.happenings)}." if len(newest) < len(record.happenings) else ""
+    columns = tuple(Column(name, numeric=False) for name in ("time (UTC)", "what", "task", "detail"))
+    return Table(f"Events of {record.name}", columns, rows, note, folded=True, page_only=True)
+
+
+def _when(time: float) -> str:
+    """A time of day in UTC."""
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+# -- recipe, versions and files
+
+
+def setup(records: Sequence[RunRecord]) -> ReportSection:
+    """Recipe, versions and files."""
+    directories = by_directory(records)
+    summaries = [record.summary for record in directories]
+    files = [{file.what: file.path for file in s.files} for s in summaries]
+    tables = (
+        _by_run("Settings", directories, _joined([_settings(record) for record in directories])),
+        _models(records),
+        _by_run("Versions", directories, _joined([s.versions for s in summaries])),
+        _by_run("Files in the run directory", directories, _joined(files)),
+    )
+    listings = tuple(
+        Listing(labelled(directories, record, "Resolved recipe"), record.recipe, page_only=True)
+        for record in directories
+        if record.recipe
+    )
+    return ReportSection("setup", "Recipe and versions", (), tuple(t for t in tables if t.rows), listings=listings)
+
+
+def _settings(record: RunRecord) -> dict[str, str]:
+    summary = record.summary
+    if not record.trained:
+        return {"recipe": summary.recipe, **summary.settings}
+    method = {"algorithm": summary.algorithm, "model": summary.model, "prover": summary.prover or DASH}
+    return {"recipe": summary.recipe, **method, **summary.settings}
+
+
+def _models(records: Sequence[RunRecord]) -> Table:
+    """Where the models of evaluations on their own are from."""
+    rows = tuple((r.name, r.evaluation, r.summary.model) for r in records if r.evaluation is not None)
+    names = ("model", "evaluation", "directory")
+    return Table("Models", tuple(Column(name, numeric=False) for name in names), rows)
+
+
+def _joined(facts: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    names = dict.fromkeys(name for one in facts for name in one)
+    return {name: [one.get(name, DASH) for one in facts] for name in names}
+
+
+def _by_run(caption: str, records: Sequence[RunRecord], rows: Mapping[str, Sequence[str]]) -> Table:
+    """A column each run."""
+    columns = (Column("", numeric=False), *(Column(record.name, numeric=False) for record in records))
+    return Table(caption, columns, tuple((name, *values) for name, values in rows.items()))
+
+
+def upload(records: Sequence[RunRecord]) -> tuple[ReportSection, ...]:
+    """How to upload what was logged offline; nothing where all is uploaded."""
+    waiting = [(record, record.summary.upload) for record in records if record.summary.upload]
+    sentences = tuple(name_before(records, record) + sentence for record, sentence in waiting)
+    commands = (
+        Listing(labelled(records, record, "Command"), record.summary.upload_command or "") for record, _ in waiting
+    )
+    return (ReportSection("upload", "Upload to W&B", sentences, listings=tuple(commands)),) if waiting else ()

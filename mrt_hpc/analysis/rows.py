@@ -1,0 +1,331 @@
+"""The numbers of a report's tables: summaries of evaluations, their measures with intervals, gains, means, regret, and
+the time of phases.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from mrt_hpc.analysis.intervals import (
+    IntervalEstimate,
+    mean_of_shares,
+    mean_paired_difference,
+    paired_difference,
+    pass_at_1,
+    pass_at_k,
+)
+from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
+from mrt_hpc.mrt.votes import RIGHT, AnswerCounts, majority_at_k
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import TypeVar
+
+    from mrt_hpc.analysis.intervals import Means
+
+    Name = TypeVar("Name", int, str)
+
+
+# -- the summary of one weights version on one benchmark, from the rewards of its samples
+
+
+def summarise_evaluation(
+    version: int,
+    benchmark: str,
+    rewards: Mapping[str, Sequence[float]],
+    *,
+    answers: Mapping[str, Sequence[str | None]] | None = None,
+    tokens_per_rollout: float | None = None,
+    truncated_share: float | None = None,
+    answered_share: float | None = None,
+    quality: Mapping[str, float] | None = None,
+    regret: Mapping[int, dict[str, float]] | None = None,
+    regret_tokens: Literal["sampled", "all"] = "sampled",
+    stages: Mapping[str, Mapping[str, float]] | None = None,
+    graders: int = 1,
+    seconds: float | None = None,
+    settings: str | None = None,
+) -> EvaluationSummary:
+    """The summary of one weights version on one benchmark, from the rewards of every problem's samples.
+
+    pass@k and maj@k are given for k = 1, 2, 4 .. up to the fewest samples that a problem has.
+
+    Args:
+        version: of the weights.
+        benchmark: its name.
+        rewards: [P][n] of each problem's samples.
+        answers: [P][n] of the same samples, None where one has no answer; without them there is no maj@k.
+        tokens_per_rollout: this and what follows is explained in ``EvaluationSummary``.
+        truncated_share: as there.
+        answered_share: as there.
+        quality: as there.
+        regret: as there.
+        regret_tokens: as there.
+        stages: the mean reward of each problem, by stage and problem id.
+        seconds: as there.
+        settings: as there.
+
+    Raises:
+        ValueError: there is no problem, or a problem without a sample.
+    """
+    estimate = pass_at_1(list(rewards.values()))
+    fewest = min(len(samples) for samples in rewards.values())
+    sizes = _powers_of_two(fewest)
+    passes = {problem: [_pass_at_k(samples, k) for k in sizes] for problem, samples in rewards.items()}
+    by_stage = stages or {}
+    return EvaluationSummary(
+        version=version,
+        benchmark=benchmark,
+        problems=len(rewards),
+        samples=fewest,
+        accuracy=estimate.mean,
+        low=estimate.low,
+        high=estimate.high,
+        per_problem={problem: float(np.mean(samples)) for problem, samples in rewards.items()},
+        pass_at_k={k: float(np.mean([row[i] for row in passes.values()])) for i, k in enumerate(sizes)},
+        pass_by_problem={problem: _rounded(row) for problem, row in passes.items()},
+        majority_by_problem={p: _majorities(rewards[p], mine, sizes) for p, mine in (answers or {}).items()},
+        tokens_per_rollout=tokens_per_rollout,
+        truncated_share=truncated_share,
+        answered_share=answered_share,
+        quality=dict(quality or {}),
+        regret=dict(regret or {}),
+        regret_tokens=regret_tokens,
+        stages={name: float(np.mean(list(means.values()))) for name, means in by_stage.items()},
+        stages_by_problem=_rows(by_stage),
+        graders=graders,
+        seconds=seconds,
+        settings=settings,
+    )
+
+
+DIGITS = 6
+"""The decimals of numbers of single problems, so that files stay small."""
+ROUNDED = 10.0**-DIGITS
+"""Means of rounded numbers that differ by less than this agree."""
+
+
+def _pass_at_k(rewards: Sequence[float], k: int) -> float:
+    """pass@k of one problem; a sample counts as correct when its reward is 1."""
+    return pass_at_k(len(rewards), sum(reward >= RIGHT for reward in rewards), k)
+
+
+def _majorities(rewards: Sequence[float], answers: Sequence[str | None], sizes: Sequence[int]) -> tuple[float, ...]:
+    """[K] maj@k of one problem."""
+    counts = AnswerCounts.of(zip(answers, rewards, strict=True))
+    return _rounded([majority_at_k(counts, k) for k in sizes])
+
+
+def _rows(columns: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[float, ...]]:
+    """The numbers of each problem in the order of the stages, from those of each stage; of problems that have all."""
+    every = [*columns.values()]
+    problems = [problem for problem in next(iter(every), {}) if all(problem in column for column in every)]
+    return {problem: _rounded([column[problem] for column in every]) for problem in problems}
+
+
+def _rounded(numbers: Sequence[float]) -> tuple[float, ...]:
+    return tuple(round(number, DIGITS) for number in numbers)
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [1 << exponent for exponent in range(most.bit_length())]
+
+
+# -- the measures of a summary with their intervals
+
+
+def without_interval(mean: float) -> IntervalEstimate:
+    """A mean of which nothing else is known: its interval is infinite, and tables and figures leave it out."""
+    return IntervalEstimate(mean, -math.inf, math.inf)
+
+
+def mean_of(*benchmarks: Means) -> IntervalEstimate:
+    """The mean of a share over the problems of a benchmark, or over several benchmarks, with its interval in [0, 1].
+
+    Args:
+        benchmarks: the share of each problem of each benchmark.
+
+    Raises:
+        ValueError: there is no problem.
+    """
+    if len(benchmarks) == 1:
+        return mean_of_shares(benchmarks[0])
+    found = mean_paired_difference([(dict.fromkeys(one, 0.0), one) for one in benchmarks])
+    return replace(found, low=max(found.low, 0.0))
+
+
+def passes(one: EvaluationSummary) -> dict[int, Means]:
+    """pass@k of each problem, by k."""
+    return _by_place(list(one.pass_at_k), one.pass_by_problem)
+
+
+def majorities(one: EvaluationSummary) -> dict[int, Means]:
+    """maj@k of each problem, by k."""
+    return _by_place(list(one.pass_at_k), one.majority_by_problem)
+
+
+def pass_estimates(*benchmarks: EvaluationSummary) -> dict[int, IntervalEstimate]:
+    """pass@k by k: of a benchmark, or the mean over several for every k that all of them have.
+
+    For k = 1 it is the accuracy with its interval, so that the two agree.
+    """
+    found = {k: mean_of(*shares) for k, shares in _shared([passes(one) for one in benchmarks]).items()}
+    if len(benchmarks) == 1 and 1 in found:
+        found[1] = _agreeing(found[1], benchmarks[0])
+    return found
+
+
+def majority_estimates(*benchmarks: EvaluationSummary) -> dict[int, IntervalEstimate]:
+    """maj@k by k: of a benchmark, or the mean over several; empty where a summary has none."""
+    return {k: mean_of(*shares) for k, shares in _shared([majorities(one) for one in benchmarks]).items()}
+
+
+def stage_estimates(one: EvaluationSummary) -> dict[str, IntervalEstimate]:
+    """The accuracy of each stage, by its name; that of the last one is the result's."""
+    if not one.stages_by_problem:
+        return {}
+    shares = _by_place(list(one.stages), one.stages_by_problem)
+    found = {name: mean_of(by_problem) for name, by_problem in shares.items()}
+    last = next(reversed(found))
+    return {**found, last: _agreeing(found[last], one)}
+
+
+def accuracy_of(one: EvaluationSummary) -> IntervalEstimate:
+    """pass@1 of a benchmark with its interval."""
+    return IntervalEstimate(one.accuracy, one.low, one.high)
+
+
+def _agreeing(found: IntervalEstimate, one: EvaluationSummary) -> IntervalEstimate:
+    """pass@1 as the summary has it, where this is the same number: of one sample a problem its interval differs."""
+    return accuracy_of(one) if abs(found.mean - one.accuracy) < ROUNDED else found
+
+
+def _by_place(names: Sequence[Name], by_problem: Mapping[str, Sequence[float]]) -> dict[Name, Means]:
+    """The numbers of each problem by name, from lists in the order of the names."""
+    if not by_problem:
+        return {}
+    return {name: {problem: row[i] for problem, row in by_problem.items()} for i, name in enumerate(names)}
+
+
+def _shared(benchmarks: Sequence[Mapping[int, Means]]) -> dict[int, list[Means]]:
+    """The shares of each benchmark, for every k that all of them have."""
+    ks = sorted(set.intersection(*(set(found) for found in benchmarks)))
+    return {k: [found[k] for found in benchmarks] for k in ks}
+
+
+# -- the rows of tables
+
+
+@dataclass(frozen=True)
+class EvaluationRow:
+    """One line of the evaluation table."""
+
+    evaluation: EvaluationSummary
+    difference: IntervalEstimate | None
+    """Gain over the first evaluated version, paired by problem; None for that version itself, and where the problems
+    are not the same."""
+    baseline: int
+    """The version compared with."""
+
+
+@dataclass(frozen=True)
+class MeanRow:
+    """The mean over several benchmarks, of one version evaluated on all of them."""
+
+    version: int
+    accuracy: IntervalEstimate
+    difference: IntervalEstimate | None
+    """As in EvaluationRow."""
+
+
+@dataclass(frozen=True)
+class RegretRow:
+    """One line of the table of regret."""
+
+    benchmark: str
+    version: int
+    budget: int
+    """Tokens."""
+    counted: str
+    """Which tokens count."""
+    regret: IntervalEstimate
+    difference: IntervalEstimate | None
+    """As in EvaluationRow; below zero is better."""
+
+
+def evaluation_rows(evaluations: Sequence[EvaluationSummary]) -> list[EvaluationRow]:
+    """All evaluations by benchmark and version, each with its gain over the benchmark's first version."""
+    rows = []
+    for versions in by_benchmark(evaluations).values():
+        first = versions[0]
+        for evaluation in versions:
+            same_problems = evaluation.per_problem.keys() == first.per_problem.keys() and len(first.per_problem) > 0
+            compared = evaluation is not first and same_problems
+            gain = paired_difference(first.per_problem, evaluation.per_problem) if compared else None
+            rows.append(EvaluationRow(evaluation, gain, first.version))
+    return rows
+
+
+def mean_rows(evaluations: Sequence[EvaluationSummary]) -> list[MeanRow]:
+    """The mean over benchmarks of the versions evaluated on all of them; empty for fewer than two benchmarks."""
+    groups = list(by_benchmark(evaluations).values())
+    if len(groups) < 2:
+        return []
+    by_version = [{one.version: one for one in group} for group in groups]
+    shared = sorted(set.intersection(*(set(versions) for versions in by_version)))
+    rows = []
+    for version in shared:
+        firsts = [versions[shared[0]] for versions in by_version]
+        these = [versions[version] for versions in by_version]
+        pairs = [(first.per_problem, this.per_problem) for first, this in zip(firsts, these, strict=True)]
+        compared = version != shared[0] and all(before and before.keys() == after.keys() for before, after in pairs)
+        gain = mean_paired_difference(pairs) if compared else None
+        rows.append(MeanRow(version, mean_of(*(one.per_problem for one in these)), gain))
+    return [row for row in rows if row.difference or row.version == shared[0]]
+
+
+def regret_rows(evaluations: Sequence[EvaluationSummary]) -> list[RegretRow]:
+    """Normalised regret by benchmark, budget and version, each with its change from the benchmark's first version."""
+    rows = []
+    for versions in by_benchmark(evaluations).values():
+        for budget in sorted({budget for evaluation in versions for budget in evaluation.regret}):
+            valued = [evaluation for evaluation in versions if evaluation.regret.get(budget)]
+            for evaluation in valued:
+                first, this = valued[0].regret[budget], evaluation.regret[budget]
+                alike = this.keys() == first.keys() and evaluation.regret_tokens == valued[0].regret_tokens
+                compared = evaluation is not valued[0] and alike
+                change = paired_difference(first, this) if compared else None
+                counted = evaluation.regret_tokens
+                rows.append(RegretRow(evaluation.benchmark, evaluation.version, budget, counted, mean_of(this), change))
+    return rows
+
+
+def outcomes(rows: Sequence[EvaluationRow]) -> list[EvaluationRow]:
+    """The last comparable version of each benchmark."""
+    return list({row.evaluation.benchmark: row for row in rows if row.difference is not None}.values())
+
+
+def phase_totals(iterations: Sequence[IterationMetrics]) -> list[tuple[Phase, float, float]]:
+    """(phase, seconds, share of all phases) of the phases that took time, in the order of work."""
+    totals = [(phase, sum(metrics.seconds.get(phase, 0.0) for metrics in iterations)) for phase in Phase]
+    whole = sum(seconds for _, seconds in totals)
+    return [(phase, seconds, seconds / whole) for phase, seconds in totals if seconds > 0]
+
+
+def sample(iterations: Sequence[IterationMetrics], most: int) -> list[IterationMetrics]:
+    """At most ``most`` of the iterations, the first and the last among them, evenly spaced."""
+    if len(iterations) <= most:
+        return list(iterations)
+    return [iterations[round(i)] for i in np.linspace(0, len(iterations) - 1, most)]
+
+
+def by_benchmark(evaluations: Sequence[EvaluationSummary]) -> dict[str, list[EvaluationSummary]]:
+    """Evaluations by benchmark in the order given, versions ascending."""
+    groups: dict[str, list[EvaluationSummary]] = {}
+    for evaluation in evaluations:
+        groups.setdefault(evaluation.benchmark, []).append(evaluation)
+    return {benchmark: sorted(group, key=lambda one: one.version) for benchmark, group in groups.items()}

@@ -1,0 +1,101 @@
+"""A colocated task: the ranks of the trainer, and a process that samples, on the same GPUs.
+
+The first rank starts that process and is its parent. It has a rank of its own, the one after the last rank of the
+trainer, so it has its own file of events; its leases count as the task's, and its failure is the task's failure.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mrt_hpc.attempt.entry import role_function
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.plan.jobs import Role
+from mrt_hpc.roles.task.context import COMPANION_LOG, Companion, remove_earlier_turns, turn_of
+from mrt_hpc.roles.task.shutdown import Interrupted
+from mrt_hpc.run.atomic import make_folder
+from mrt_hpc.run.process import import_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mrt_hpc.plan.jobs import JobResources
+    from mrt_hpc.roles.task.context import Task
+
+
+def run(task: Task) -> None:
+    """Train and sample the iterations of the segment; every rank of the trainer calls this.
+
+    Raises:
+        UserError: training or sampling failed, or gives the nodes back.
+        Interrupted: the task was told to leave.
+    """
+    if task.rank:
+        role_function(task, Role.TRAINER)(task)
+        return
+    with sampling(task) as with_companion:
+        role_function(task, Role.TRAINER)(with_companion)
+
+
+@contextmanager
+def sampling(task: Task) -> Iterator[Task]:
+    """The task with its companion. The trainer has the first turn, as what it resumes from decides what is sampled.
+
+    A task that was told to leave records that before it waits for the end of its companion: Slurm may kill it
+    meanwhile, as its other ranks have ended.
+    """
+    turn = turn_of(task)
+    with ExitStack() as stack:
+        stack.callback(remove_earlier_turns, task)  # once more: the companion of a killed trainer lives a little longer
+        stack.callback(turn.remove)
+        remove_earlier_turns(task)
+        turn.take()
+        companion = start_companion(task)
+        stack.callback(companion.end)
+        task.shutdown.forward = companion.tell
+        try:
+            yield replace(task, turn=turn, companion=companion)
+        except Interrupted:
+            task.shutdown.announce()
+            raise
+        with task.shutdown.at_safe_points():  # the segment is trained, and no request makes its task run again
+            turn.pass_on()
+            companion.wait_for_end()
+
+
+def start_companion(task: Task) -> Companion:
+    """Start the process that samples. The signal that announces the time limit, which Slurm sends to all processes of
+    a task, is blocked in it: the first rank says when it ends.
+    """
+    log = task.log(COMPANION_LOG)
+    make_folder(log.parent)
+    place = Placement(task.world_size, task.world_size, 0, task.attempt)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    try:
+        with log.open("ab") as stream:
+            process = subprocess.Popen(
+                [sys.executable, *_arguments(task)],
+                env={**os.environ, **import_path(), **_threads(task.job.resources), **place.environment()},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+    return Companion(process, log)
+
+
+def _arguments(task: Task) -> list[str]:
+    return ["-m", "mrt_hpc.attempt.entry", str(task.layout.root), task.job.name, str(task.index), Role.INFERENCE.value]
+
+
+def _threads(resources: JobResources) -> dict[str, str]:
+    """The variables that give it all cores of the task, unless the site has set a number of threads."""
+    of_a_rank = os.environ.get("OMP_NUM_THREADS") == str(resources.cpus_per_rank)
+    return {"OMP_NUM_THREADS": str(resources.cpus)} if of_a_rank else {}

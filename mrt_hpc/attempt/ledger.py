@@ -1,0 +1,335 @@
+"""The ledger records under which id each job of the plan was submitted, and which process runs the plan on this
+machine. Each entry is one file, so an interrupted submission has recorded every job that was accepted. The files of a
+kind are numbered, and a number is taken by creating its file exclusively: it says what came later, which the clocks of
+several login nodes do not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from mrt_hpc.errors import UserError, word
+from mrt_hpc.recipe.load import SiteFile
+from mrt_hpc.recipe.ownership import refuse_changeable
+from mrt_hpc.recipe.user_code import import_from, named_modules, origin
+from mrt_hpc.run.atomic import creating, write_json
+from mrt_hpc.run.heartbeats import NO_BEAT, Heart, read_beat
+from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.typed_file import Moment, ProcessNumber, UnreadableError, Whole, read_typed, readable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from mrt_hpc.plan.jobs import Job
+    from mrt_hpc.recipe.site import SiteSettings
+    from mrt_hpc.run.layout import RunLayout
+
+
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.@\[\]-]{0,99}")
+"""What an id may look like, of any queue: it becomes part of a file's name, and of lists with colons."""
+UNRECORDED = "slurm"
+"""The kind of a site whose profile is not recorded: the only one that comes with the package and has a queue."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One job that a queue has accepted."""
+
+    job: str
+    job_id: str
+    """The id that the queue gave it."""
+    time: Moment
+    """Seconds since the epoch, by the clock of the submitting machine: to be shown, not to be compared."""
+    site: str
+    """Name of the site profile."""
+    tasks: tuple[Whole, ...] | None = None
+    """Indices of the tasks that it runs; None for all tasks of the job."""
+
+
+@dataclass(frozen=True)
+class LocalProcess:
+    """The process that runs the plan on its own machine."""
+
+    pid: ProcessNumber
+    started: str
+    """The start time that the kernel reports; a later process with the same number has another one."""
+    host: str
+
+    @property
+    def name(self) -> str:
+        """A name that no other process on any host has at any time."""
+        return f"{self.host}:{self.pid}:{self.started}"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it runs on this machine."""
+        return self.host == socket.gethostname() and _kernel_start(self.pid) == self.started
+
+
+@dataclass(frozen=True)
+class SiteRecord:
+    """A site profile that jobs were submitted with."""
+
+    site: dict[str, Any]
+    """The fields that are not the defaults."""
+    folder: Path | None = None
+    """The folder of its module, where its kind is a class of the user's own."""
+
+
+@dataclass(frozen=True)
+class LastSite:
+    """The site that the run was submitted to last."""
+
+    name: str
+    """Of its profile."""
+    file: Path | None = None
+    """The profile, which the user may have changed since; None where it is in no file."""
+
+
+def record_submission(layout: RunLayout, job: str, job_id: str, site: str, tasks: Sequence[int] | None = None) -> None:
+    """Add one submitted job to the ledger; ``tasks`` are the indices that it runs where these are not all.
+
+    Raises:
+        UserError: the id is no word that a queue can give a job.
+    """
+    if not _JOB_ID.fullmatch(job_id):
+        raise UserError(
+            f"the queue's answer to the submission of {job} is no id of a job; the job may be queued all the same",
+            value=job_id,
+            where=layout.jobs,
+            expected="letters, digits and . @ [ ] -",
+            advice="look for it in the queue, and take it out by hand, before the same submit command",
+        )
+    some = {} if tasks is None else {"tasks": list(tasks)}
+    entry = {"job": job, "job_id": job_id, "time": time.time(), "site": site, **some}
+    newest = max(map(_number, _submitted(layout)), default=0)
+    for number in count(newest + 1):
+        with creating(layout.jobs / f"queued-{number:06d}.json") as file:
+            file.temporary.write_text(json.dumps(entry))
+        if file.won:
+            return
+
+
+def submissions(layout: RunLayout) -> list[Submission]:
+    """All submitted jobs of the run, the oldest first, by the numbers of their records.
+
+    Raises:
+        UnreadableError: the record of one is damaged.
+    """
+    return [_submission(path) for path in _submitted(layout)]
+
+
+def shown_submissions(layout: RunLayout) -> tuple[list[Submission], list[str]]:
+    """The submitted jobs whose records can be read, to be shown, and a line for each of the others."""
+    return readable(_submitted(layout), _submission)
+
+
+def _submitted(layout: RunLayout) -> list[Path]:
+    return sorted(list_directory(layout.jobs, "queued-*.json"), key=_number)
+
+
+def _number(path: Path) -> int:
+    """The number of an entry of the ledger; 0 for a file that is none."""
+    number = path.stem.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _submission(path: Path) -> Submission:
+    advice = f"squeue --me shows whether that job is still queued; then rm -r {word(path)}, and the same command again"
+    return read_typed(path, Submission, "the record of a submitted job", advice=advice)
+
+
+def record_site(layout: RunLayout, site: SiteSettings) -> None:
+    """Record the profile that jobs are submitted with: ``status`` and ``cancel`` get only the run directory."""
+    values = site.model_dump(mode="json", exclude_defaults=True) | {"type": site.type, "name": site.name}
+    folder = origin(site.type)
+    write_json(_site_file(layout, site.name), {"site": values, "folder": None if folder is None else str(folder)})
+
+
+def remember_site(layout: RunLayout, site: SiteSettings) -> None:
+    """Record that the run goes on at this site, wherever the next submission is typed."""
+    write_json(_last_site(layout), {"name": site.name, "file": None if site.read_from is None else str(site.read_from)})
+
+
+def last_site(layout: RunLayout) -> LastSite | None:
+    """The site that the run was submitted to last; None where it never was.
+
+    Raises:
+        UnreadableError: the record is damaged.
+    """
+    path = _last_site(layout)
+    advice = f"rm -r {word(path)}, and the same command again with --site SITE"
+    try:
+        return read_typed(path, LastSite, "the record of the run's site", advice=advice)
+    except FileNotFoundError:
+        return None
+
+
+def _last_site(layout: RunLayout) -> Path:
+    return layout.jobs / "site.json"
+
+
+def recorded_site(layout: RunLayout, name: str) -> SiteSettings:
+    """The profile of this name, as jobs of the run were last submitted with it.
+
+    Raises:
+        UserError: its kind is a class of the user's own that is not there any more, or that another user can change.
+    """
+    path = _site_file(layout, name)
+    advice = f"rm -r {word(path)}, and the same submit command again, which writes it"
+    try:
+        entry = read_typed(path, SiteRecord, "the record of a site profile", advice=advice)
+    except FileNotFoundError:
+        entry = SiteRecord({"type": UNRECORDED, "name": name})
+    if named_modules(entry.site):
+        refuse_changeable(path, f"the class of the site profile {name} is not imported")
+        if entry.folder is not None:
+            import_from(entry.folder, entry.site)
+    try:
+        return SiteFile.model_validate_json(json.dumps({"site": entry.site}), strict=True).site
+    except ValidationError as error:
+        raise UserError(
+            f"the site profile {name} with which jobs were submitted cannot be read: {error.errors()[0]['msg']}",
+            where=path,
+            value=entry.site.get("type"),
+            advice="put the module of that class back to where it was, and type the same command again",
+        ) from error
+
+
+def _site_file(layout: RunLayout, name: str) -> Path:
+    return layout.jobs / f"site-{name}.json"
+
+
+def current_submissions(layout: RunLayout) -> dict[str, list[Submission]]:
+    """For each job of the plan the latest submission of all its tasks, and later ones that sent some of them again.
+
+    Raises:
+        UnreadableError: the record of one is damaged.
+    """
+    return latest_of(submissions(layout))
+
+
+def latest_of(sent: Iterable[Submission]) -> dict[str, list[Submission]]:
+    """As :func:`current_submissions`, of submissions from the oldest to the latest."""
+    found: dict[str, list[Submission]] = {}
+    for one in sent:
+        found[one.job] = [one] if one.tasks is None else [*found.get(one.job, ()), one]
+    return found
+
+
+def task_ids(job: Job, parts: Sequence[Submission]) -> list[str]:
+    """The id of each task of a job in its queue, by its index: ``1234``, or ``1234_5`` for a task of an array.
+
+    Args:
+        job: of the plan.
+        parts: its current submissions, the oldest first; there is one at least.
+    """
+    if job.tasks == 1:
+        return [parts[-1].job_id]
+    latest = {index: one.job_id for one in parts for index in (range(job.tasks) if one.tasks is None else one.tasks)}
+    return [f"{latest.get(index, parts[0].job_id)}_{index}" for index in range(job.tasks)]
+
+
+@contextmanager
+def claimed(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
+    """Hold the run for this process during the block; its heartbeat shows other hosts that it runs. A claim is a file
+    that is created exclusively, one for each generation: of two processes that claim at the same time, one is refused.
+    A process that has claimed and does not beat yet seems dead: it looks for a later claim once it beats, and one that
+    claims later looks for the beat once it has claimed.
+
+    Raises:
+        UserError: another live process holds the run.
+    """
+    generation, other = _newest_claim(layout)
+    if other is not None and _lives(layout, other, heartbeat_limit_s):
+        raise _in_use(layout, other)
+    mine, still = LocalProcess(os.getpid(), _kernel_start(os.getpid()), socket.gethostname()), read_beat(_heart(layout))
+    with creating(layout.jobs / f"local-{generation + 1:05d}.json") as claim:
+        claim.temporary.write_text(json.dumps(asdict(mine)))
+    if not claim.won or read_beat(_heart(layout)) not in (still, NO_BEAT):
+        raise _in_use(layout, _newest_claim(layout)[1] or mine)
+    with Heart(_heart(layout), mine.name, heartbeat_limit_s):
+        if (newest := _newest_claim(layout))[0] != generation + 1:
+            raise _in_use(layout, newest[1] or mine)
+        yield
+
+
+def local_process(layout: RunLayout) -> LocalProcess | None:
+    """The live process that runs the plan on this machine; None when there is none."""
+    _, entry = _newest_claim(layout)
+    return entry if entry is not None and entry.is_here and entry.pid != os.getpid() else None
+
+
+def shown_process(layout: RunLayout) -> tuple[LocalProcess | None, list[str]]:
+    """The process that held the run last, on any machine, whether it still runs or not; None where none did, or where
+    its record is damaged, which the line beside says.
+    """
+    try:
+        return _newest_claim(layout)[1], []
+    except UnreadableError as error:
+        return None, [error.line]
+
+
+def process_elsewhere(layout: RunLayout) -> LocalProcess | None:
+    """The process of another machine that ran the plan last; this machine cannot check whether it still runs."""
+    _, entry = _newest_claim(layout)
+    return entry if entry is not None and entry.host != socket.gethostname() else None
+
+
+def _newest_claim(layout: RunLayout) -> tuple[int, LocalProcess | None]:
+    paths = list_directory(layout.jobs, "local-*.json")
+    if not paths:
+        return 0, None
+    # where the newest is damaged, no earlier one is an answer: its process may run
+    advice = f"make sure that no process runs the run; then rm -r {word(paths[-1])}, and the same command again"
+    try:
+        return _number(paths[-1]), read_typed(paths[-1], LocalProcess, "the record of a process", advice=advice)
+    except FileNotFoundError as error:
+        raise UnreadableError("the record of a process leads nowhere", where=paths[-1], advice=advice) from error
+
+
+def _lives(layout: RunLayout, process: LocalProcess, heartbeat_limit_s: float) -> bool:
+    """Whether a process runs the plan: of the one that claimed last the kernel knows it on this machine; every other
+    one is known by the heartbeat.
+    """
+    first = read_beat(_heart(layout))
+    if process.host == socket.gethostname() and first.attempt in ("", process.name):
+        return process.is_here
+    end = time.monotonic() + heartbeat_limit_s
+    while first != NO_BEAT and time.monotonic() < end:
+        if read_beat(_heart(layout)) not in (first, NO_BEAT):
+            return True
+        time.sleep(min(1.0, heartbeat_limit_s / 10))
+    return False
+
+
+def _heart(layout: RunLayout) -> Path:
+    return layout.heart("local", 0)
+
+
+def _in_use(layout: RunLayout, other: LocalProcess) -> UserError:
+    return UserError(
+        f"this run is already running in process {other.pid} on {other.host}",
+        where=layout.root,
+        advice=f"mrt-hpc status {layout.word}, or mrt-hpc cancel {layout.word}",
+    )
+
+
+def _kernel_start(pid: int) -> str:
+    """Field 22 of /proc/PID/stat; empty if there is no such process, or only a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]

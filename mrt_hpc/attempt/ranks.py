@@ -1,0 +1,179 @@
+"""The processes of one task on this machine: a child of this process for each rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.attempt.end import RUNS_AGAIN, settled
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.attempt.stuck import tell_failure
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.recipe.lock import look_at_lock
+from mrt_hpc.run.access import cache_variables
+from mrt_hpc.run.atomic import make_folder
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.task_state import TaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mrt_hpc.plan.jobs import Job
+    from mrt_hpc.run.task_state import TaskRecord
+
+
+THREADS_THAT_WAIT = {"OMP_WAIT_POLICY": "passive"}
+"""The environment of tasks that may share their cores with other processes. By default the threads of a computation
+spin while they wait for each other: where another process has one of two cores, this takes 5 to 20 times as long.
+"""
+STOP_DEADLINE_S = 30.0
+"""Seconds for a child to unwind after SIGTERM, before it is killed."""
+
+
+@dataclass
+class Running:
+    """A running attempt at a task, with one child process for each rank."""
+
+    job: Job
+    index: int
+    attempt: str
+    children: list[subprocess.Popen[bytes]]
+    gpus: list[str] = field(default_factory=list)
+
+    def exit_codes(self) -> list[int | None]:
+        """Of each rank; None while it runs."""
+        return [child.poll() for child in self.children]
+
+
+def start_ranks(
+    layout: RunLayout, job: Job, index: int, environment: Mapping[str, str], gpus: Sequence[str] = ()
+) -> Running:
+    """Start all ranks of one task, each with a log of its own.
+
+    Args:
+        layout: of the run.
+        job: of the plan.
+        index: of the task within the job.
+        environment: variables of every rank; the placement of each rank is added.
+        gpus: names of the GPUs that the task has taken.
+    """
+    attempt, ranks = uuid.uuid4().hex[:8], job.resources.ranks
+    places = [Placement(rank, ranks, rank, attempt) for rank in range(ranks)]
+    return Running(job, index, attempt, [_start(layout, job, index, p, environment) for p in places], list(gpus))
+
+
+def _start(
+    layout: RunLayout, job: Job, index: int, placement: Placement, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    log = layout.logs / f"{job.name}.{index:05d}.{placement.attempt}.rank{placement.rank}.log"
+    make_folder(log.parent)  # a user may have removed old logs together with their folder
+    with log.open("ab") as stream:
+        return subprocess.Popen(
+            [sys.executable, "-m", "mrt_hpc.attempt.entry", str(layout.root), job.name, str(index)],
+            env={**THREADS_THAT_WAIT, **cache_variables(), **environment, **placement.environment()},
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def task_code(codes: Sequence[int]) -> int:
+    """The exit code of a task, by those of its ranks; 128 and the number of the signal that killed one."""
+    return max(128 - code if code < 0 else code for code in codes)  # a child killed by signal n ends with -n
+
+
+def tell_to_stop(task: Running) -> None:
+    """Send SIGTERM to the processes of a task that still run."""
+    for child in task.children:
+        if child.poll() is None:
+            child.send_signal(signal.SIGTERM)
+
+
+def stop(task: Running) -> None:
+    """Ask a task's processes to end, and kill those that do not end within the deadline."""
+    tell_to_stop(task)
+    end = time.monotonic() + STOP_DEADLINE_S
+    for child in task.children:
+        try:
+            child.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+# -- one task ----------------------------------------------------------------------------------------------------------
+# Runs one task of a plan to its end, all of its ranks on this machine, as often as the recipe's retries allow.
+#
+#     python -m mrt_hpc.attempt.ranks RUN_DIR JOB INDEX
+#
+# This is what the jobs of a back end start whose queue knows a job script and its exit code, and nothing more. (Slurm's
+# job scripts do more: they queue a task again under its id.) The exit code is 0 for a task that is done.
+
+
+LOOK_EVERY_S = 0.1
+"""The seconds between two checks of the task's processes."""
+
+
+def run_one_task(layout: RunLayout, job: Job, index: int, retries: int) -> TaskRecord:
+    """Run a task until it is done, or has failed more often than its retries allow.
+
+    Args:
+        layout: of the run.
+        job: of the plan.
+        index: of the task within the job.
+        retries: failures in a row that the task may have.
+
+    Returns:
+        The last record of the task.
+
+    Raises:
+        KeyboardInterrupt: this process got SIGINT or SIGTERM; the processes of the task have ended.
+    """
+    while True:
+        attempt, code = _run_attempt(layout, job, index)
+        record = settled(layout, job.name, index, attempt, code, retries)
+        if record.state not in RUNS_AGAIN:
+            tell_failure(layout, job.name, index, record)
+            return record
+
+
+def _run_attempt(layout: RunLayout, job: Job, index: int) -> tuple[str, int]:
+    """Run one attempt, and return its name and exit code; if one rank fails, all ranks are stopped."""
+    safe_path = {"PYTHONSAFEPATH": "1"}  # the working directory of the job holds no modules of ours
+    threads = {"OMP_NUM_THREADS": str(job.resources.cpus_per_rank)}
+    task = start_ranks(layout, job, index, {**safe_path, **threads, **os.environ})
+    try:
+        while None in (codes := task.exit_codes()) and not any(codes):
+            time.sleep(LOOK_EVERY_S)
+    finally:
+        stop(task)
+    return task.attempt, task_code([code for code in codes if code is not None])
+
+
+def main(arguments: list[str]) -> int:
+    """Run the task that the arguments name; returns the exit code."""
+    run_dir, name, index = arguments
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    layout = RunLayout(Path(run_dir).absolute())
+    try:
+        retries = look_at_lock(layout.recipe_lock).resilience.retries
+        record = run_one_task(layout, read_plan(layout.plan).job(name), int(index), retries)
+    except UserError as error:
+        print(error.message(), file=sys.stderr)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        return int(ExitCode.INTERRUPTED)
+    return int(ExitCode.OK if record.state is TaskState.DONE else ExitCode.RETRYABLE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,191 @@
+"""Reads the progress of a run from its files alone, for local runs and runs on Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import indent
+from typing import TYPE_CHECKING
+
+from mrt_hpc.analysis.measures import IterationMetrics
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.run.layout import collection_of
+from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.task_state import TaskRecord, TaskState, read_tasks, shown_tasks
+from mrt_hpc.run.typed_file import readable
+from mrt_hpc.run.weights import published_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from mrt_hpc.plan.jobs import Job, Plan
+    from mrt_hpc.run.layout import RunLayout
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a run at one moment."""
+
+    iterations_done: int
+    iterations: int
+    groups_collected: int | None
+    """The number of groups that the newest weights have sampled before training continues; None where training does not
+    wait for them."""
+    warnings: tuple[str, ...]
+    """What looks wrong with the last trained iteration, or with the optimiser steps of the run."""
+    evaluations_done: int
+    evaluations: int
+    report: bool
+    stale: bool
+    """Whether the report is older than the newest metrics or evaluation."""
+    unreadable: tuple[str, ...] = ()
+    """A line where the metrics of the last trained iteration cannot be read."""
+
+
+Records = Mapping[str, Sequence[TaskRecord]]
+"""The records of all tasks of a run: by the name of a job, those of its tasks in the order of their indices."""
+
+
+def read_records(plan: Plan, layout: RunLayout) -> dict[str, list[TaskRecord]]:
+    """The latest record of each task of a run, to be shown; each file is read once. A task whose file is damaged is
+    ``unreadable``.
+    """
+    return {job.name: shown_tasks(layout, job.name, job.tasks) for job in plan.jobs}
+
+
+def progress(plan: Plan, layout: RunLayout, records: Records | None = None) -> Progress:
+    """Read the progress of a run. Old weights versions may be pruned, so the newest one gives the number of iterations:
+    iteration v - 1 published version v.
+
+    Args:
+        plan: of the run.
+        layout: of the run.
+        records: of all its tasks, where they have been read already.
+    """
+    records = read_records(plan, layout) if records is None else records
+    done = max(published_versions(layout), default=0)
+    collection = collection_of(done)
+    units = [u for job in plan.jobs for u in job.evaluations]
+    measured, faults = newest_metrics(layout, done)
+    return Progress(
+        iterations_done=done,
+        iterations=plan.iterations,
+        groups_collected=_collected(layout, collection) if _collects(plan, collection) else None,
+        warnings=tuple(warnings(layout, measured)),
+        evaluations_done=_evaluated(plan, layout, records),
+        evaluations=len(units),
+        report=layout.report.exists(),
+        stale=_written(layout.report) < max(_results_written(plan, layout), default=0.0),
+        unreadable=tuple(faults),
+    )
+
+
+def _collected(layout: RunLayout, collection: int) -> int:
+    """The number of groups of a collection; those of a damaged archive do not count, as they are sampled again."""
+    from mrt_hpc.run.archive import sampled_positions  # it takes a third of a second to import, and few runs collect
+    from mrt_hpc.run.groups import complete_groups
+    from mrt_hpc.run.manifest import DamagedError
+
+    try:
+        return len(sampled_positions(layout, collection))
+    except DamagedError:
+        return len(complete_groups(layout.groups(collection)))
+
+
+def _evaluated(plan: Plan, layout: RunLayout, records: Records) -> int:
+    """The number of tasks whose shard exists. A task that waits for its first start is not evaluated: its shard may be
+    of other settings. The folder of a version and benchmark is listed once for all its shards.
+    """
+    units = [
+        unit
+        for job in plan.jobs
+        for unit, record in zip(job.evaluations, records[job.name], strict=False)
+        if record.state is not TaskState.WAITING
+    ]
+    folders = {(unit.version, unit.benchmark) for unit in units}
+    there = {folder: {path.name for path in list_directory(layout.evaluation(*folder))} for folder in folders}
+    return sum(f"shard-{unit.shard:05d}" in there[unit.version, unit.benchmark] for unit in units)
+
+
+def _results_written(plan: Plan, layout: RunLayout) -> Iterator[float]:
+    """The times at which the results of the report were written, by the clock of the filesystem."""
+    yield from (_written(layout.metrics(iteration)) for iteration in range(plan.iterations))
+    units = {(unit.version, unit.benchmark) for job in plan.jobs for unit in job.evaluations}
+    yield from (_written(layout.evaluation_summary(*unit)) for unit in units)
+
+
+def _written(path: Path) -> float:
+    """Return a file's modification time in seconds since the epoch; 0 where there is no such file."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _collects(plan: Plan, collection: int) -> bool:
+    return any(collection in job.iterations for job in plan.jobs)
+
+
+def newest_metrics(layout: RunLayout, done: int) -> tuple[list[IterationMetrics], list[str]]:
+    """The metrics of the last of ``done`` iterations, if they are there and whole, and a line if they are damaged."""
+    return readable([layout.metrics(done - 1)] if done else [], IterationMetrics.read)
+
+
+def warnings(layout: RunLayout, measured: Iterable[IterationMetrics]) -> Iterator[str]:
+    """What looks wrong with iterations, and with the optimiser steps of the run, a sentence each."""
+    for metrics in measured:
+        yield from metrics.warnings
+    if skipped := list_directory(layout.skipped_steps, "*.json"):
+        yield (
+            f"{len(skipped)} optimiser step(s) were skipped, as loss or gradient was not finite; the sequences of the "
+            f"last one are in {skipped[-1]}"
+        )
+
+
+def task_records(job: Job, layout: RunLayout) -> list[TaskRecord]:
+    """The latest record of each task of a job, for decisions.
+
+    Raises:
+        UnreadableError: a file is damaged.
+    """
+    return read_tasks(layout, job.name, job.tasks)
+
+
+def remarks(plan: Plan, layout: RunLayout, records: Records | None = None) -> list[tuple[Job, int, TaskRecord]]:
+    """The tasks whose last attempt recorded why it ended early; ``records`` as in :func:`progress`."""
+    records = read_records(plan, layout) if records is None else records
+    return [
+        (job, index, record)
+        for job in plan.jobs
+        for index, record in enumerate(records[job.name])
+        if record.message and record.state is not TaskState.DONE
+    ]
+
+
+def failures(plan: Plan, layout: RunLayout, records: Records | None = None) -> list[tuple[Job, int, TaskRecord]]:
+    """The tasks that have failed and are not started again: first those that failed by themselves, then those that
+    failed because of another, each in the order of time. ``records`` as in :func:`progress`.
+    """
+    broken = [remark for remark in remarks(plan, layout, records) if remark[2].state is TaskState.FAILED]
+    names = {job.name for job, _, _ in broken}
+    return sorted(broken, key=lambda remark: (not names.isdisjoint(remark[2].awaited), remark[2].time))
+
+
+def reason(record: TaskRecord) -> str:
+    """The full reason why a task ended early."""
+    return record.message.strip()
+
+
+def failed(plan: Plan, layout: RunLayout) -> UserError:
+    """The error of a run with failed tasks, with the cause."""
+    broken = failures(plan, layout)
+    if not broken:
+        return UserError("tasks could not start", where=layout.root, advice=f"mrt-hpc status {layout.word}")
+    job, index, record = broken[0]
+    return UserError(
+        f"{len(broken)} task(s) failed; the first was task {index} of {job.name}:\n{indent(reason(record), '    ')}",
+        where=layout.logs,
+        advice=f"mrt-hpc logs {layout.word} {job.role}; the same submit command continues the run",
+        exit_code=ExitCode.RETRYABLE,
+    )

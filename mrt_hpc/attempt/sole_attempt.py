@@ -1,0 +1,134 @@
+"""At most one job works on a task at a time, also where the queue holds two jobs for it: a submission that was
+interrupted may have left a job that nothing names any more.
+
+Each attempt claims its task by a file of its own beside the task's heart: ``trainer.claim-00003`` is the third. The
+file is created exclusively, so of two attempts that begin at once one is refused. The newest claim holds the task until
+its attempt writes that it is over, or until its heart has stood still for long enough. A claim is never removed: an
+attempt that has read an old list of them creates a number that is there already, and is refused. Slurm runs one attempt
+of a job at a time, so a later attempt of the same job does not wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from mrt_hpc.attempt.end import job_of
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.run.atomic import creating
+from mrt_hpc.run.heartbeats import Heart, read_beat
+from mrt_hpc.run.retries import list_directory, retrying
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from mrt_hpc.roles.task.context import Task
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+_CLAIM = re.compile(r".+\.claim-(\d{5})")
+_OVER = ""
+"""The content of a claim whose attempt has ended by itself; before, it is the attempt's name."""
+
+
+class TaskClaim(NamedTuple):
+    """A claim on a task."""
+
+    number: int
+    attempt: str
+
+
+NO_CLAIM = TaskClaim(0, _OVER)
+
+
+@contextmanager
+def sole_attempt(task: Task) -> Iterator[None]:
+    """Hold a task, and beat for it, during the block. An attempt of another job that is just ending is waited for.
+
+    Raises:
+        UserError: an attempt of another job works on the task; nothing is recorded, and this one comes back later.
+    """
+    heart, limit_s = task.layout.heart(task.job.name, task.index), task.experiment.resilience.heartbeat_limit_s
+    with task.shutdown.while_waiting():
+        last = finished_claim(heart, task.attempt, limit_s)
+    mine = None if last is None else _path(heart, last.number + 1)
+    if mine is None or not task.retrying(lambda: _create(mine, task.attempt), "the claim on the task"):
+        raise _refused(task)
+    with Heart(heart, task.attempt, limit_s):
+        # an attempt that stood still before its first beat may have counted as over: another has claimed since then
+        if task.retrying(lambda: _newest_path(heart), "the claims on the task") != mine:
+            raise _refused(task)
+        try:
+            yield
+        finally:
+            _end(mine, limit_s)
+
+
+def finished_claim(heart: Path, attempt: str, limit_s: float) -> TaskClaim | None:
+    """The newest claim on the task of a heart, which holds the task no longer: its attempt is over, its heart has stood
+    still for ``limit_s``, or it is of the same job; None where an attempt of another job works, and goes on for longer.
+
+    An attempt of the local back end belongs to no job: the process that runs the plan sees to it that there is one.
+    """
+    start = changed = time.monotonic()
+    before = None
+    while True:
+        claim, now = _newest_claim(heart), time.monotonic()
+        if job_of(claim.attempt) in (None, job_of(attempt)):
+            return claim
+        if (seen := (claim, read_beat(heart))) != before:
+            before, changed = seen, now
+        if now - changed >= limit_s:
+            return claim
+        if now - start >= limit_s + LOOK_EVERY_S:
+            return None
+        time.sleep(LOOK_EVERY_S)
+
+
+def _newest_claim(heart: Path) -> TaskClaim:
+    path = _newest_path(heart)
+    return NO_CLAIM if path is None else TaskClaim(_number(path), retrying(path.read_text, "the claim on the task"))
+
+
+def _newest_path(heart: Path) -> Path | None:
+    claims = [path for path in list_directory(heart.parent, f"{heart.stem}.claim-*") if _CLAIM.fullmatch(path.name)]
+    return max(claims, key=_number, default=None)
+
+
+def _number(claim: Path) -> int:
+    return int(claim.name.rpartition("-")[2])
+
+
+def _path(heart: Path, number: int) -> Path:
+    return heart.with_name(f"{heart.stem}.claim-{number:05d}")
+
+
+def _create(path: Path, attempt: str) -> bool:
+    """Create a claim; False where another attempt was first."""
+    with creating(path) as claim:
+        claim.temporary.write_text(attempt)
+    return claim.won
+
+
+def _end(claim: Path, limit_s: float) -> None:
+    """Say in a claim that its attempt is over. Emptying a file needs no room on the disk."""
+    try:
+        claim.write_text(_OVER)
+    except OSError as error:
+        log.warning("another job for this task waits %g s, because %s keeps its attempt: %s", limit_s, claim, error)
+
+
+def _refused(task: Task) -> UserError:
+    return UserError(
+        f"another job works on task {task.index} of {task.job.name}",
+        where=task.layout.root,
+        expected="one job for each task; this one does nothing, and comes back later",
+        advice=f"mrt-hpc cancel {task.layout.word}, and the same submit command again; or scancel the job that is too "
+        "many: squeue --me shows both",
+        exit_code=ExitCode.GIVE_BACK,
+    )

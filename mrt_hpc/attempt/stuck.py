@@ -1,0 +1,181 @@
+"""Notices that a run is stuck, so that a person should look, and tells that once for each cause.
+
+Three causes: the disk is full; tasks return their nodes again and again because the tasks that they wait for do not
+run; and a task has failed for good that other jobs need, while the report, which tells of failures, cannot start yet.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mrt_hpc.attempt.notify import LONGEST_S, tell_stuck
+from mrt_hpc.attempt.run_progress import reason
+from mrt_hpc.errors import UserError
+from mrt_hpc.plan.jobs import DependencyKind, Role, read_plan
+from mrt_hpc.run.events import finished_parts
+from mrt_hpc.run.retries import RetryPolicy
+from mrt_hpc.run.stuck_notices import FULL_DISK, sign, take_back
+from mrt_hpc.run.task_state import TaskState, read_task, read_tasks
+
+if TYPE_CHECKING:
+    from mrt_hpc.plan.jobs import Job, Plan
+    from mrt_hpc.roles.task.context import Task
+    from mrt_hpc.run.layout import RunLayout
+    from mrt_hpc.run.retries import Shortage
+    from mrt_hpc.run.task_state import TaskRecord
+
+log = logging.getLogger(__name__)
+
+TOLD_WAITS = 3
+"""The number of attempts in a row that returned their nodes for lack of peers after which a person should look."""
+SPARE_S = 30.0
+"""Seconds before the time limit that a task keeps for its end: the command gets less time, or is called by a later
+attempt.
+"""
+SHORTEST_S = 5.0
+"""The command is not called where it would have fewer seconds than this."""
+
+
+# -- a full disk
+
+
+@dataclass
+class DiskWatch:
+    """Tells that the tasks of a job wait for room on a full disk, and takes that back when there is room again."""
+
+    layout: RunLayout
+    job: str
+    waits: bool = field(default=False, init=False)
+    """Whether this process has waited for long, and not written since what had waited."""
+
+    def full(self, what: str, lacking: Shortage) -> None:
+        """Tell that the disk is full.
+
+        Args:
+            what: cannot be written.
+            lacking: space, or inodes.
+        """
+        self.waits = True
+        told = f"{lacking.what}: {self.job} waits for room to write {what}; the run continues when there is room"
+        tell_stuck(self.layout, self.job, FULL_DISK, told)
+
+    def room(self) -> None:
+        """Take back what was told by a task of this job: there is room again."""
+        self.waits = False
+        try:
+            take_back(self.layout, self.job, FULL_DISK)
+        except OSError as error:
+            log.warning("a later full disk may not be told: %s", error)
+
+
+def patience_of(layout: RunLayout, job: str, full_disk_minutes: float) -> RetryPolicy:
+    """How a task of a job waits for room on a full disk, and tells that it does."""
+    return RetryPolicy(full_limit_s=full_disk_minutes * 60, watch=DiskWatch(layout, job))
+
+
+def sign_for(task: Task) -> None:
+    """Prepare what a task needs to tell on a full disk."""
+    if task.rank == 0:
+        try:
+            sign(task.layout, task.job.name)
+        except OSError as error:
+            log.warning("a full disk is told only until the next submission: %s", error)
+
+
+# -- peers that do not run
+
+
+def fruitless_waits(task: Task, before: TaskRecord) -> tuple[int, int]:
+    """How often in a row a task has returned its nodes, with this time, because its peers do not run, while the
+    segment has finished nothing; and the number of parts that the segment has finished.
+
+    Args:
+        task: the attempt that returns its nodes.
+        before: the record of the task, with these two numbers of the earlier attempts.
+    """
+    jobs = [job.name for job in task.plan.jobs if job.segment == task.job.segment and any(map(job.does, _PEERS))]
+    finished = finished_parts(task.layout.events, jobs)
+    again = before.waits > 0 and before.finished == finished
+    return (before.waits + 1 if again else 1), finished
+
+
+_PEERS = (Role.INFERENCE, Role.TRAINER)
+
+
+def tell_after(task: Task) -> None:
+    """Called when an attempt has ended and its record is written: tell that its peers do not run, where this was the
+    last of several attempts; and take back that the disk was full, where the attempt has finished something.
+    """
+    if task.rank != 0:
+        return
+    try:
+        record = read_task(task.layout, task.job.name, task.index)
+        has_finished = record.state is TaskState.DONE or task.has_progressed
+    except (UserError, OSError) as error:
+        log.warning("whether the run is stuck could not be found out: %s", error)
+        return
+    watch = task.events.patience.watch
+    if watch is not None and not watch.waits and has_finished:
+        watch.room()
+    mine = record.attempt == task.attempt and record.state is TaskState.GAVE_BACK
+    within_s = min(LONGEST_S, task.seconds_left - SPARE_S)
+    if mine and record.awaited and record.waits >= TOLD_WAITS and within_s >= SHORTEST_S:
+        told = (
+            f"task {task.index} of {task.job.name} has returned its nodes {record.waits} times in a row because "
+            f"{', '.join(record.awaited)} did not run, and nothing was finished meanwhile"
+        )
+        segment = task.job.name.partition(".")[0]
+        tell_stuck(task.layout, task.job.name, f"waiting.{segment}.{record.finished}", told, within_s)
+
+
+# -- a failure
+
+
+def tell_failure(layout: RunLayout, name: str, index: int, record: TaskRecord) -> None:
+    """Tell that a task has failed for good and the run cannot go on, unless the report tells that at once.
+
+    Args:
+        layout: the run directory.
+        name: of the job.
+        index: of the task.
+        record: the state of the task after its last attempt.
+    """
+    if record.state is not TaskState.FAILED:
+        return
+    try:
+        plan = read_plan(layout.plan)
+        lost = jobs_lost_with(plan, layout, name)
+        goes_on = not lost or _report_is_next(plan, layout, {name, *lost})
+    except (UserError, OSError) as error:
+        log.warning("whether the run is stuck could not be found out: %s", error)
+        return
+    if not goes_on:
+        told = f"task {index} of {name} has failed for good, so {_listed(lost)} cannot start: {reason(record)}"
+        tell_stuck(layout, name, f"failed.{name}", told)
+
+
+def jobs_lost_with(plan: Plan, layout: RunLayout, name: str) -> list[str]:
+    """The jobs that cannot start because a job has failed, in the plan's order; jobs that are done are none of them."""
+    lost: list[str] = []
+    for job in plan.jobs:
+        needed = {wait.job for wait in job.after if wait.kind is DependencyKind.AFTEROK}
+        if needed & {name, *lost} and not _ended(layout, job, {TaskState.DONE}):
+            lost.append(job.name)
+    return lost
+
+
+def _report_is_next(plan: Plan, layout: RunLayout, failed: set[str]) -> bool:
+    """Whether the report waits for no job that still runs or is to run."""
+    over = {TaskState.DONE, TaskState.FAILED}
+    awaited = {wait.job for job in plan.jobs if job.role is Role.REPORT for wait in job.after} - failed
+    return all(_ended(layout, plan.job(name), over) for name in awaited)
+
+
+def _ended(layout: RunLayout, job: Job, states: set[TaskState]) -> bool:
+    return all(record.state in states for record in read_tasks(layout, job.name, job.tasks))
+
+
+def _listed(jobs: list[str]) -> str:
+    return ", ".join(jobs) if len(jobs) <= 3 else f"{', '.join(jobs[:3])} and {len(jobs) - 3} more"

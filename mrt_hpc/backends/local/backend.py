@@ -1,0 +1,243 @@
+"""The back end without a queue: tasks are processes of the submitting command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from mrt_hpc.attempt.end import RUNS_AGAIN, settled
+from mrt_hpc.attempt.python_look import no_tasks_here
+from mrt_hpc.attempt.ranks import Running, start_ranks, stop, task_code, tell_to_stop
+from mrt_hpc.attempt.run_progress import failed
+from mrt_hpc.backends.backend import Backend, Objections
+from mrt_hpc.backends.local.slots import Slots, beyond_machine, machine_slots
+from mrt_hpc.errors import UserError
+from mrt_hpc.plan.jobs import DependencyKind, Role
+from mrt_hpc.run.task_state import TaskState, forget_failures, read_task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mrt_hpc.backends.backend import JobOrder
+    from mrt_hpc.backends.local.site import LocalSite
+    from mrt_hpc.plan.jobs import Dependency, Job, Plan
+    from mrt_hpc.run.layout import RunLayout
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+# The local backend: it runs the plan's tasks as child processes, with their dependencies and with slots for CPUs and
+# GPUs. The children end with this process. Their results are in the run directory, so running the plan again continues
+# the run.
+
+
+LOOK_EVERY_S = 0.1
+"""The seconds between two checks of the children."""
+URGENCY = {role: {Role.EVALUATION: 1, Role.REPORT: 2}.get(role, 0) for role in Role}
+"""Training comes before evaluation where slots are short."""
+
+
+@dataclass
+class LocalRun:
+    """One pass through the plan on this machine."""
+
+    plan: Plan
+    layout: RunLayout
+    site: LocalSite
+    slots: Slots
+    retries: int
+    """Failures that a task may have."""
+    running: list[Running] = field(default_factory=list)
+    ended: dict[tuple[str, int], TaskState] = field(default_factory=dict)
+    turn: dict[tuple[str, int], int] = field(default_factory=dict)
+    """The number of times that each task was started: tasks that returned their slots start after the others."""
+
+    def states(self, job: Job) -> list[TaskState]:
+        """The state of each task of a job in this pass."""
+        running = {(r.job.name, r.index) for r in self.running}
+        keys = [(job.name, index) for index in range(job.tasks)]
+        return [TaskState.RUNNING if k in running else self.ended.get(k, TaskState.WAITING) for k in keys]
+
+    def turns(self, job: Job, index: int) -> int:
+        """Return how often a task was started in this pass."""
+        return self.turn.get((job.name, index), 0)
+
+    def finished(self, job: Job) -> bool:
+        """Whether all of its tasks have ended, with success or not."""
+        return all(s not in (TaskState.WAITING, TaskState.RUNNING) for s in self.states(job))
+
+    def fulfilled(self, dependency: Dependency) -> bool:
+        """Whether this dependency lets a job start."""
+        job = self.plan.job(dependency.job)
+        if dependency.kind is DependencyKind.AFTERANY:
+            return self.finished(job)
+        return all(s is TaskState.DONE for s in self.states(job))
+
+    def hopeless(self, dependency: Dependency) -> bool:
+        """Whether a job can never start, because what it needs has failed."""
+        return (
+            dependency.kind is DependencyKind.AFTEROK
+            and self.finished(self.plan.job(dependency.job))
+            and not self.fulfilled(dependency)
+        )
+
+
+def run_plan(plan: Plan, layout: RunLayout, site: LocalSite, retries: int, show: Callable[[LocalRun], None]) -> bool:
+    """Run the tasks of a plan that are not done.
+
+    Args:
+        plan: what to run.
+        layout: its run directory.
+        site: slots and environment.
+        retries: failures that a task may have before the run is given up.
+        show: called at each check, to show the user the progress.
+
+    Returns:
+        Whether every task ended well.
+
+    Raises:
+        KeyboardInterrupt: the user stopped it; all children have ended.
+        UserError: the plan needs more than this machine has.
+    """
+    run = LocalRun(plan, layout, site, machine_slots(plan, site), retries)
+    for job in plan.jobs:
+        forget_failures(layout, job.name, range(job.tasks))
+    run.ended = {key: TaskState.DONE for key in done_tasks(plan, layout)}
+    try:
+        while not all(run.finished(job) for job in plan.jobs):
+            reap(run)
+            cancel_hopeless(run)
+            start_ready(run)
+            show(run)
+            time.sleep(LOOK_EVERY_S)
+    finally:
+        stop_all(run)
+    show(run)
+    return all(state is TaskState.DONE for state in run.ended.values())
+
+
+def done_tasks(plan: Plan, layout: RunLayout) -> Iterator[tuple[str, int]]:
+    """The tasks that earlier passes finished."""
+    for job in plan.jobs:
+        for index in range(job.tasks):
+            if read_task(layout, job.name, index).state is TaskState.DONE:
+                yield job.name, index
+
+
+def start_ready(run: LocalRun) -> None:
+    """Start every task whose dependencies are fulfilled and whose slots are free, the most urgent first."""
+    for job, index in sorted(waiting_tasks(run), key=lambda task: (URGENCY[task[0].role], run.turns(*task))):
+        unfinished = sum(r.job.name == job.name for r in run.running)
+        if unfinished < (job.max_parallel or job.tasks) and run.slots.fit(job.resources):
+            run.running.append(start_task(run, job, index))
+
+
+def waiting_tasks(run: LocalRun) -> list[tuple[Job, int]]:
+    """The tasks whose dependencies are fulfilled."""
+    return [
+        (job, index)
+        for job in run.plan.jobs
+        if all(run.fulfilled(d) for d in job.after)
+        for index, state in enumerate(run.states(job))
+        if state is TaskState.WAITING
+    ]
+
+
+def start_task(run: LocalRun, job: Job, index: int) -> Running:
+    """Start all ranks of one task."""
+    gpus = run.slots.take(job.resources)
+    run.turn[job.name, index] = run.turns(job, index) + 1
+    return start_ranks(run.layout, job, index, _environment(run.site, job, gpus), gpus)
+
+
+def _environment(site: LocalSite, job: Job, gpus: list[str]) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONSAFEPATH": "1",  # the folder that the command was typed in holds no modules of ours
+        "OMP_NUM_THREADS": str(job.resources.cpus_per_rank),
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+        **site.environment,
+    }
+
+
+def reap(run: LocalRun) -> None:
+    """Record the tasks that have ended; if one rank of a task fails, all its ranks are stopped."""
+    for task in list(run.running):
+        codes = task.exit_codes()
+        if None in codes and not any(codes):
+            continue
+        stop(task)
+        run.running.remove(task)
+        run.slots.give_back(task.job.resources, task.gpus)
+        state = _settle(run, task, [code for code in codes if code is not None])
+        if state not in RUNS_AGAIN:
+            run.ended[task.job.name, task.index] = state
+
+
+def _settle(run: LocalRun, task: Running, codes: list[int]) -> TaskState:
+    """The outcome of an ended task, by the codes of the ranks that ended by themselves."""
+    return settled(run.layout, task.job.name, task.index, task.attempt, task_code(codes), run.retries).state
+
+
+def cancel_hopeless(run: LocalRun) -> None:
+    """Mark the tasks of jobs that can never start as failed."""
+    for job in run.plan.jobs:
+        if any(run.hopeless(d) for d in job.after):
+            for index, state in enumerate(run.states(job)):
+                if state is TaskState.WAITING:
+                    run.ended[job.name, index] = TaskState.STOPPED
+
+
+def stop_all(run: LocalRun) -> None:
+    """Stop every child: all get the signal first, and then each is waited for."""
+    for task in run.running:
+        tell_to_stop(task)
+    for task in run.running:
+        stop(task)
+    run.running.clear()
+
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that stop the run, even if the shell started the command with these signals ignored."""
+
+
+@dataclass(frozen=True)
+class LocalBackend(Backend):
+    """Runs a plan on this machine."""
+
+    site: LocalSite
+    place: ClassVar[str] = "this machine"
+
+    @property
+    def queue(self) -> str | None:
+        """No queue."""
+        return None
+
+    def objections(self, plan: Plan) -> Objections:
+        """Refuse tasks that can never start here; doubt plans that ask for more cores or memory than there are."""
+        doubts = beyond_machine(plan, self.site)
+        if (no_python := no_tasks_here()) is not None:
+            return Objections(doubts, (no_python.what,), no_python)
+        try:
+            machine_slots(plan, self.site)
+        except UserError as error:
+            return Objections(doubts, (f"{error.what}; {error.advice}",), error)
+        return Objections(doubts)
+
+    def submit(self, order: JobOrder) -> None:
+        """Run the plan to its end, and show how far it is.
+
+        Raises:
+            UserError: a task failed.
+        """
+        for number in STOPS:
+            signal.signal(number, signal.default_int_handler)
+        order.tell(f"run directory: {order.layout.root}")
+        retries = order.recipe.resilience.retries
+        with order.display(order.layout) as look:
+            well = run_plan(order.plan, order.layout, self.site, retries, lambda _: look())
+        if not well:
+            raise failed(order.plan, order.layout)
+        order.tell(f"done; the report: {order.layout.report}")

@@ -1,0 +1,359 @@
+"""The jobs of a run in the queues that hold them: which of them are queued or running, in which state, and how they are
+cancelled.
+
+The run directory is enough: its ledger names the submitted jobs and their site profiles.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from mrt_hpc.analysis.spending import Accounts
+from mrt_hpc.attempt.ledger import (
+    current_submissions,
+    latest_of,
+    local_process,
+    process_elsewhere,
+    recorded_site,
+    shown_submissions,
+)
+from mrt_hpc.backends.backend import QueueState, Site
+from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.lock import look_at_lock
+from mrt_hpc.recipe.ownership import refuse_changeable
+from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.weights import release
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from mrt_hpc.analysis.spending import Allocation
+    from mrt_hpc.attempt.ledger import LocalProcess, Submission
+    from mrt_hpc.backends.backend import Backend, QueuedTask, WaitReason
+    from mrt_hpc.run.layout import RunLayout
+
+
+ENDS_WITHIN_S = 90.0
+"""The seconds that a process of this machine has to stop its tasks and to end."""
+
+
+@dataclass(frozen=True)
+class JobQueue:
+    """A queue to which jobs of the run were submitted."""
+
+    name: str
+    backend: Backend
+    jobs: dict[str, list[str]]
+    """By the job's name, the ids of its current submissions, the oldest first."""
+
+    @property
+    def ids(self) -> list[str]:
+        """All ids, each once."""
+        return sorted({job_id for ids in self.jobs.values() for job_id in ids})
+
+
+def job_queues(layout: RunLayout, sent: Mapping[str, Sequence[Submission]]) -> list[JobQueue]:
+    """The queues of a run's current submissions, as the ledger gives them.
+
+    Raises:
+        UserError: the back end of a site cannot be loaded.
+    """
+    found: dict[str, JobQueue] = {}
+    backends: dict[str, Backend] = {}
+    for job, parts in sent.items():
+        for one in parts:
+            if one.site not in backends:
+                backends[one.site] = backend_of(layout, one.site)
+            backend = backends[one.site]
+            name = str(backend.queue)
+            queue = found.setdefault(name, JobQueue(name, backend, {}))
+            queue.jobs.setdefault(job, []).append(one.job_id)
+    return list(found.values())
+
+
+def backend_of(layout: RunLayout, site_name: str) -> Backend:
+    """The back end of a site with which jobs of the run were submitted.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+    site = recorded_site(layout, site_name)
+    assert isinstance(site, Site), "a profile without a back end is refused when it is submitted with"
+    return site.backend()
+
+
+@dataclass(frozen=True)
+class LiveJob:
+    """A job of the run that is queued or running."""
+
+    job_id: str
+    """Of its latest submission."""
+    at_work: bool
+    """Whether any task of it runs, so that its dependencies are fulfilled."""
+    tasks: Mapping[int, str] = field(default_factory=dict)
+    """Ids of its tasks that are queued or run, by their indices."""
+    queue: str = ""
+    """Name of the queue that holds it."""
+
+    @property
+    def job_ids(self) -> set[str]:
+        """The ids of all submissions of which a task is queued or running."""
+        return {self.job_id, *(name.partition("_")[0] for name in self.tasks.values())}
+
+
+def live_jobs(layout: RunLayout) -> dict[str, LiveJob]:
+    """The run's jobs that are queued or run, by job name; each queue is asked once.
+
+    Raises:
+        UserError: a queue cannot be asked.
+    """
+    found = {}
+    for queue in job_queues(layout, current_submissions(layout)):
+        states = queue.backend.states(queue.ids)
+        alive = {task_id: state for task_id, state in states.items() if not state.ended}
+        for job, ids in queue.jobs.items():
+            mine = [alive[name] for name in sorted(alive) if alive[name].job_id in ids]
+            if mine:
+                at_work = any(task.state is QueueState.RUNNING for task in mine)
+                found[job] = LiveJob(ids[-1], at_work, {task.index: task.task_id for task in mine}, queue.name)
+    return found
+
+
+def refuse_live_jobs(layout: RunLayout, what: str, advice: str) -> None:
+    """Refuse what must not be done to a run while its tasks may write.
+
+    Args:
+        layout: the run directory.
+        what: the refusal, in a sentence.
+        advice: what to type next.
+
+    Raises:
+        UserError: a task is queued or running, or a queue cannot be asked.
+    """
+    if live := live_jobs(layout):
+        raise UserError(what, value=", ".join(live), where=layout.root, advice=advice)
+
+
+@dataclass(frozen=True)
+class QueueLook:
+    """The answers of the queues about a run's jobs."""
+
+    ids: Mapping[str, list[str]]
+    """By the job's name, its ids."""
+    tasks: Mapping[str, list[QueuedTask]]
+    """By the job's name, the states of its tasks; without the jobs of queues that were not reached."""
+    unreached: Mapping[str, str]
+    """By the name of a queue, why it was not reached."""
+    backends: Mapping[str, Backend] = field(default_factory=dict)
+    """By the job's name, the back end that it was submitted with last."""
+    unreadable: tuple[str, ...] = ()
+    """A line for each submission whose record cannot be read."""
+
+    def meaning(self, job: str, reason: str) -> WaitReason | None:
+        """The meaning of a reason why a task of a job waits; None where it is not known."""
+        backend = self.backends.get(job)
+        return None if backend is None else backend.meaning(reason)
+
+
+def look_at_queues(layout: RunLayout, within_s: float) -> QueueLook:
+    """Ask each queue that holds jobs of the run, for some seconds at most."""
+    return look_at_runs([layout], within_s)[0]
+
+
+def look_at_runs(layouts: Sequence[RunLayout], within_s: float) -> list[QueueLook]:
+    """Ask each queue that holds jobs of these runs, once for all of them, for some seconds at most. Returns a look for
+    each run, in their order.
+    """
+    runs = [_RunQueues.of(layout) for layout in layouts]
+    wanted: dict[str, tuple[Backend, set[str]]] = {}
+    for queue in (queue for run in runs for queue in run.queues):
+        wanted.setdefault(queue.name, (queue.backend, set()))[1].update(queue.ids)
+    answers = {name: _answer(backend, ids, within_s) for name, (backend, ids) in wanted.items()}
+    return [run.look(answers) for run in runs]
+
+
+def _answer(backend: Backend, ids: set[str], within_s: float) -> dict[str, QueuedTask] | UserError:
+    """The states of the tasks of these jobs, or why the queue was not reached."""
+    try:
+        return backend.states(sorted(ids), within_s)
+    except UserError as error:
+        return error
+
+
+@dataclass(frozen=True)
+class _RunQueues:
+    """The queues that hold jobs of one run."""
+
+    ids: dict[str, list[str]]
+    queues: list[JobQueue]
+    unloaded: dict[str, str]
+    """By the names of sites whose back end cannot be loaded, why."""
+    faults: list[str]
+    """A line for each submission whose record cannot be read."""
+
+    @classmethod
+    def of(cls, layout: RunLayout) -> _RunQueues:
+        readable, faults = shown_submissions(layout)
+        sent = latest_of(readable)
+        ids = {job: [one.job_id for one in parts] for job, parts in sent.items()}
+        try:
+            return cls(ids, job_queues(layout, sent), {}, faults)
+        except UserError as error:
+            sites = ", ".join(sorted({one.site for parts in sent.values() for one in parts}))
+            return cls(ids, [], {sites: _short(error)}, faults)
+
+    def look(self, answers: Mapping[str, dict[str, QueuedTask] | UserError]) -> QueueLook:
+        """What the answers of the queues say about this run."""
+        tasks: dict[str, list[QueuedTask]] = {}
+        unreached, backends = dict(self.unloaded), {}
+        for queue in self.queues:
+            answer = answers[queue.name]
+            backends.update(dict.fromkeys(queue.jobs, queue.backend))
+            if isinstance(answer, UserError):
+                unreached[queue.name] = _short(answer)
+                continue
+            by_id: dict[str, list[QueuedTask]] = {}
+            for task in answer.values():
+                by_id.setdefault(task.job_id, []).append(task)
+            for job, mine in queue.jobs.items():
+                tasks.setdefault(job, []).extend(task for one in mine for task in by_id.get(one, ()))
+        return QueueLook(self.ids, tasks, unreached, backends, tuple(self.faults))
+
+
+def _short(error: UserError) -> str:
+    return f"{error.what}: {error.value}" if error.value else error.what
+
+
+def cancel_run(layout: RunLayout) -> Iterator[str]:
+    """Stop the process of this machine that runs or submits the run, and take its jobs out of every queue. Weights that
+    other runs keep for it are not kept any more.
+
+    Yields:
+        What was done, a sentence each.
+
+    Raises:
+        UserError: there is nothing to cancel, a queue cannot be asked, the process does not end, or another user can
+            change which process and which jobs the run says are its own.
+    """
+    refuse_changeable(layout.jobs, "nothing is cancelled that this folder names", "ask its owner to cancel the run")
+    process, queues = local_process(layout), job_queues(layout, current_submissions(layout))
+    if process is not None:
+        _ask_to_stop(process)
+        yield f"asked process {process.pid} to stop"
+    for queue in queues:
+        yield cancel_queued(layout, queue)
+    if process is not None:
+        wait_until(
+            lambda: not process.is_here,
+            reason=f"the end of process {process.pid}, which still runs",
+            deadline_s=ENDS_WITHIN_S,
+            where=layout.root,
+            advice=f"kill -9 {process.pid} ends it, and its tasks end with it; then mrt-hpc status {layout.word}",
+        )
+        yield f"process {process.pid} has ended, and its tasks with it"
+    if released := _released(layout):
+        yield f"weights that are not kept for this evaluation any more: {', '.join(released)}"
+    elif process is None and not queues:
+        raise nothing_to_cancel(layout)
+
+
+def _ask_to_stop(process: LocalProcess) -> None:
+    """Interrupt a process. Where Ctrl-Z has suspended it with its tasks, they go on: they could not act on a signal."""
+    with suppress(ProcessLookupError):  # it has ended meanwhile
+        os.kill(process.pid, signal.SIGINT)
+        os.killpg(os.getpgid(process.pid), signal.SIGCONT)
+
+
+def _released(layout: RunLayout) -> list[str]:
+    """Remove the pins of an evaluation on its own, and return the names of the models that were pinned."""
+    return release(look_at_lock(layout.recipe_lock), layout)
+
+
+def cancel_queued(layout: RunLayout, queue: JobQueue) -> str:
+    """Take all jobs of the run out of a queue, those that were never recorded among them.
+
+    Raises:
+        UserError: the queue cannot be asked, or still holds some of them.
+    """
+    unrecorded = queue.backend.unrecorded(layout.root, queue.ids).values()
+    ended = queue.backend.cancel(sorted({*queue.ids, *(job_id for ids in unrecorded for job_id in ids)}))
+    return f"cancelled {len(ended)} job(s) in the queue ({queue.name})"
+
+
+def nothing_to_cancel(layout: RunLayout) -> UserError:
+    """The error of a cancellation that finds no job, and no process on this machine."""
+    if (other := process_elsewhere(layout)) is None:
+        return UserError(
+            "no job and no process of this run is running", where=layout.root, advice=f"mrt-hpc status {layout.word}"
+        )
+    return UserError(
+        f"this run was last started on another machine, as process {other.pid}",
+        where=layout.root,
+        value=other.host,
+        advice=f"on that machine: mrt-hpc cancel {layout.word}",
+    )
+
+
+def job_ids_of(live: Iterable[LiveJob]) -> list[str]:
+    """The ids of all submissions of queued or running jobs, each once, in a fixed order."""
+    return sorted({job_id for job in live for job_id in job.job_ids})
+
+
+# -- accounts ----------------------------------------------------------------------------------------------------------
+# What the queues of a run know of the resources that its jobs have held, as far as they keep an account.
+
+
+A_DAY_S = 86400.0
+"""Seconds. The clock of the submitting machine may be wrong by minutes; an id comes again after months."""
+
+
+def accounts(layout: RunLayout) -> tuple[Accounts, list[str]]:
+    """Ask each queue for all attempts of all jobs that the run's ledger names.
+
+    Returns:
+        The accounts, and a sentence for each queue that has none to tell, and each submission that cannot be read.
+    """
+    sent, untold = shown_submissions(layout)
+    found: list[Allocation] = []
+    times = {one.job_id: one.time for one in sent}
+    try:
+        queues = [*_by_backend(layout, sent)]
+    except UserError as error:
+        return Accounts([], times), [
+            *untold,
+            f"accounting was not asked ({error.what}): the hours are those of the run's events",
+        ]
+    for backend, mine in queues:
+        by_id = {one.job_id: one for one in mine}
+        try:
+            told = backend.allocations(list(by_id))
+        except UserError as error:
+            told = None
+            untold.append(f"accounting was not reached ({error.what}): the hours are those of the run's own events")
+        else:
+            if told is None:
+                untold.append("this cluster keeps no accounting: the hours are those of the run's own events")
+        found += [replace(one, job=by_id[one.job_id].job) for one in told or () if _is_of_run(one, by_id)]
+    return Accounts(found, times), untold
+
+
+def _by_backend(layout: RunLayout, sent: list[Submission]) -> Iterator[tuple[Backend, list[Submission]]]:
+    """The back end of each queue, with what was submitted to it; profiles of one queue share it."""
+    queues: dict[str | None, tuple[Backend, list[Submission]]] = {}
+    backends = {site: backend_of(layout, site) for site in {one.site for one in sent}}
+    for one in sent:
+        backend = backends[one.site]
+        queues.setdefault(backend.queue, (backend, []))[1].append(one)
+    yield from queues.values()
+
+
+def _is_of_run(one: Allocation, sent: dict[str, Submission]) -> bool:
+    """Whether an attempt is of the submission of its id, by their times: a cluster may have given the id to a job of
+    long ago.
+    """
+    submission = sent.get(one.job_id)
+    return submission is not None and one.began >= submission.time - A_DAY_S

@@ -1,0 +1,410 @@
+"""The Slurm backend: a plan's jobs as submitit arrays, printed or submitted.
+
+Each job of the plan is one sbatch call, with any number of tasks. `plan --sbatch` and `submit` use the same function;
+only the ids of other jobs differ, which appear as ``{job name}`` until they are known. This module and
+:mod:`mrt_hpc.backends.slurm.task` are the only ones that import submitit.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from submitit.core.utils import DelayedSubmission, JobPaths
+from submitit.slurm.slurm import SlurmExecutor
+
+from mrt_hpc.backends.backend import StartEstimate
+from mrt_hpc.backends.slurm.answers import remark, submitted_id
+from mrt_hpc.backends.slurm.commands import Answer, SlurmRefusedError, answer_of, is_unreachable
+from mrt_hpc.backends.slurm.parameters import (
+    SCRIPT,
+    as_sbatch_reads,
+    dependency_tokens,
+    fill_in_ids,
+    python_command,
+    require_plain_path,
+    sbatch_parameters,
+)
+from mrt_hpc.backends.slurm.queue import unrecorded_jobs
+from mrt_hpc.backends.slurm.task import TaskCall
+from mrt_hpc.errors import ExitCode, UserError, word
+from mrt_hpc.plan.jobs import Dependency, DependencyKind
+from mrt_hpc.run import atomic
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.backends.slurm.site import SlurmSite
+    from mrt_hpc.plan.jobs import Job, Plan
+    from mrt_hpc.run.layout import RunLayout
+
+
+MAX_TIMEOUTS = 8
+"""How often submitit queues a task again that received a signal before it had its own handlers. For all other tasks the
+recipe gives the number of retries (see :mod:`mrt_hpc.attempt.end`).
+"""
+
+SBATCH_S = 150.0
+"""The limit for one sbatch call, seconds; sbatch itself retries for 120 s if the queue is full, and then reports the
+reason.
+"""
+ROOM_S = 120.0
+"""Seconds for which a job is offered again that would be one too many: sbatch itself does not wait for a limit of its
+user's jobs.
+"""
+OFFER_EVERY_S = 10.0
+_QUEUE_FULL = re.compile(r"temporarily unable to accept job|queue full|resource temporarily unavailable", re.IGNORECASE)
+_TOO_MANY = re.compile(r"\w*(?:Max|Grp)Submit\w*")
+"""Slurm's names for limits of the jobs that a user, an account or a QOS may have in the queue."""
+
+Record = Callable[[str, str], None]
+"""``record(job name, Slurm job id)``, called as soon as the id is known."""
+Tell = Callable[[str], None]
+"""Shows the user a sentence."""
+
+
+class ArrayExecutor(SlurmExecutor):
+    """submitit's executor for one job of the plan: one sbatch, one pickle for all its tasks.
+
+    submitit writes one pickle for each task and returns the id last. Here the tasks' names are links to one pickle, and
+    the id is recorded before anything else can fail.
+    """
+
+    def __init__(
+        self, job: Job, site: SlurmSite, layout: RunLayout, *, waited_for: bool, indices: Sequence[int] = ()
+    ) -> None:
+        folder = layout.logs / job.name
+        super().__init__(folder, max_num_timeout=MAX_TIMEOUTS, python=python_command(job, site, layout))
+        self.job, self.indices = job, list(indices) or list(range(job.tasks))
+        parameters = sbatch_parameters(job, site, layout, waited_for=waited_for)
+        if indices:
+            parameters["additional_parameters"]["array"] = array_of(indices, job.max_parallel)
+        self.update_parameters(**parameters, dependency=dependency_tokens(job))
+        if job.tasks > 1:
+            self.parameters["map_count"] = job.tasks  # submitit's own word for the size of an array
+
+    @classmethod
+    def affinity(cls) -> int:
+        """Always available, because sbatch texts are also written where Slurm is not installed."""
+        return 2
+
+    def text(self, ids: Mapping[str, str]) -> str:
+        """The sbatch script; jobs that it waits for appear by their id, or as ``{name}`` where it is unknown."""
+        text = self._make_submission_file_text(self._submitit_command_str, uid="")
+        return fill_in_ids(as_sbatch_reads(text), self.job, ids)
+
+    def submit_call(self, call: TaskCall, ids: Mapping[str, str], tell: Tell) -> tuple[str, list[str]]:
+        """Run sbatch and return the job's id, and what else sbatch said, in lines; :meth:`give_pickle` has to follow
+        within a minute.
+
+        Raises:
+            UserError: sbatch is missing, did not answer, refused, or printed no id; the script stays where the error
+                says.
+        """
+        script = self.folder / SCRIPT
+        atomic.write_text(script, self.text(ids))
+        self._write_pickle(call)
+        command = ["sbatch", "--parsable", str(script)]
+        answer = self._offer(command, script, tell)
+        job_id, others = submitted_id(answer.printed, command)
+        script.replace(JobPaths(self.folder, job_id).submission_file)
+        return job_id, [*others, *filter(None, map(str.strip, answer.remarks.splitlines()))]
+
+    def _offer(self, command: Sequence[str], script: Path, tell: Tell) -> Answer:
+        """Run sbatch, again and again for some time while the job would be one too many."""
+        end, told = time.monotonic() + ROOM_S, False
+        while True:
+            try:
+                return answer_of(command, SBATCH_S)
+            except SlurmRefusedError as refusal:
+                limit = _TOO_MANY.search(refusal.reason)
+                if limit is None or time.monotonic() + OFFER_EVERY_S > end:
+                    raise _explained(refusal, self.job, script) from None
+            if not told:
+                tell(f"job {self.job.name} would be one too many in the queue ({limit[0]}): waiting for {ROOM_S:.0f} s")
+                told = True
+            time.sleep(OFFER_EVERY_S)
+
+    def _write_pickle(self, call: TaskCall) -> None:
+        delayed = DelayedSubmission(call)
+        delayed.set_timeout(self.job.resources.time_limit_minutes, self.max_num_timeout)
+        with atomic.replacing(self._pickle) as temporary:
+            delayed.dump(temporary)
+
+    @property
+    def _pickle(self) -> Path:
+        return self.folder / "call.pkl"
+
+    def give_pickle(self, call: TaskCall, job_id: str) -> None:
+        """Put the pickle where each task of ``job_id`` (or the one task that it names) looks for it; an existing file
+        stays.
+        """
+        if not self._pickle.exists():
+            self._write_pickle(call)
+        one = self.job.tasks == 1 or "_" in job_id
+        tasks = [job_id] if one else [f"{job_id}_{k}" for k in self.indices]
+        for task in tasks:
+            try:
+                os.link(self._pickle, JobPaths(self.folder, task).submitted_pickle)
+            except FileExistsError:
+                continue
+
+
+def sbatch_texts(plan: Plan, site: SlurmSite, layout: RunLayout) -> list[tuple[str, str]]:
+    """Name and sbatch text of each job, in the order of submission, with ``{job name}`` in place of job ids.
+
+    Needs no Slurm and writes nothing.
+
+    Raises:
+        UserError: the run directory has a path that Slurm would misread.
+    """
+    layout = require_plain_path(layout)
+    placeholders = {job.name: f"{{{job.name}}}" for job in plan.jobs}
+    awaited = must_end_well(plan.jobs)
+    return [
+        (job.name, ArrayExecutor(job, site, layout, waited_for=job.name in awaited).text(placeholders))
+        for job in plan.jobs
+    ]
+
+
+def must_end_well(jobs: Sequence[Job]) -> set[str]:
+    """The names of the jobs that must succeed before some other job can start."""
+    return {wait.job for job in jobs for wait in job.after if wait.kind is DependencyKind.AFTEROK}
+
+
+def submit(
+    jobs: Sequence[Job],
+    site: SlurmSite,
+    layout: RunLayout,
+    *,
+    known_ids: Mapping[str, str],
+    record: Record,
+    tell: Tell = remark,
+    satisfied: Collection[str] = (),
+    lost_tasks: Mapping[str, Sequence[int]] | None = None,
+    call: Callable[[str, str], TaskCall] = TaskCall,
+) -> list[tuple[str, str]]:
+    """Submit the jobs of a plan that have no id yet, each with one sbatch, in the given order.
+
+    To continue an interrupted submission, call it again: ids that were recorded come back in ``known_ids``, and a job
+    whose id was lost between sbatch and ``record`` is found in the queue (see :func:`unrecorded_jobs`).
+
+    Args:
+        jobs: jobs to submit; those in ``known_ids`` are passed over.
+        known_ids: by job name, from earlier calls: the id of the job, or several ids and names of tasks with colons in
+            between, as a dependency has them.
+        record: called with each name and id as soon as sbatch has printed it.
+        tell: shows what the site says to those who submit, and what a submission waits for.
+        satisfied: jobs that ended well earlier, which nothing needs to wait for any more.
+        lost_tasks: by the name of a job in ``known_ids``, the indices of its tasks that are to be sent again.
+        call: makes what each task calls, of the run directory and the name of the job.
+
+    Returns:
+        Name and id of each job submitted or found by this call.
+
+    Raises:
+        UserError: sbatch is missing, does not answer, or refuses; or a job waits for one that was never submitted.
+    """
+    layout = require_plain_path(layout)
+    ids, partly = dict(known_ids), lost_tasks or {}
+    todo = [job for job in jobs if job.name not in known_ids or job.name in partly]
+    lost = unrecorded_jobs(layout.root, _plain_ids(ids.values())) if todo else {}
+    awaited = must_end_well(jobs)
+    submitted: list[tuple[str, str]] = []
+    said: set[str] = set()
+    for job in jobs:
+        indices = partly.get(job.name, ())
+        due = _in_turn(_without(job, satisfied), indices)
+        executor = ArrayExecutor(due, site, layout, waited_for=job.name in awaited, indices=indices)
+        pickled = call(str(layout.root), job.name)
+        if job.name in known_ids:
+            for known in ids[job.name].split(":"):
+                executor.give_pickle(pickled, known)  # an earlier call may have ended before it could
+            if not indices:
+                continue
+        _require_known(executor.job, ids)
+        words: list[str] = []
+        if job.name in lost:
+            job_id = lost[job.name][-1]
+        else:
+            job_id, words = executor.submit_call(pickled, ids, tell)
+        record(job.name, job_id)
+        executor.give_pickle(
+            pickled, job_id
+        )  # a job may start at once, and waits for it; what is told may fail or block
+        for line in words:
+            if line not in said:
+                tell(f"sbatch says: {line}")
+        said.update(words)
+        ids[job.name] = f"{ids[job.name]}:{job_id}" if job.name in known_ids else job_id
+        submitted.append((job.name, job_id))
+    return submitted
+
+
+def array_of(indices: Sequence[int], max_parallel: int | None) -> str:
+    """Some tasks of an array, as sbatch takes them: ``1,4%2``."""
+    return f"{','.join(map(str, indices))}%{max_parallel or len(indices)}"
+
+
+def _plain_ids(known: Iterable[str]) -> set[str]:
+    return {one.partition("_")[0] for several in known for one in several.split(":")}
+
+
+def _without(job: Job, satisfied: Collection[str]) -> Job:
+    return job.model_copy(update={"after": tuple(wait for wait in job.after if wait.job not in satisfied)})
+
+
+def _in_turn(job: Job, lost: Sequence[int]) -> Job:
+    """Return the job with its lost tasks starting after those that are still queued or running, if the number of
+    parallel tasks is limited: Slurm limits it only within one array.
+    """
+    if not lost or job.max_parallel is None:
+        return job
+    return job.model_copy(update={"after": (*job.after, Dependency(job=job.name, kind=DependencyKind.AFTERANY))})
+
+
+def _require_known(job: Job, ids: Mapping[str, str]) -> None:
+    for wait in job.after:
+        if wait.job not in ids:
+            raise UserError(
+                f"job {job.name} waits for a job that was never submitted",
+                value=wait.job,
+                expected="one of " + (", ".join(ids) or "(no job has been submitted)"),
+                advice="submit the plan's jobs in order",
+            )
+
+
+def _explained(refusal: SlurmRefusedError, job: Job, script: Path) -> UserError:
+    if is_unreachable(refusal):
+        return UserError(
+            f"sbatch had no answer from the controller; job {job.name} may be queued all the same",
+            value=refusal.reason,
+            where=str(script),
+            advice="scontrol ping shows whether the controller is up; then the same submit command, which takes over "
+            "the jobs of this run that it finds in the queue",
+            exit_code=ExitCode.RETRYABLE,
+        )
+    if _TOO_MANY.search(refusal.reason):
+        return UserError(
+            f"job {job.name} would be one too many: a limit allows no more of your jobs in the queue",
+            value=refusal.reason,
+            where=str(script),
+            expected="room for a plan's jobs below the limit that Slurm names",
+            advice="repeat the same submit command when jobs of yours have left the queue (squeue --me --array | wc "
+            "-l); max_submit_jobs in the site profile states the limit, and mrt-hpc doctor shows it",
+            exit_code=ExitCode.RETRYABLE,
+        )
+    if _QUEUE_FULL.search(refusal.reason):
+        return UserError(
+            f"Slurm had no room in its queue for job {job.name}",
+            value=refusal.reason,
+            where=str(script),
+            expected="room for a plan's jobs below MaxJobCount (scontrol show config), which all users share",
+            advice="repeat the same submit command when other users' jobs have left the queue (squeue --array | wc -l)",
+            exit_code=ExitCode.RETRYABLE,
+        )
+    return UserError(
+        f"Slurm refused to queue job {job.name}",
+        value=refusal.reason,
+        where=str(script),
+        expected="a request that the site's partitions, account and limits allow",
+        advice=f"try `sbatch --test-only {word(script)}`, correct the site profile, and submit again",
+        exit_code=ExitCode.FATAL,
+    )
+
+
+# -- starts ------------------------------------------------------------------------------------------------------------
+# Asks Slurm when jobs could start if they were submitted now. ``sbatch --test-only`` submits nothing.
+#
+# What it prints differs between versions, and a site's plugins add lines of their own. Some clusters name no time, and
+# some do not answer soon. All of these are answers, which the plan shows; none of them is an error of the plan.
+
+
+COMMAND = ("sbatch", "--test-only")
+ASK_S = 15.0
+"""The limit for one call, seconds."""
+MOST_ASKED = 6
+"""Kinds of jobs that are asked about, at most."""
+_START = re.compile(r"\bto start at (\S+)")
+_PREFIX = re.compile(r"^sbatch: (?:error: |fatal: )?")
+
+
+def start_estimates(jobs: Sequence[Job], site: SlurmSite, layout: RunLayout) -> list[StartEstimate]:
+    """The estimates for the first job of each kind, which has partition, size and time limit of its own. The jobs are
+    asked about with the script of a submission, without the jobs that they wait for.
+
+    Once sbatch is missing or does not reach Slurm, the other kinds are not asked about: they have the same answer.
+
+    Raises:
+        UserError: the run directory has a path that Slurm would misread.
+    """
+    layout = require_plain_path(layout)
+    kinds: dict[object, list[Job]] = {}
+    for job in jobs:
+        kinds.setdefault(job.resources, []).append(job)
+    found: list[StartEstimate] = []
+    left = list(kinds.values())[:MOST_ASKED]
+    while left:
+        alike = left.pop(0)
+        try:
+            estimate = _estimate(alike[0], site, layout)
+        except UserError as error:
+            refused = isinstance(error, SlurmRefusedError) and not is_unreachable(error)
+            estimate = _no_time(_words_of(error))
+            if not refused:
+                alike, left = [job for same in [alike, *left] for job in same], []
+        found.append(replace(estimate, jobs=tuple(job.name for job in alike)))
+    return _joined(found)
+
+
+def _estimate(job: Job, site: SlurmSite, layout: RunLayout) -> StartEstimate:
+    """Ask about one job.
+
+    Raises:
+        UserError: sbatch is missing, did not answer, or refused.
+    """
+    alone = job.model_copy(update={"after": ()})
+    script = ArrayExecutor(alone, site, layout, waited_for=False).text({})
+    answer = answer_of(COMMAND, ASK_S, script)
+    words = f"{answer.remarks}\n{answer.printed}"
+    at = _start_in(words)
+    return _no_time(words) if at is None else StartEstimate(asked=" ".join(COMMAND), at=at)
+
+
+def _start_in(words: str) -> float | None:
+    """The start that an answer names, as seconds since the epoch; None where it names none. The time is in seconds, as
+    SLURM_TIME_FORMAT asks for, or by the local clock.
+    """
+    found = _START.search(words)
+    if found is None:
+        return None
+    try:
+        return float(found[1]) if found[1].isdigit() else datetime.fromisoformat(found[1]).timestamp()
+    except ValueError:
+        return None  # the answer is shown in its own words
+
+
+def _words_of(error: UserError) -> str:
+    if isinstance(error, SlurmRefusedError):
+        return error.reason
+    return error.what if error.value is None else f"{error.what}: {error.value}"
+
+
+def _no_time(words: str) -> StartEstimate:
+    """An answer without a time, on one line, without the prefixes that sbatch gives its own lines."""
+    lines = (_PREFIX.sub("", line.strip()) for line in words.splitlines())
+    return StartEstimate(asked=" ".join(COMMAND), at=None, answer="; ".join(filter(None, lines)) or "nothing")
+
+
+def _joined(estimates: Sequence[StartEstimate]) -> list[StartEstimate]:
+    """The same estimates, with those of the same words in place of a time as one."""
+    joined: dict[object, StartEstimate] = {}
+    for number, one in enumerate(estimates):
+        key = one.answer if one.at is None else number
+        joined[key] = replace(one, jobs=(*joined[key].jobs, *one.jobs)) if key in joined else one
+    return list(joined.values())

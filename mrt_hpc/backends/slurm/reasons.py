@@ -1,0 +1,176 @@
+"""Why Slurm holds a task in its queue: the meaning of the reasons that squeue prints, and what to type next.
+
+Slurm has more than a hundred reasons. Those that users of a cluster meet are listed by name; the limits of associations
+and QOS, which are most of the others, are read from the parts of their names.
+"""
+
+from __future__ import annotations
+
+import re
+
+from mrt_hpc.backends.backend import Hold, WaitReason
+
+ITSELF = "nothing: it starts by itself"
+START = f"{ITSELF}; `squeue --start -j {{id}}` shows when Slurm expects it"
+SOON = "nothing; look again in a minute"
+AGAIN = "mrt-hpc cancel {run}, and then the same submit command"
+CORRECT_SITE = f"correct the site profile, then {AGAIN}"
+ACCOUNTS = "`sacctmgr show assoc user=$USER format=cluster,account,partition,qos` shows what you may use"
+NODES = "`sinfo -R` shows why nodes are away, `scontrol show reservation` reservations such as a maintenance"
+ADMINISTRATORS = "ask the administrators of the cluster, and name the job {id}; only they can release it"
+RELEASE = (
+    "scontrol release {id}; if it happens again, tell the administrators the node: sacct -j {id} -o jobid,nodelist"
+)
+LIMITS = {
+    "QOS": "`sacctmgr show qos format=name,maxjobspu,maxsubmitpu,maxtrespu%30,grptres%30,maxwall` shows the limits",
+    "account": "`sacctmgr show assoc user=$USER format=account,grpjobs,grptres%30,maxjobs,maxtres%30` shows the limits",
+}
+
+_REASONS = {
+    "None": WaitReason("Slurm has not looked at it yet", SOON),
+    "Priority": WaitReason(
+        "other jobs in its partition have a higher priority",
+        f"{ITSELF}; `sprio -j {{id}}` shows its priority, and `squeue --start -j {{id}}` when Slurm expects it",
+    ),
+    "Resources": WaitReason("it is next in turn, and the nodes, cores, memory or GPUs for it are in use", START),
+    "Licenses": WaitReason("a licence that it asks for is in use", START),
+    "JobArrayTaskLimit": WaitReason(
+        "as many tasks of its array run as the recipe allows at a time",
+        f"{ITSELF}; --set resources.evaluation.max_parallel=N with the same submit command allows more",
+    ),
+    "ReqNodeNotAvail": WaitReason("a node that it needs is down, drained or reserved", NODES),
+    "Nodes required for job are DOWN": WaitReason(
+        "nodes that it needs are down, drained or reserved for a partition of higher priority", NODES
+    ),
+    "NodeDown": WaitReason("a node that it needs is down", NODES),
+    "PartitionDown": WaitReason(
+        "its partition starts no jobs at present", f"{ITSELF}, when `scontrol show partition` says State=UP again"
+    ),
+    "PartitionInactive": WaitReason(
+        "its partition accepts no jobs at present", "`scontrol show partition` shows its state; see also `sinfo`"
+    ),
+    "Cleaning": WaitReason("its last attempt is still being removed from a node", SOON, Hold.TIME),
+    "Ending": WaitReason("the processes of its last attempt are ending", SOON, Hold.TIME),
+    "BeginTime": WaitReason(
+        "Slurm starts a job that was queued again only after a pause", f"{ITSELF}, within about two minutes", Hold.TIME
+    ),
+    "Reservation": WaitReason(
+        "its reservation has not begun", "`scontrol show reservation` shows when it begins", Hold.TIME
+    ),
+    "Dependency": WaitReason("it waits for other jobs of the run", ITSELF, Hold.JOBS),
+    "DependencyNeverSatisfied": WaitReason(
+        "a job that it waits for has failed or was cancelled, so it can never start",
+        f"{AGAIN}, which submits what is missing",
+        Hold.NEVER,
+    ),
+    "JobHeldUser": WaitReason("a user has held it", "scontrol release {id}", Hold.USER),
+    "JobHeldAdmin": WaitReason("an administrator has held it", ADMINISTRATORS, Hold.ADMINISTRATOR),
+    "JobHoldMaxRequeue": WaitReason(
+        "it was queued again more often than the cluster allows (MaxBatchRequeue), and Slurm has held it",
+        "mrt-hpc logs {run} shows why its attempts ended; then scontrol release {id}",
+        Hold.USER,
+    ),
+    "JobLaunchFailure": WaitReason("it could not be launched on its node", RELEASE, Hold.USER),
+    "launch failed requeued held": WaitReason(
+        "it could not be launched on its node (a prolog failed, or a filesystem is missing), and Slurm has held it",
+        RELEASE,
+        Hold.USER,
+    ),
+    "user env retrieval failed requeued held": WaitReason(
+        "Slurm could not read your environment on its node, and has held it", RELEASE, Hold.USER
+    ),
+    "PartitionTimeLimit": WaitReason(
+        "its time limit is longer than its partition allows, so it can never start",
+        "`sinfo -o '%P %l'` shows the limits; mrt-hpc cancel {run}, and then the same submit command with "
+        "--set resources.ROLE.time_limit_minutes=MINUTES, or another partition in the site profile",
+        Hold.NEVER,
+    ),
+    "PartitionNodeLimit": WaitReason(
+        "it asks for more nodes than its partition allows, so it can never start",
+        f"`sinfo -o '%P %s'` shows the limits; {CORRECT_SITE}, or fewer nodes in the recipe",
+        Hold.NEVER,
+    ),
+    "PartitionConfig": WaitReason(
+        "it asks for what its partition does not have, so it can never start",
+        f"`scontrol show partition` shows what it has; {CORRECT_SITE}",
+        Hold.NEVER,
+    ),
+    "BadConstraints": WaitReason(
+        "no node has all that it asks for (features, GPU type, memory), so it can never start",
+        f"`sinfo -o '%P %G %m %f'` shows what nodes have; {CORRECT_SITE}",
+        Hold.NEVER,
+    ),
+    "AccountNotAllowed": WaitReason(
+        "its account may not use its partition, so it can never start", f"{ACCOUNTS}; {CORRECT_SITE}", Hold.NEVER
+    ),
+    "InvalidAccount": WaitReason(
+        "its account is not valid, so it can never start", f"{ACCOUNTS}; {CORRECT_SITE}", Hold.NEVER
+    ),
+    "InvalidQOS": WaitReason("its QOS is not valid, so it can never start", f"{ACCOUNTS}; {CORRECT_SITE}", Hold.NEVER),
+    "QOSNotAllowed": WaitReason(
+        "its QOS may not be used in its partition, so it can never start", f"{ACCOUNTS}; {CORRECT_SITE}", Hold.NEVER
+    ),
+    "QOSUsageThreshold": WaitReason("the usage of its QOS is above the limit", f"{ITSELF}; {LIMITS['QOS']}"),
+    "AssociationJobLimit": WaitReason(
+        "your jobs have reached the account's limit on running jobs",
+        f"{ITSELF}, when some of them end; {LIMITS['account']}",
+    ),
+}
+"""By the reason, as squeue prints it."""
+_LIMIT = re.compile(
+    r"(?P<of>QOS|Assoc)(?P<kind>Max|Min|Grp)(?P<what>Jobs|SubmitJob|GRES|Cpu|CPU|Mem|Node|Wall|Billing)(?P<rest>\w*)"
+)
+"""The limits of a QOS or an association, as ``QOSMaxJobsPerUserLimit``, ``AssocGrpGRES`` and ``QOSMinGRES``."""
+_WHAT = {
+    "Jobs": "running jobs",
+    "SubmitJob": "submitted jobs",
+    "GRES": "GPUs",
+    "Cpu": "cores",
+    "CPU": "cores",
+    "Mem": "memory",
+    "Node": "nodes",
+    "Wall": "running time",
+    "Billing": "billed resources",
+}
+_MINUTES = {"GPUs": "GPU minutes", "cores": "core minutes"}
+
+
+def meaning(reason: str) -> WaitReason | None:
+    """The meaning of a reason as squeue prints it; None where it is not known. What follows a comma names nodes, as in
+    ``ReqNodeNotAvail, UnavailableNodes:node1``, and is no part of the reason.
+    """
+    name = re.split(r"[,(]", reason.strip().strip("()"))[0].strip().replace("_", " ")
+    return _REASONS.get(name) or _limit(name)
+
+
+def _limit(name: str) -> WaitReason | None:
+    """The meaning of a limit of a QOS or an association; None where the name is none."""
+    match = _LIMIT.match(name)
+    if match is None:
+        return None
+    of = "QOS" if match["of"] == "QOS" else "account"
+    what = _WHAT[match["what"]]
+    if "Minutes" in match["rest"]:
+        what = _MINUTES.get(what, f"minutes of {what}")
+    if _one_job_exceeds(match):
+        less = "fewer" if match["kind"] == "Min" else "more"
+        than = "requires" if match["kind"] == "Min" else "allows"
+        means = f"it asks for {less} {what} than its {of} {than}, so it can never start"
+        advice = f"{LIMITS[of]}; change resources in the recipe, or the site profile, then {AGAIN}"
+        return WaitReason(means, advice, Hold.NEVER)
+    ends = "when the period ends or the limit is raised" if "Minutes" in match["rest"] else "when some of them end"
+    return WaitReason(f"{_whose(match, of)} have reached the {of}'s limit on {what}", f"{ITSELF}, {ends}; {LIMITS[of]}")
+
+
+def _one_job_exceeds(match: re.Match[str]) -> bool:
+    """Whether a limit is one on a single job: the end of another job does not let it start."""
+    return match["kind"] == "Min" or "PerJob" in match["rest"] or "PerNode" in match["rest"]
+
+
+def _whose(match: re.Match[str], of: str) -> str:
+    """The jobs that a limit counts together."""
+    if "PerAccount" in match["rest"]:
+        return "the jobs of your account"
+    if match["kind"] == "Grp":
+        return f"all jobs of the {of}"
+    return "your jobs"

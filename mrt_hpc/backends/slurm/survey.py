@@ -1,0 +1,432 @@
+"""Asks a Slurm cluster about itself and reads the answers: its settings, partitions and nodes, the accounts of a user,
+and the QOS. A submission asks for the limits only; ``mrt-hpc init`` and ``mrt-hpc doctor`` ask for everything. A
+command that is missing, or that refuses, leaves its part of a :class:`Survey` empty, and ``problems`` says why.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import re
+import shlex
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mrt_hpc.attempt.gpus import is_slice
+from mrt_hpc.backends.slurm import answers
+from mrt_hpc.backends.slurm.answers import minutes_of, seconds_of
+from mrt_hpc.backends.slurm.commands import run_slurm
+from mrt_hpc.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+ANSWER_S = 20.0
+"""The seconds that each question may take: a login node under load answers in seconds."""
+LONGEST_PROBLEM = 100
+"""Characters of Slurm's own words that are kept where a command gives no answer."""
+VERSION = ("sinfo", "--version")
+CONFIG = ("scontrol", "show", "config")
+PARTITIONS = ("scontrol", "--all", "--oneliner", "show", "partition")
+NODES = ("sinfo", "--noheader", "--all", "--exact", "--format=%R|%G|%D|%c|%m")
+QOS = (
+    "sacctmgr", "--noheader", "--parsable2", "show", "qos",
+    "format=Name,MaxWall,MaxSubmitPU,GraceTime,PreemptMode,Preempt",
+)  # fmt: skip
+NO_VALUES = ("", "N/A", "(null)", "NONE", "None")
+_NODES = re.compile(r"([^|\s]+)\|(.*)\|(\d+)\|(\d+)\+?\|(\d+)\+?")
+_ASSOCIATION = re.compile(r"([^|\s]+)\|([^|\s]*)\|([^|\s]*)\|([^|\s]*)\|(\d*)\|([\d:-]*)")
+_QOS = re.compile(r"([^|\s]+)\|([\d:-]*)\|(\d*)\|([\d:-]*)\|([^|\s]*)\|([^|\s]*)")
+ALL = frozenset({"ALL"})
+"""What Slurm writes in place of a list of all accounts, groups or QOS."""
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """The settings of ``scontrol show config`` that decide how a run behaves."""
+
+    name: str = ""
+    max_array_size: int | None = None
+    """One more than the largest index of an array."""
+    max_job_count: int | None = None
+    """The maximum number of jobs and array tasks of all users."""
+    kill_wait_s: int | None = None
+    """Seconds between SIGTERM and SIGKILL."""
+    requeues: bool | None = None
+    """JobRequeue: whether jobs that do not ask for it are queued again."""
+    preempt_type: str = ""
+    """``preempt/none``, ``preempt/partition_prio`` or ``preempt/qos``."""
+    preempt_modes: frozenset[str] = frozenset()
+    """PreemptMode, in capitals: OFF, REQUEUE, CANCEL, SUSPEND, GANG."""
+    exempt_s: int = 0
+    """PreemptExemptTime, seconds that a job runs before it may be preempted."""
+    sends_user_signal: bool = False
+    """Whether a preempted job gets the signal that it asked for with --signal (preempt_send_user_signal)."""
+    accounting: str = ""
+    """AccountingStorageType."""
+    enforced: frozenset[str] = frozenset()
+    """AccountingStorageEnforce: associations, limits, qos, ..."""
+    propagates: bool = True
+    """Whether jobs get the limits (ulimit) of the shell that submits them (PropagateResourceLimits)."""
+    select_type: str = ""
+    """``select/linear`` allocates whole nodes."""
+    allocates_memory: bool | None = None
+    """Whether memory is allocated to jobs (SelectTypeParameters)."""
+
+    @property
+    def has_accounting(self) -> bool:
+        """Whether a database holds associations and QOS."""
+        return self.accounting == "accounting_storage/slurmdbd"
+
+
+@dataclass(frozen=True)
+class NodeKind:
+    """Nodes of one partition that are alike."""
+
+    count: int
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """Whole GPUs of a node by their type; the type is empty text where the GRES has none."""
+    cpus: int = 0
+    memory_mib: int = 0
+    slices: tuple[str, ...] = ()
+    """The types of parts of GPUs (MIG) that it has."""
+
+
+@dataclass(frozen=True)
+class PartitionFacts:
+    """One partition."""
+
+    name: str
+    state: str = "UP"
+    is_default: bool = False
+    max_minutes: int | None = None
+    """The longest time limit; None for none."""
+    allow_groups: frozenset[str] = ALL
+    allow_accounts: frozenset[str] = ALL
+    deny_accounts: frozenset[str] = frozenset()
+    allow_qos: frozenset[str] = ALL
+    deny_qos: frozenset[str] = frozenset()
+    root_only: bool = False
+    preempt_mode: str = ""
+    """The partition's PreemptMode, in capitals; empty text where it has none of its own."""
+    grace_s: int = 0
+    priority_tier: int = 1
+    """Partitions of a higher tier may preempt its jobs (preempt/partition_prio)."""
+    qos: str | None = None
+    """The partition's own QOS, whose limits apply to its jobs."""
+    nodes: tuple[NodeKind, ...] = ()
+
+    @property
+    def gpu_types(self) -> list[str]:
+        """The types of its GPUs; empty text for GPUs without a type."""
+        return sorted({kind for node in self.nodes for kind in node.gpus})
+
+    @property
+    def slice_types(self) -> list[str]:
+        """The types of parts of GPUs (MIG) that it has."""
+        return sorted({kind for node in self.nodes for kind in node.slices})
+
+    @property
+    def gpu_nodes(self) -> int:
+        """The number of its nodes that have GPUs."""
+        return sum(node.count for node in self.nodes if node.gpus)
+
+
+@dataclass(frozen=True)
+class Association:
+    """An account that the user may charge."""
+
+    account: str
+    partition: str | None = None
+    """The only partition it holds for; None for all."""
+    qos: tuple[str, ...] = ()
+    default_qos: str | None = None
+    max_submit_jobs: int | None = None
+    max_minutes: int | None = None
+
+
+@dataclass(frozen=True)
+class Qos:
+    """One quality of service."""
+
+    name: str
+    max_minutes: int | None = None
+    max_submit_jobs: int | None = None
+    """Of one user."""
+    grace_s: int = 0
+    preempt_mode: str = ""
+    """In capitals; empty text where the cluster's PreemptMode applies."""
+    preempts: tuple[str, ...] = ()
+    """The QOS whose jobs it may preempt."""
+
+
+@dataclass(frozen=True)
+class User:
+    """The user who runs the command."""
+
+    name: str
+    groups: frozenset[str] = frozenset()
+
+    @classmethod
+    def current(cls) -> User:
+        """The user of this process. A user or group without a name is known by its number."""
+        return cls(_user_name(os.geteuid()), frozenset(map(_group_name, {os.getegid(), *os.getgroups()})))
+
+
+def _user_name(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def _group_name(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All answers. None in place of an answer means that it is not known, and ``problems`` says why."""
+
+    user: User
+    version: str | None = None
+    settings: ClusterSettings | None = None
+    partitions: Mapping[str, PartitionFacts] | None = None
+    associations: tuple[Association, ...] | None = None
+    default_account: str | None = None
+    qos: Mapping[str, Qos] | None = None
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """By the command as it is typed: why it gave no answer."""
+
+    @property
+    def cluster_name(self) -> str:
+        """The name that the cluster has in its database; empty text where it is not known."""
+        return "" if self.settings is None else self.settings.name
+
+    @property
+    def version_numbers(self) -> tuple[int, ...] | None:
+        """The numbers of the version; None where it is not known."""
+        found = re.search(r"(\d+)\.(\d+)", self.version or "")
+        return None if found is None else (int(found[1]), int(found[2]))
+
+    def why_not(self, command: Sequence[str]) -> str:
+        """Why a command gave no answer, in a sentence; empty text if it gave one."""
+        return self.problems.get(shlex.join(command), "")
+
+    def partition(self, name: str | None) -> PartitionFacts | None:
+        """The partition of this name, or the default one for None; None where it is not known."""
+        known = self.partitions or {}
+        if name is not None:
+            return known.get(name)
+        return next((partition for partition in known.values() if partition.is_default), None)
+
+    def associations_of(self, account: str | None) -> list[Association]:
+        """The user's associations with an account, or with the default account for None."""
+        wanted = account or self.default_account
+        return [one for one in self.associations or () if one.account == wanted]
+
+    def qos_of(self, account: str | None, qos: str | None) -> Qos | None:
+        """The QOS of a job with this account and ``--qos``; None where it is not known."""
+        defaults = [one.default_qos or _only(one.qos) for one in self.associations_of(account)]
+        name = qos or next(filter(None, defaults), None) or ("normal" if self.associations_of(account) else None)
+        return (self.qos or {}).get(name or "")
+
+
+def _only(names: tuple[str, ...]) -> str | None:
+    return names[0] if len(names) == 1 else None
+
+
+def associations_command(user: str, cluster: str) -> tuple[str, ...]:
+    """The command that lists the accounts of a user on a cluster, with their limits: a database may be that of several
+    clusters. Where the name of the cluster is not known, it is the empty text.
+    """
+    fields = "format=Account,Partition,QOS,DefaultQOS,MaxSubmitJobs,MaxWall"
+    here = (f"cluster={cluster}",) if cluster else ()
+    return ("sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={user}", *here, fields)
+
+
+def default_account_command(user: str) -> tuple[str, ...]:
+    """The command that prints a user and the default account."""
+    return ("sacctmgr", "--noheader", "--parsable2", "show", "user", user, "format=User,DefaultAccount")
+
+
+Ask = Callable[[tuple[str, ...]], str]
+"""Runs one command of Slurm, and returns what it printed."""
+
+
+def ask(command: tuple[str, ...]) -> str:
+    """Run one command of Slurm.
+
+    Raises:
+        UserError: it is missing, refuses, or does not answer in time.
+    """
+    return run_slurm(command, ANSWER_S)
+
+
+def survey(user: User | None = None, ask: Ask = ask) -> Survey:
+    """Ask the cluster that Slurm's commands speak to.
+
+    Args:
+        user: whose associations are asked for; None for the user of this process.
+        ask: runs one command and returns what it printed.
+    """
+    user = user or User.current()
+    found = _Answers(ask)
+    version, config = answers.version(found.of(VERSION) or ""), found.of(CONFIG)
+    listing, nodes = found.of(PARTITIONS), found.of(NODES) or ""
+    partitions = None if listing is None else parse_partitions(listing, nodes)
+    settings = None if config is None else parse_settings(config)
+    if settings is not None and not settings.accounting:
+        found.problems[shlex.join(CONFIG)], settings = "it printed no AccountingStorageType", None
+    accounts = associations_command(user.name, settings.name if settings else "")
+    default = default_account_command(user.name)
+    if settings is not None and not settings.has_accounting:
+        reason = f"this cluster has no accounting (AccountingStorageType={settings.accounting})"
+        found.problems.update({shlex.join(command): reason for command in (accounts, default, QOS)})
+        return Survey(user, version, settings, partitions, problems=found.problems)
+    associations, account, qos = found.of(accounts), found.of(default), found.of(QOS)
+    return Survey(
+        user,
+        version,
+        settings,
+        partitions,
+        None if associations is None else tuple(parse_associations(associations)),
+        default_account(account or "", user.name),
+        None if qos is None else {level.name: level for level in parse_qos(qos)},
+        found.problems,
+    )
+
+
+class _Answers:
+    """Asks commands, and keeps why one gave no answer."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask, self.problems = ask, dict[str, str]()
+
+    def of(self, command: tuple[str, ...]) -> str | None:
+        try:
+            return self._ask(command).strip()
+        except UserError as error:
+            said = textwrap.shorten(str(error.value or ""), LONGEST_PROBLEM, placeholder=" ...")
+            self.problems[shlex.join(command)] = f"{error.what}: {said}" if said else error.what
+            return None
+
+
+def parse_settings(text: str) -> ClusterSettings:
+    """The settings, from ``scontrol show config``."""
+    found = answers.settings(text)
+    parameters = found.get("SelectTypeParameters")
+    return ClusterSettings(
+        name=value_of(found.get("ClusterName", "")) or "",
+        max_array_size=_whole(found.get("MaxArraySize", "")),
+        max_job_count=_whole(found.get("MaxJobCount", "")),
+        kill_wait_s=_whole(found.get("KillWait", "").removesuffix(" sec")),
+        requeues=None if "JobRequeue" not in found else found["JobRequeue"] == "1",
+        preempt_type=found.get("PreemptType", ""),
+        preempt_modes=frozenset(found.get("PreemptMode", "OFF").upper().split(",")),
+        exempt_s=seconds_of(found.get("PreemptExemptTime", "")),
+        sends_user_signal="preempt_send_user_signal" in found.get("SlurmctldParameters", ""),
+        accounting=found.get("AccountingStorageType", ""),
+        enforced=frozenset(found.get("AccountingStorageEnforce", "").split(",")) - {"none", ""},
+        propagates=found.get("PropagateResourceLimits", "ALL").upper() != "NONE",
+        select_type=found.get("SelectType", ""),
+        allocates_memory=None if parameters is None else "MEMORY" in parameters.upper(),
+    )
+
+
+def parse_partitions(listing: str, nodes: str = "") -> dict[str, PartitionFacts]:
+    """The partitions by their names, from the lines of :data:`PARTITIONS` and of :data:`NODES`."""
+    kinds = parse_nodes(nodes)
+    found = (parse_partition(fields, kinds) for fields in answers.partitions(listing))
+    return {partition.name: partition for partition in found}
+
+
+def parse_partition(fields: Mapping[str, str], kinds: Mapping[str, Sequence[NodeKind]]) -> PartitionFacts:
+    """One partition, from the pairs of its line in ``scontrol --oneliner show partition``."""
+    name = fields["PartitionName"]
+    return PartitionFacts(
+        name=name,
+        state=fields.get("State", "UP"),
+        is_default=fields.get("Default") == "YES",
+        max_minutes=minutes_of(fields.get("MaxTime", "")),
+        allow_groups=_names(fields.get("AllowGroups", "ALL")),
+        allow_accounts=_names(fields.get("AllowAccounts", "ALL")),
+        deny_accounts=_names(fields.get("DenyAccounts", "")),
+        allow_qos=_names(fields.get("AllowQos", "ALL")),
+        deny_qos=_names(fields.get("DenyQos", "")),
+        root_only=fields.get("RootOnly") == "YES",
+        preempt_mode=(value_of(fields.get("PreemptMode", "")) or "").upper(),
+        grace_s=_whole(fields.get("GraceTime", "")) or 0,
+        priority_tier=_whole(fields.get("PriorityTier", "")) or 1,
+        qos=value_of(fields.get("QoS", "")),
+        nodes=tuple(kinds.get(name, ())),
+    )
+
+
+def parse_nodes(text: str) -> dict[str, list[NodeKind]]:
+    """The kinds of nodes by partition, from lines as ``gpu|gpu:a100:4(S:0-1)|8|64|512000``."""
+    found: dict[str, list[NodeKind]] = {}
+    for line in answers.matching_lines(text, _NODES, "sinfo"):
+        partition, gres, count, cpus, memory = line.groups()
+        gpus = gpus_of_node(gres)
+        whole = {name: number for name, number in gpus.items() if not is_slice(name)}
+        kind = NodeKind(int(count), whole, int(cpus), int(memory), tuple(sorted(gpus.keys() - whole.keys())))
+        found.setdefault(partition.rstrip("*"), []).append(kind)
+    return found
+
+
+def gpus_of_node(gres: str) -> dict[str, int]:
+    """The GPUs of a node by type, as in ``gpu:a100:4(S:0-1),gpu:2,nvme:1``; other kinds of GRES are left out. The last
+    word is the count, where it is one: all else between the colons is the type, which may begin with a digit.
+    """
+    found: dict[str, int] = {}
+    for one in re.split(r",(?![^(]*\))", gres):
+        name, *words = one.partition("(")[0].strip().split(":")
+        if name == "gpu":
+            kind = [word for word in words if word != "no_consume"]
+            count = answers.count_of(kind[-1]) if kind else None
+            key = ":".join(kind if count is None else kind[:-1])
+            found[key] = found.get(key, 0) + (1 if count is None else count)
+    return {key: count for key, count in found.items() if count}
+
+
+def parse_associations(text: str) -> Iterator[Association]:
+    """The associations, from the lines of :func:`associations_command`."""
+    for line in answers.matching_lines(text, _ASSOCIATION, "sacctmgr"):
+        account, partition, qos, default, submit, wall = line.groups()
+        names = tuple(filter(None, qos.split(",")))
+        yield Association(account, value_of(partition), names, value_of(default), _whole(submit), minutes_of(wall))
+
+
+def parse_qos(text: str) -> Iterator[Qos]:
+    """Every QOS, from the lines of :data:`QOS`."""
+    for line in answers.matching_lines(text, _QOS, "sacctmgr"):
+        name, wall, submit, grace, mode, preempts = line.groups()
+        own_mode = "" if mode.lower() in ("", "cluster") else mode.upper()
+        names = tuple(filter(None, preempts.split(",")))
+        yield Qos(name, minutes_of(wall), _whole(submit), seconds_of(grace), own_mode, names)
+
+
+def default_account(text: str, user: str) -> str | None:
+    """The default account of a user, from the line of :func:`default_account_command`."""
+    line = re.compile(rf"{re.escape(user)}\|([^|\s]*)")
+    return next((value_of(found[1]) for found in answers.matching_lines(text, line, "sacctmgr")), None)
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.strip().isdecimal() else None
+
+
+def value_of(text: str) -> str | None:
+    """The text; None for what Slurm writes where there is no value."""
+    return None if text.strip() in NO_VALUES else text.strip()
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split(",")) - set(NO_VALUES)

@@ -1,0 +1,121 @@
+"""What srun starts for each process of a task: submitit calls a :class:`TaskCall`, which runs the role.
+
+submitit pickles for an array only two strings, no part of the run itself. One pickle serves all tasks of an array; each
+takes its index from Slurm. Roles are idempotent, so no state is passed from one attempt to the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from submitit.core.utils import DelayedSubmission
+
+from mrt_hpc.attempt.ledger import submissions
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.slurm.answers import squeue_format, squeue_records
+from mrt_hpc.backends.slurm.commands import run_slurm
+from mrt_hpc.backends.slurm.environment import slurm_task
+from mrt_hpc.errors import UserError
+from mrt_hpc.run.layout import RunLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mrt_hpc.attempt.entry import RoleFunction
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TaskCall:
+    """Runs this process's part of a task of an array."""
+
+    run_dir: str
+    job_name: str
+    role: RoleFunction | None = None
+    """As of :func:`mrt_hpc.attempt.entry.run_task`."""
+
+    def __call__(self) -> None:
+        """Run the role in this process.
+
+        Raises:
+            UserError: called outside Slurm.
+            SystemExit: the role failed in a way that it can explain; the exit code says whether running again may help.
+        """
+        from mrt_hpc.attempt.entry import run_task  # the roles' modules, which a submission does not load
+
+        task = slurm_task()
+        left = None if task.ends_at is None else task.ends_at - time.time()
+        placement = Placement(task.rank, task.world_size, task.local_rank, task.attempt, left, task.began_at)
+        watch = QueueWatch(RunLayout(Path(self.run_dir)), task.array_job_id or task.job_id)
+        try:
+            run_task(self.run_dir, self.job_name, task.array_index, placement, self.role, watch)
+        except UserError as error:
+            print(error.message(), file=sys.stderr, flush=True)
+            sys.exit(int(error.exit_code))
+
+    def checkpoint(self) -> DelayedSubmission:
+        """For submitit: repeat the same call if a signal arrives before the task has its own handlers."""
+        return DelayedSubmission(self)
+
+
+ASK_EVERY_S = 30.0
+"""The seconds between two questions: many tasks may wait, and one controller serves the whole cluster."""
+LISTINGS = 2
+"""The number of listings in a row that must lack a job before it counts as gone."""
+ANSWER_WITHIN_S = 10.0
+"""The seconds that the controller has for an answer; a busy one is asked again later."""
+
+
+@dataclass
+class QueueWatch:
+    """Asks squeue from time to time; called with names of jobs, it returns whether all have left the queue."""
+
+    layout: RunLayout
+    own_id: str
+    """The id of the asking task: a listing that lacks it proves nothing."""
+    clock: Callable[[], float] = time.monotonic
+    _last: float = field(default=float("-inf"), init=False)
+    _about: tuple[str, ...] = field(default=(), init=False)
+    """The jobs of the last call."""
+    _lacking: int = field(default=0, init=False)
+    """The number of consecutive listings that lacked the jobs."""
+    _told: set[str] = field(default_factory=set, init=False)
+    """The reasons for which squeue gave no answer that stand in the log already: in a container it is never there."""
+
+    def __call__(self, jobs: tuple[str, ...]) -> bool:
+        """Whether none of these jobs, with all its submissions, has been in the queue for some time."""
+        since = self.clock() - self._last
+        if jobs != self._about or since >= LISTINGS * ASK_EVERY_S + ANSWER_WITHIN_S:
+            self._about, self._lacking = jobs, 0  # listings of an earlier wait do not count for this one
+        if since >= ASK_EVERY_S:
+            self._last = self.clock()
+            self._lacking = self._lacking + 1 if self._are_lacking(jobs) else 0
+        return self._lacking >= LISTINGS
+
+    def _are_lacking(self, jobs: tuple[str, ...]) -> bool:
+        """Return whether one listing shows the calling task and none of the jobs; False where this is unknown."""
+        try:
+            sent = submissions(self.layout)
+            listing = run_slurm(["squeue", "--me", "--all", squeue_format("%F")], ANSWER_WITHIN_S)
+            queue = {job_id for (job_id,) in squeue_records(listing, 1)}
+        except (
+            UserError,
+            OSError,
+            ValueError,
+        ) as error:  # no squeue on this node, or a filesystem fails for a moment
+            self._tell(error.what if isinstance(error, UserError) else str(error))
+            return False
+        ids = {job: {one.job_id for one in sent if one.job == job} for job in jobs}
+        return self.own_id in queue and all(mine and mine.isdisjoint(queue) for mine in ids.values())
+
+    def _tell(self, reason: str) -> None:
+        """Write into the log, once for each reason, why squeue gave no answer."""
+        if reason not in self._told:
+            self._told.add(reason)
+            log.info("whether the jobs that this task waits for are queued is not known: %s", reason)

@@ -1,0 +1,110 @@
+"""The tables of memory by role, and of hours by use and role, which `plan` and other commands print."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from mrt_hpc.plan.memory_fit import unfit
+from mrt_hpc.run.events import Use
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from mrt_hpc.plan.hours import UseHours
+    from mrt_hpc.plan.memory_fit import Fits, RoleFit
+    from mrt_hpc.recipe.schema import Experiment
+    from mrt_hpc.recipe.site import SiteSettings
+
+
+PARTS = ("weights", "optimiser", "gradients", "exchange", "activations", "logits", "KV cache", "other")
+"""The columns, in their order."""
+
+
+def memory_table(found: Fits) -> Table:
+    """One row a role: GiB of one process at its peak, by what they are for."""
+    table = Table(title="memory of a process at its peak, GiB", title_justify="left")
+    table.add_column("role", overflow="fold")
+    parts = [part for part in PARTS if any(part in role.parts for role in found.roles)]
+    for column in (*parts, "needed", "of", "share"):
+        table.add_column(column, justify="right", overflow="fold")
+    for role in found.roles:
+        numbers = [_number(role.parts.get(part)) for part in parts]
+        place = f"{role.limit:.1f} {role.place}"
+        table.add_row(role.name, *numbers, _number(role.needed), place, f"{role.share:.0%}".replace("%", " %"))
+    return table
+
+
+def _number(gib: float | None) -> str:
+    return "" if gib is None else f"{gib:.1f}" if gib >= 0.05 else f"{gib:.3f}"
+
+
+def memory_lines(found: Fits) -> Iterator[str]:
+    """What the caches hold, where the limits are from, and what was not checked."""
+    yield from (role.note for role in found.roles if role.note)
+    sources = dict.fromkeys(role.source for role in found.roles if role.place == "GPU")
+    if sources:
+        yield f"The memory of a GPU: {'; '.join(sources)}. What a server takes besides its weights is an estimate."
+    yield from found.unchecked
+
+
+def memory_warnings(found: Fits, recipe: Experiment, site: SiteSettings) -> Iterator[tuple[bool, str]]:
+    """What will be refused (True), and what is doubtful (False), a sentence each."""
+    for role in found.refused:
+        yield True, one_line(role, recipe, site)
+    for role in found.doubtful:
+        if role.fits:
+            yield False, f"{role.name} needs {role.share:.0%} of its {role.limit:.1f} GiB ({role.source})"
+        else:
+            yield False, one_line(role, recipe, site)
+
+
+def one_line(role: RoleFit, recipe: Experiment, site: SiteSettings) -> str:
+    """The error for a role that does not fit, as a sentence."""
+    error = unfit(role, recipe, site)
+    return f"{error.what}; {error.expected}; next: {error.advice}"
+
+
+def memory_json(found: Fits) -> dict[str, Any]:
+    """The same as data: GiB by role and part, whether it fits, and what was not checked."""
+    roles = [{**asdict(role), "share": role.share, "fits": role.fits} for role in found.roles]
+    return {"roles": roles, "unchecked": list(found.unchecked)}
+
+
+# -- hours -------------------------------------------------------------------------------------------------------------
+
+
+FEW_HOURS = 10.0
+"""Below so many hours a table has more digits after the point."""
+
+
+def hours_table(rows: Iterable[UseHours], *, of_gpus: bool, digits: int, expected: bool = False) -> Table:
+    """Uses as rows, roles as columns, both sums, and the share of each use.
+
+    Args:
+        rows: the hours; a role whose hours are all 0 has no column.
+        of_gpus: whether GPU-hours are shown, and not core-hours.
+        digits: of each number, after the point.
+        expected: whether the hours are an estimate, which the title then says.
+    """
+    hours = {(row.role, row.use): row.gpu_hours if of_gpus else row.core_hours for row in rows}
+    roles = [role for role in dict.fromkeys(role for role, _ in hours) if any(hours[k] for k in hours if k[0] == role)]
+    uses = sorted({use for role, use in hours if role in roles}, key=list(Use).index)
+    whole = sum(hours.values())
+    unit = "GPU-hours" if of_gpus else "core-hours"
+    title = f"expected {unit}" if expected else unit
+    table = Table(title=title, title_justify="left", show_footer=True)
+    table.add_column("use", "all", overflow="fold")
+    for role in roles:
+        column = sum(hours.get((role, use), 0.0) for use in uses)
+        table.add_column(str(role), f"{column:,.{digits}f}", justify="right")
+    table.add_column("all", f"{whole:,.{digits}f}", justify="right")
+    table.add_column("share", "100.0 %" if whole else "", justify="right")
+    for use in uses:
+        cells = [hours.get((role, use)) for role in roles]
+        row = sum(cell for cell in cells if cell is not None)
+        share = f"{row / whole:.1%}".replace("%", " %") if whole else ""
+        table.add_row(str(use), *("" if c is None else f"{c:,.{digits}f}" for c in cells), f"{row:,.{digits}f}", share)
+    return table

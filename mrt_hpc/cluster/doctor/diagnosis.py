@@ -1,0 +1,60 @@
+"""All checks, in the order in which their results are shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mrt_hpc.cluster.doctor import local_checks, node_checks, slurm_checks
+from mrt_hpc.cluster.doctor.checks import CheckVerdict, DoctorCheck
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mrt_hpc.cluster.doctor.checks import CheckResult
+    from mrt_hpc.cluster.doctor.situation import Situation
+
+CHECKS = (
+    DoctorCheck("Slurm", slurm_checks.slurm_commands),
+    DoctorCheck("accounting", slurm_checks.accounting),
+    DoctorCheck("account", slurm_checks.account),
+    DoctorCheck("QOS", slurm_checks.quality_of_service),
+    DoctorCheck("partition", slurm_checks.partitions),
+    DoctorCheck("GPUs", slurm_checks.gpus),
+    DoctorCheck("node size", slurm_checks.node_size),
+    DoctorCheck("array size", slurm_checks.array_size),
+    DoctorCheck("queued jobs", slurm_checks.queued_jobs),
+    DoctorCheck("time limit", slurm_checks.time_limit),
+    DoctorCheck("preemption", slurm_checks.preempted_jobs),
+    DoctorCheck("preemption notice", slurm_checks.notice_of_profile),
+    DoctorCheck("requeue", slurm_checks.requeue),
+    DoctorCheck("sbatch options", slurm_checks.options_of_sbatch),
+    DoctorCheck("plan", slurm_checks.plan_fits),
+    DoctorCheck("model", local_checks.model),
+    DoctorCheck("data", local_checks.data),
+    DoctorCheck("shared inputs", local_checks.inputs_are_shared),
+    DoctorCheck("run directory", local_checks.run_directory),
+    DoctorCheck("filesystem", local_checks.operations),
+    DoctorCheck("shared filesystem", local_checks.is_shared),
+    DoctorCheck("space", local_checks.space),
+    DoctorCheck("files", local_checks.files),
+    DoctorCheck("file server's clock", local_checks.server_clock),
+    DoctorCheck("Python", local_checks.python),
+    DoctorCheck("environment", local_checks.environment),
+    DoctorCheck("container", local_checks.image),
+    DoctorCheck("scratch", local_checks.scratch),
+    DoctorCheck("verifier", local_checks.verifiers),
+    DoctorCheck("limits", local_checks.inherited_limits),
+    DoctorCheck("driver", local_checks.cuda_here),
+    DoctorCheck("node of", node_checks.nodes),
+)
+"""Each check is a function of a :class:`~mrt_hpc.cluster.doctor.situation.Situation`."""
+
+
+def diagnose(situation: Situation) -> list[CheckResult]:
+    """The results of all checks."""
+    return [result for check in CHECKS for result in check.results(situation)]
+
+
+def can_start(results: Iterable[CheckResult]) -> bool:
+    """Whether a run can start: no check fails."""
+    return all(result.verdict is not CheckVerdict.FAILS for result in results)

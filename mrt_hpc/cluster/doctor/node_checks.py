@@ -1,0 +1,251 @@
+"""Checks of compute nodes, by what their half of the doctor has answered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import mrt_hpc
+from mrt_hpc.attempt.gpus import verdict, view_of
+from mrt_hpc.cluster.doctor.checks import doubtful, fails, not_checked, ok
+from mrt_hpc.cluster.doctor.local_checks import (
+    CLOCK_S,
+    OTHER_PLACE,
+    limit_results,
+    models_on_node_bytes,
+    scratch_results,
+)
+from mrt_hpc.cluster.doctor.node_half import LONGEST_TRIP_S, ROUNDS, SIGNALS
+from mrt_hpc.cluster.filesystems import GIB, gigabytes
+from mrt_hpc.plan.jobs import JobResources, Role
+from mrt_hpc.recipe.sections import Resilience
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mrt_hpc.cluster.doctor.checks import CheckResult
+    from mrt_hpc.cluster.doctor.node_half import NodeFacts
+    from mrt_hpc.cluster.doctor.situation import NodeAnswer, Situation
+
+SLOW_TRIP_S = 10.0
+"""Seconds that a file may take there and back before waits become noticeable."""
+LEAST_SCRATCH = 10 * GIB
+"""Bytes of scratch: what vLLM and torch compile, and a copy of small files."""
+LEAST_SHARED_MEMORY = GIB
+LEAST_LOCKED = GIB
+"""Bytes of locked memory; sites with a fast network have no limit."""
+COMPILER = (
+    "setup: [module load gcc] in the site profile for a compiler; a Python with its headers for Python.h, as that of "
+    "`uv python install`; or an image of `mrt-hpc container build cuda`, which has both"
+)
+ONE_GPU = JobResources(
+    nodes=1, ranks_per_node=1, gpus_per_rank=1, cpus_per_rank=1, memory_gib_per_node=1.0, time_limit_minutes=1
+)
+
+
+def nodes(situation: Situation) -> Iterator[CheckResult]:
+    """Everything that the nodes have answered; nothing where they were not asked."""
+    for answer in situation.answers:
+        partition = answer.partition or "the default partition"
+        if answer.kind == "gpu" and [other.partition for other in situation.answers].count(answer.partition) > 1:
+            partition += " with GPUs"
+        for result in _answered(situation, answer):
+            yield replace(result, check=f"{partition}: {result.check}".strip(": "))
+
+
+def _answered(situation: Situation, answer: NodeAnswer) -> Iterator[CheckResult]:
+    for one in answer.changed:
+        yield doubtful(f"scontrol show job {answer.job_id}: {one.sentence}", one.advice, about=one.field)
+    if (facts := answer.facts) is None:
+        if answer.waits:
+            yield not_checked(answer.problem, "type the same command again later, or with a longer --wait")
+        else:
+            yield fails(
+                answer.problem,
+                "correct the site profile by what this says (setup, python, container, partitions, run directory on a "
+                "shared filesystem), and type the same command again",
+            )
+        return
+    yield ok(f"{facts.node} answered {answer.queued_s:.0f} s after sbatch (job {answer.job_id})")
+    yield _versions(facts)
+    yield _visibility(situation, facts)
+    yield _clock(facts)
+    yield _signals(facts)
+    yield from _operations(facts)
+    yield _commands(answer)
+    for result in scratch_results(facts.node, facts.scratch):
+        yield replace(result, check=f"scratch {result.check}")
+    yield _scratch(facts, _models_on_node(situation, answer))
+    if facts.compiler_problem:
+        finding = fails if situation.recipe is not None else doubtful
+        said = f"on {facts.node}: {facts.compiler_problem}; Triton compiles when a server starts"
+        yield finding(said, COMPILER, about="compiler")
+    yield from _shared_memory(facts)
+    yield from (replace(result, check="limits") for result in limit_results(facts.limits))
+    yield from _locked_memory(situation, answer.kind, facts)
+    yield from _readable(facts)
+    for verifier, (evidence, remedy) in facts.refusals.items():
+        yield fails(f"on {facts.node}: {evidence}", remedy, about=f"verifier {verifier}")
+    if facts.gpu_view is not None or facts.gpu_problem:
+        yield _gpu(situation, facts)
+
+
+def _versions(facts: NodeFacts) -> CheckResult:
+    packages = ", ".join(f"{name} {version}" for name, version in facts.packages.items())
+    said = f"{facts.node} has mrt-hpc {facts.version}, Python {facts.python}, {packages}"
+    if facts.version != mrt_hpc.__version__:
+        remedy = "install the same version of mrt-hpc on both, and set python in the site profile to it"
+        return fails(f"{said}; this command has mrt-hpc {mrt_hpc.__version__}", remedy, about="versions")
+    return ok(said, about="versions")
+
+
+def _visibility(situation: Situation, facts: NodeFacts) -> CheckResult:
+    about = "visibility of files"
+    if len(facts.trips_s) < ROUNDS:
+        return fails(
+            f"a file that this machine wrote was not seen by {facts.node} within {LONGEST_TRIP_S:.0f} s",
+            f"{OTHER_PLACE}, on a filesystem that both see; or ask the administrators about its caching of names (on "
+            "NFS the mount option lookupcache)",
+            about=about,
+        )
+    slowest = max(facts.trips_s)
+    said = f"a file to {facts.node} and back took {slowest:.1f} s at most, in {ROUNDS} trials"
+    limit_s = (situation.recipe.resilience if situation.recipe else Resilience()).heartbeat_limit_s
+    if slowest > limit_s:
+        remedy = f"--set resilience.heartbeat_limit_s={round(slowest * 3)}, or {OTHER_PLACE}"
+        return fails(f"{said}, longer than resilience.heartbeat_limit_s ({limit_s:g} s)", remedy, about=about)
+    if slowest > SLOW_TRIP_S:
+        remedy = f"a run works, and each hand-over waits for that; a faster filesystem: {OTHER_PLACE}"
+        return doubtful(said, remedy, about=about)
+    return ok(said, about=about)
+
+
+def _clock(facts: NodeFacts) -> CheckResult:
+    if not facts.trips_s:
+        return not_checked("no file came back", about="clock")
+    said = f"clocks of {facts.node} and this machine differ by {abs(facts.skew_s):.1f} s"
+    if abs(facts.skew_s) > CLOCK_S + min(facts.trips_s) / 2:
+        return doubtful(
+            said,
+            "tell the administrators; a run judges heartbeats by each task's own clock, but times in logs and in the "
+            "report will not agree",
+            about="clock",
+        )
+    return ok(said, about="clock")
+
+
+def _signals(facts: NodeFacts) -> CheckResult:
+    arrived = " and ".join(f"SIG{name}" for name in SIGNALS if name in facts.signals)
+    missing = " and ".join(f"SIG{name}" for name in SIGNALS if name not in facts.signals)
+    if missing:
+        return doubtful(
+            f"scancel --signal: {missing} did not reach the task on {facts.node}",
+            "a preempted task then loses its unfinished work: --set training.checkpoint_every=1; if the site profile "
+            "has a container or a script as python, make it end with exec",
+            about="signals",
+        )
+    if facts.lost_files:
+        return fails(
+            f"scancel --signal: {arrived} reached the task on {facts.node}, and ended the mount of its image: "
+            f"{facts.lost_files}",
+            "container: {unpack: true} in the site profile",
+            about="signals",
+        )
+    return ok(f"scancel --signal: {arrived} reached the task", about="signals")
+
+
+def _operations(facts: NodeFacts) -> Iterator[CheckResult]:
+    broken = {name: problem for name, problem in facts.operations.items() if problem}
+    for name, problem in broken.items():
+        yield fails(f"on {facts.node}: {problem}", OTHER_PLACE, about=f"filesystem ({name})")
+    if not broken:
+        yield ok(f"on {facts.node}: {', '.join(facts.operations)}", about="filesystem")
+
+
+def _commands(answer: NodeAnswer) -> CheckResult:
+    missing = [name for name in ("scontrol", "squeue") if name not in answer.slurm_commands]
+    if missing:
+        return doubtful(
+            f"{' and '.join(missing)} not in PATH of the job: a task cannot queue itself again before its time limit",
+            "add Slurm's commands to PATH in setup of the site profile (`module load slurm`), or type the same "
+            "`mrt-hpc submit` when a task has ended",
+            about="Slurm's commands",
+        )
+    return ok("scontrol and squeue are in PATH of the job", about="Slurm's commands")
+
+
+def _models_on_node(situation: Situation, answer: NodeAnswer) -> float:
+    """Bytes of the models that an inference task has on a node of this kind; 0 where the model's size is not known."""
+    samples = any(job.does(Role.INFERENCE) for job in situation.jobs(answer.kind))
+    return (models_on_node_bytes(situation.recipe) or 0.0) if situation.recipe is not None and samples else 0.0
+
+
+def _scratch(facts: NodeFacts, models: float) -> CheckResult:
+    """The folder for temporary files has room.
+
+    Args:
+        facts: what the node has seen.
+        models: bytes of the models that a task puts together there.
+    """
+    about, needed = "scratch", LEAST_SCRATCH + models
+    said = f"{facts.temporary} on {facts.node} has {gigabytes(facts.temporary_free_bytes)} free"
+    remedy = f"set scratch in the site profile to a folder with {gigabytes(needed)} or more"
+    if models:
+        said += f"; the models that an inference task puts together from deltas need {gigabytes(models)}"
+        remedy += ", or --set training.full_weights_every=1"
+    if facts.temporary_free_bytes < models:
+        return fails(said, remedy, about=about)
+    if facts.temporary_free_bytes < needed:
+        return doubtful(said, remedy, about=about)
+    return ok(said, about=about)
+
+
+def _locked_memory(situation: Situation, kind: str, facts: NodeFacts) -> Iterator[CheckResult]:
+    """NCCL locks the memory that network cards read; so may GPUs of one node."""
+    soft = facts.limits["memlock"][0]
+    wide = [job for job in situation.jobs(kind) if job.resources.gpus > 1]
+    if wide and 0 <= soft < LEAST_LOCKED:
+        yield doubtful(
+            f"ulimit -l: {soft // 1024} KiB of locked memory on {facts.node}; NCCL locks more in {wide[0].name}",
+            "ask the administrators for unlimited locked memory in jobs; until then "
+            "`environment: {NCCL_IB_DISABLE: '1'}` in the site profile, which is slower between nodes",
+            about="limits",
+        )
+
+
+def _shared_memory(facts: NodeFacts) -> Iterator[CheckResult]:
+    if facts.shared_memory_bytes is not None and facts.shared_memory_bytes < LEAST_SHARED_MEMORY:
+        yield doubtful(
+            f"/dev/shm on {facts.node} has {gigabytes(facts.shared_memory_bytes)} free; NCCL and vLLM use it",
+            "ask for more memory in resources of the recipe, or ask the administrators",
+            about="shared memory",
+        )
+
+
+def _readable(facts: NodeFacts) -> Iterator[CheckResult]:
+    for path, problem in facts.unreadable.items():
+        yield fails(
+            f"{facts.node} cannot read {path}: {problem}",
+            "move it to a filesystem that compute nodes see, or add it to container.binds in the site profile",
+            about="model and files",
+        )
+    if facts.hub_cache_problem:
+        yield doubtful(
+            f"the Hugging Face cache {facts.hub_cache} cannot be read: {facts.hub_cache_problem}",
+            "set HF_HOME in environment of the site profile to a folder that compute nodes read",
+            about="Hugging Face cache",
+        )
+    elif facts.hub_cache:
+        yield ok(f"{facts.node} reads {facts.hub_cache}", about="Hugging Face cache")
+
+
+def _gpu(situation: Situation, facts: NodeFacts) -> CheckResult:
+    about = "GPUs"
+    if facts.gpu_view is None:
+        return fails(facts.gpu_problem, "run `nvidia-smi` there, and report it to the administrators", about=about)
+    view = view_of(facts.gpu_view)
+    if (error := verdict(view, ONE_GPU)) is None:
+        return ok(f"{view.told()}; torch for CUDA {view.torch_cuda}", about=about)
+    result = fails if situation.recipe is not None else doubtful
+    evidence = error.evidence.partition("; in node ")[0]
+    return result(f"{evidence} (on {facts.node})", error.advice or "choose another partition", about=about)

@@ -1,0 +1,290 @@
+"""Asks compute nodes: one small job for each partition of the profile, submitted as the jobs of a run are, that runs
+:mod:`mrt_hpc.cluster.doctor.node_half`. This side answers its files, sends it signals, and waits with a deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mrt_hpc.backends.slurm.answers import submitted_id
+from mrt_hpc.backends.slurm.commands import SlurmRefusedError, run_slurm
+from mrt_hpc.backends.slurm.containers import folders_read, with_models_bound
+from mrt_hpc.backends.slurm.parameters import as_sbatch_reads, python_command, require_plain_path, sbatch_parameters
+from mrt_hpc.backends.slurm.queue import cancel, queue_states
+from mrt_hpc.backends.slurm.queued_as import differences, queued_fields
+from mrt_hpc.backends.slurm.site import as_word
+from mrt_hpc.cluster.doctor.node_half import ANSWER, LISTENING, ORDER, PING, PONG, SIGNALS, NodeFacts, NodeOrder
+from mrt_hpc.cluster.doctor.situation import NodeAnswer
+from mrt_hpc.cluster.filesystems import existing_ancestor, trial_folder
+from mrt_hpc.domains.verifiers import verifiers_of
+from mrt_hpc.errors import UserError
+from mrt_hpc.plan.jobs import Job, JobResources, Role
+from mrt_hpc.recipe.user_code import origin
+from mrt_hpc.run.atomic import write_json, write_text
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.typed_file import UnreadableError, read_typed
+from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mrt_hpc.backends.slurm.queued_as import Difference
+    from mrt_hpc.backends.slurm.site import SlurmSite
+    from mrt_hpc.cluster.doctor.situation import Situation
+
+JOB_MINUTES = 8
+"""The time limit of the job; it takes one to three minutes."""
+MEMORY_GIB = 1.0
+LOOK_EVERY_S = 0.1
+ASK_QUEUE_EVERY_S = 3.0
+LAST_FILES_S = 15.0
+"""Seconds after the end of a job in which its answer may still appear."""
+LOG_LINES = 6
+"""Lines of the job's log that are shown where it gave no answer."""
+GRADING = (Role.INFERENCE, Role.EVALUATION)
+"""The roles that judge answers."""
+OPTIONS = (
+    "account", "qos", "partition", "time", "nodes", "ntasks_per_node", "cpus_per_task", "mem",
+    "gres", "gpus_per_node",
+)  # fmt: skip
+"""The parameters of a run's jobs that this job has too."""
+
+
+def ask_nodes(situation: Situation, wait_s: float, tell: Callable[[str], None]) -> tuple[NodeAnswer, ...]:
+    """Submit the jobs and wait for their answers. Jobs that have not answered in time are cancelled.
+
+    Args:
+        situation: whose partitions, profile and run directory are used.
+        wait_s: seconds that the jobs may wait in the queue and run.
+        tell: shows a sentence about what is waited for.
+
+    Raises:
+        UserError: the folder cannot be used, or Slurm does not answer.
+    """
+    if (site := situation.slurm) is None:
+        return ()
+    if situation.recipe is not None:
+        site = with_models_bound(site, situation.recipe)
+    place = existing_ancestor(situation.root)
+    if not os.access(place, os.W_OK):
+        problem = f"no job was submitted: you cannot write to {place}, where it would leave its answer"
+        return tuple(
+            NodeAnswer(kind, getattr(site.partitions, kind) or "", problem=problem) for kind in situation.kinds
+        )
+    with trial_folder(place) as folder:
+        layout = require_plain_path(RunLayout(folder))
+        jobs = [NodeJob(kind, situation, site, layout) for kind in situation.kinds]
+        try:
+            for job in jobs:
+                job.submit(tell)
+            _wait(jobs, wait_s)
+        finally:
+            _end(jobs)
+        return tuple(job.answer() for job in jobs)
+
+
+def _end(jobs: list[NodeJob]) -> None:
+    """Cancel the jobs that have not answered, and wait until none writes into the folder any more."""
+    cancel([job.id for job in jobs if job.id and not job.facts])
+    ids = [job.id for job in jobs if job.id]
+    with suppress(UserError):  # what is left of the folder then stays
+        wait_until(
+            lambda: all(state.ended for state in queue_states(ids).values()),
+            reason="the end of the jobs",
+            deadline_s=LAST_FILES_S,
+        )
+
+
+def _wait(jobs: list[NodeJob], wait_s: float) -> None:
+    """Serve the jobs until each has answered or ended, or the time is over."""
+
+    def served() -> bool:
+        for job in jobs:
+            job.serve()
+        return all(job.is_over for job in jobs)
+
+    try:
+        wait_until(served, reason="the jobs on compute nodes", deadline_s=wait_s, longest_pause_s=LOOK_EVERY_S)
+    except UserError:
+        for job in jobs:
+            job.give_up(wait_s)
+
+
+class NodeJob:
+    """One job, and how far the exchange with it is."""
+
+    def __init__(self, kind: str, situation: Situation, site: SlurmSite, layout: RunLayout) -> None:
+        self.kind, self.site, self.folder = kind, site, layout.root
+        self.name = f"doctor-{kind}"
+        self.job = _job(self.name, situation, kind)
+        self.script = script(self.job, site, layout)
+        folders = () if situation.recipe is None else tuple(folders_read(situation.recipe))
+        self.order = NodeOrder(folders, bool(self.job.resources.gpus), verifiers_judging(situation, kind))
+        self.id, self.problem = "", ""
+        self.changed: tuple[Difference, ...] = ()
+        self.facts: NodeFacts | None = None
+        self.waits = False
+        self._answered, self._sent = set[str](), False
+        self._submitted = self._asked = time.monotonic()
+        self._ended_at: float | None = None
+        self._seen_at: float | None = None
+
+    def submit(self, tell: Callable[[str], None]) -> None:
+        """Call sbatch; a refusal is the answer."""
+        write_json(self._file(ORDER), asdict(self.order))
+        path = self.folder / f"{self.name}.sh"
+        write_text(path, self.script)
+        try:
+            command = ["sbatch", "--parsable", str(path)]
+            self.id, _ = submitted_id(run_slurm(command), command)
+        except UserError as error:
+            self.problem = f"{error.what}: {error.value}" if error.value else error.what
+            return
+        self._submitted = time.monotonic()
+        with suppress(UserError):  # then nothing is said on it
+            self.changed = tuple(differences(self.job, self.site, queued_fields(self.id)))
+        tell(f"job {self.id} asks a node of partition {self.partition or '(the default)'}")
+
+    @property
+    def partition(self) -> str:
+        """The partition of the job; empty text for the default one."""
+        return getattr(self.site.partitions, self.kind) or ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more can come."""
+        return bool(self.facts or self.problem)
+
+    def serve(self) -> None:
+        """Answer what the node has written since the last call, and look whether its job still lives."""
+        if self.is_over:
+            return
+        names = {path.name for path in list_directory(self.folder, f"{self.name}.*")}
+        if self._file(ANSWER).name in names:
+            self._read_answer()
+            return
+        for name in sorted(names - self._answered):
+            if name.startswith(f"{self.name}.{PING}-"):
+                self._seen_at = self._seen_at or time.monotonic()
+                write_json(self.folder / name.replace(f".{PING}-", f".{PONG}-"), {"at": time.time()})
+                self._answered.add(name)
+        if self._file(LISTENING).name in names and not self._sent:
+            self._sent = True
+            self._send_signals()
+        if time.monotonic() - self._asked > ASK_QUEUE_EVERY_S:
+            self._ask_queue()
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{self.name}.{name}"
+
+    def _read_answer(self) -> None:
+        try:
+            self.facts = read_typed(self._file(ANSWER), NodeFacts, "the answer of the node", advice="doctor again")
+        except UnreadableError as error:
+            self.problem = f"the node may have another version of mrt-hpc: {error.line}"
+
+    def _send_signals(self) -> None:
+        """Signals as Slurm sends them before a time limit and at a preemption: to the steps of the job."""
+        for name in SIGNALS:
+            try:
+                run_slurm(["scancel", f"--signal={name}", self.id])
+            except SlurmRefusedError as refusal:
+                self.problem = f"scancel --signal={name} refused: {refusal.reason}"
+
+    def _ask_queue(self) -> None:
+        self._asked = time.monotonic()
+        if self._ended_at is None and self._state()[0]:
+            self._ended_at = self._asked
+        if self._ended_at is not None and self._asked - self._ended_at > LAST_FILES_S:
+            self.problem = f"job {self.id} ended without an answer: {self._state()[1]}; {self._log()}"
+
+    def _state(self) -> tuple[bool, str]:
+        """Whether the job has ended, and its state in words."""
+        states = list(queue_states([self.id]).values())
+        told = ", ".join(f"{one.state} {f'({one.reason})' if one.reason else ''}".strip() for one in states)
+        return all(one.ended for one in states), told
+
+    def _log(self) -> str:
+        """The end of its log."""
+        log = self._file("log")
+        lines = log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:] if log.exists() else []
+        if not lines:
+            return f"it wrote no log: the node may not see {self.folder.parent}, or may not run bash there"
+        return "its log ends: " + " / ".join(lines)
+
+    def give_up(self, wait_s: float) -> None:
+        """Say why there is no answer at the end of the wait."""
+        if self.is_over:
+            return
+        started = self._seen_at is not None
+        _, state = self._state()
+        self.waits = "pending" in state and not started
+        self.problem = f"no answer within {wait_s:.0f} s: squeue: {state}" + ("" if self.waits else f"; {self._log()}")
+
+    def answer(self) -> NodeAnswer:
+        """What is known in the end."""
+        commands = self._file("commands")
+        found = commands.read_text().split() if commands.exists() else []
+        return NodeAnswer(
+            kind=self.kind,
+            partition=self.partition,
+            facts=self.facts,
+            job_id=self.id,
+            slurm_commands=tuple(Path(path).name for path in found),
+            changed=self.changed,
+            problem=self.problem,
+            waits=self.waits,
+            queued_s=(self._seen_at or time.monotonic()) - self._submitted,
+        )
+
+
+def verifiers_judging(situation: Situation, kind: str) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """The verifiers that will judge in jobs of this kind."""
+    if situation.recipe is None or not any(job.does(role) for job in situation.jobs(kind) for role in GRADING):
+        return ()
+    named = ((one.type, one.model_dump(mode="json")) for one in verifiers_of(situation.recipe))
+    return tuple((str(origin(name) or ""), {**section, "type": name}) for name, section in named)
+
+
+def _job(name: str, situation: Situation, kind: str) -> Job:
+    """A job that asks for next to nothing, and for one GPU where the jobs of this kind have GPUs."""
+    limit = situation.site.limits.minutes
+    resources = JobResources(
+        nodes=1,
+        ranks_per_node=1,
+        gpus_per_rank=int(kind == "gpu"),
+        cpus_per_rank=1,
+        memory_gib_per_node=MEMORY_GIB,
+        time_limit_minutes=JOB_MINUTES if limit is None else min(JOB_MINUTES, limit),
+    )
+    return Job(name=name, role=Role.PREPARE, tasks=1, resources=resources)
+
+
+def script(job: Job, site: SlurmSite, layout: RunLayout) -> str:
+    """The job script, with the options, setup lines and Python of a run's jobs."""
+    parameters = sbatch_parameters(job, site, layout, waited_for=False)
+    options = {name.replace("_", "-"): parameters[name] for name in OPTIONS if parameters.get(name) is not None}
+    options |= {
+        "job-name": job.name,
+        "output": layout.root / f"{job.name}.log",
+        "error": layout.root / f"{job.name}.log",
+        **parameters["additional_parameters"],
+    }
+    folder = shlex.quote(str(layout.root))
+    srun = shlex.join(["srun", *parameters["srun_args"]])
+    half = f"{python_command(job, site, layout)} -m mrt_hpc.cluster.doctor.node_half {folder} {job.name}"
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {as_word(name, value is True or shlex.quote(str(value)))}" for name, value in options.items()),
+        *parameters["setup"],
+        f"command -v scontrol squeue > {folder}/{job.name}.commands",
+        f"{srun} {half}",
+    ]
+    return as_sbatch_reads("".join(f"{line}\n" for line in lines))

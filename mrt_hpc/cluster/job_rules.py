@@ -1,0 +1,137 @@
+"""The rules of a cluster for the jobs of one user: which partitions admit them, what a preemption does to them, how
+many may be queued, and how long they may run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mrt_hpc.backends.slurm.survey import ALL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mrt_hpc.backends.slurm.survey import PartitionFacts, Qos, Survey, User
+
+
+def refusals(partition: PartitionFacts, user: User, accounts: Iterable[str], qos: str | None) -> list[str]:
+    """Return why a partition admits no job of a user, a sentence each; none if it admits them.
+
+    Args:
+        partition: the partition.
+        user: with the groups that the user is a member of.
+        accounts: the accounts that the job may be charged to, of which one suffices; none if they are not known.
+        qos: the QOS of the job; None if it is not known.
+    """
+    wanted, found = list(accounts), []
+    if partition.root_only:
+        found.append("RootOnly=YES: only root may submit to it")
+    if partition.allow_groups != ALL and not partition.allow_groups & user.groups:
+        found.append(f"AllowGroups={_told(partition.allow_groups)}: you are in none of these groups")
+    if wanted and partition.allow_accounts != ALL and not partition.allow_accounts & set(wanted):
+        found.append(f"AllowAccounts={_told(partition.allow_accounts)}: not {', '.join(wanted)}")
+    if wanted and partition.allow_accounts == ALL and set(wanted) <= partition.deny_accounts:
+        found.append(f"DenyAccounts={_told(partition.deny_accounts)}")
+    if qos is not None and partition.allow_qos != ALL and qos not in partition.allow_qos:
+        found.append(f"AllowQos={_told(partition.allow_qos)}: not {qos}")
+    if qos is not None and partition.allow_qos == ALL and qos in partition.deny_qos:
+        found.append(f"DenyQos={_told(partition.deny_qos)}")
+    return found
+
+
+def _told(names: Iterable[str]) -> str:
+    return ",".join(sorted(names))
+
+
+@dataclass(frozen=True)
+class Preemption:
+    """What a preemption does to a job of one partition and QOS."""
+
+    mode: str
+    """OFF if its jobs are not preempted, else REQUEUE, CANCEL or SUSPEND."""
+    notice_s: int
+    """Seconds from SIGTERM to SIGKILL: GraceTime and KillWait together."""
+    source: str
+    """The settings that say so, in Slurm's words."""
+
+
+def preemption(survey: Survey, partition: PartitionFacts, qos: Qos | None) -> Preemption | None:
+    """Return what a preemption does to jobs of a partition and a QOS; None where the settings are not known."""
+    settings = survey.settings
+    if settings is None:
+        return None
+    if settings.preempt_type in ("", "preempt/none"):
+        return Preemption("OFF", 0, f"PreemptType={settings.preempt_type or 'not set'}")
+    if settings.preempt_type == "preempt/qos":
+        mode, grace_s, source = _of_qos(survey, qos)
+    else:
+        mode, grace_s, source = _of_partition(survey, partition)
+    mode = mode or next(iter(settings.preempt_modes - {"GANG"}), "OFF")
+    told = f"{settings.preempt_type}, {source}: PreemptMode={mode}"
+    if mode == "OFF":
+        return Preemption("OFF", 0, told)
+    wait_s = settings.kill_wait_s or 0
+    return Preemption(mode, grace_s + wait_s, f"{told}, GraceTime={grace_s} s, KillWait={wait_s} s")
+
+
+def _of_partition(survey: Survey, partition: PartitionFacts) -> tuple[str, int, str]:
+    """Mode, grace and source where the partition decides: jobs of the highest tier are not preempted."""
+    tiers = [other.priority_tier for other in (survey.partitions or {}).values()]
+    if partition.priority_tier >= max(tiers, default=0):
+        return "OFF", 0, f"no partition has a higher PriorityTier than {partition.name}"
+    return partition.preempt_mode, partition.grace_s, f"partition {partition.name}"
+
+
+def _of_qos(survey: Survey, qos: Qos | None) -> tuple[str, int, str]:
+    """Mode, grace and source where the QOS decides: a QOS that no other preempts is not preempted."""
+    if qos is None:
+        return "", 0, "the QOS is not known"
+    preempting = [other.name for other in (survey.qos or {}).values() if qos.name in other.preempts]
+    if not preempting:
+        return "OFF", 0, f"no QOS preempts QOS {qos.name}"
+    return qos.preempt_mode, qos.grace_s, f"QOS {qos.name}, which {', '.join(preempting)} preempt(s)"
+
+
+def submit_limits(
+    survey: Survey, partitions: Sequence[PartitionFacts], account: str | None, qos: str | None
+) -> list[tuple[int, str]]:
+    """The limits on the jobs and array tasks that a user may have queued, each with its source."""
+    found = [
+        (one.max_submit_jobs, f"sacctmgr show associations: MaxSubmitJobs of account {one.account}")
+        for one in survey.associations_of(account)
+        if one.max_submit_jobs is not None
+    ]
+    found += [
+        (level.max_submit_jobs, f"sacctmgr show qos: MaxSubmitPU of {level.name}")
+        for level in _levels(survey, partitions, account, qos)
+        if level.max_submit_jobs is not None
+    ]
+    if survey.settings is not None and survey.settings.max_job_count is not None:
+        found.append((survey.settings.max_job_count, "scontrol show config: MaxJobCount, of all users together"))
+    return found
+
+
+def time_limits(
+    survey: Survey, partitions: Sequence[PartitionFacts], account: str | None, qos: str | None
+) -> list[tuple[int, str]]:
+    """The limits on the time limit of a job, minutes, each with its source."""
+    found = [
+        (one.max_minutes, f"scontrol show partition: MaxTime of {one.name}")
+        for one in partitions
+        if one.max_minutes is not None
+    ]
+    found += [
+        (level.max_minutes, f"sacctmgr show qos: MaxWall of {level.name}")
+        for level in _levels(survey, partitions, account, qos)
+        if level.max_minutes is not None
+    ]
+    walls = [(one.max_minutes, one.account) for one in survey.associations_of(account) if one.max_minutes is not None]
+    return [*found, *((minutes, f"sacctmgr show associations: MaxWall of {name}") for minutes, name in walls)]
+
+
+def _levels(survey: Survey, partitions: Sequence[PartitionFacts], account: str | None, qos: str | None) -> list[Qos]:
+    """Every QOS whose limits hold for a job: its own and those of its partitions."""
+    of_partitions = [(survey.qos or {}).get(partition.qos or "") for partition in partitions]
+    found = [level for level in (survey.qos_of(account, qos), *of_partitions) if level is not None]
+    return list({level.name: level for level in found}.values())

@@ -1,0 +1,136 @@
+"""The facts of the machine that a command is typed on which matter to a site profile: Python, modules, Apptainer, the
+filesystems on which runs may lie, and whether a Slurm cluster is used from it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from mrt_hpc.attempt.python_look import missing_here
+from mrt_hpc.cluster.filesystems import Filesystem, filesystem
+
+CONTAINER_COMMANDS = ("apptainer", "singularity")
+BUILDCFG_S = 10.0
+"""Seconds that Apptainer may take to tell its configuration."""
+PLACES = ("SCRATCH", "WORK", "WORKDIR", "PROJECT", "PROJECTS", "DATA", "PWD", "HOME")
+"""The variables in which sites name the user's folders on shared filesystems; the home directory comes last."""
+TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
+"""Folders of one machine alone."""
+
+
+@dataclass(frozen=True)
+class LoginNode:
+    """The facts of this machine."""
+
+    python: str
+    """The Python that runs this command."""
+    missing_packages: tuple[str, ...] = ()
+    """The packages of the stack that this Python does not have."""
+    modules: str = ""
+    """How environment modules were found, as in ``LMOD_CMD=/opt/lmod/lmod``; empty text where there are none."""
+    python_module: str | None = None
+    """The loaded module that this Python belongs to."""
+    container_command: str | None = None
+    """The path of Apptainer, or of Singularity."""
+    kernel_mounts_images: bool | None = None
+    """Whether the kernel mounts its images, and not a process of the task; None where it does not say."""
+    filesystems: tuple[Filesystem, ...] = ()
+    """Those that the user's folders lie on, each once."""
+
+    @property
+    def place_for_runs(self) -> Filesystem | None:
+        """The best filesystem for run directories: a shared one, not the home directory, with the most space."""
+        home = str(Path.home())
+        ranked = sorted(
+            self.filesystems,
+            key=lambda f: (f.is_shared, str(f.path) != home, f.writable_bytes),
+        )
+        return ranked[-1] if ranked else None
+
+
+def look_at_login_node() -> LoginNode:
+    """Look at this machine."""
+    loaded = tuple(filter(None, os.environ.get("LOADEDMODULES", "").split(":")))
+    container = next(filter(None, map(shutil.which, CONTAINER_COMMANDS)), None)
+    return LoginNode(
+        python=sys.executable,
+        missing_packages=missing_here(),
+        modules=_modules(),
+        python_module=module_of(sys.base_prefix, loaded),
+        container_command=container,
+        kernel_mounts_images=None if container is None else mounts_by_kernel(container),
+        filesystems=tuple(_filesystems()),
+    )
+
+
+def mounts_by_kernel(container: str) -> bool | None:
+    """Whether the kernel mounts images, by what Apptainer, or Singularity, tells of its installation: it does with a
+    setuid starter, unless the configuration asks for squashfuse. Since 1.3 Apptainer leaves that open by default.
+
+    Args:
+        container: the path of the command.
+
+    Returns:
+        None where it cannot be told.
+    """
+    try:
+        told = subprocess.run([container, "buildcfg"], capture_output=True, text=True, check=False, timeout=BUILDCFG_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    built = dict(line.split("=", 1) for line in told.stdout.splitlines() if "=" in line)
+    kind = "SINGULARITY" if "SINGULARITY_SUID_INSTALL" in built else "APPTAINER"
+    if f"{kind}_SUID_INSTALL" not in built:
+        return None
+    starter = Path(built.get("LIBEXECDIR", "")) / kind.lower() / "bin" / "starter-suid"
+    if built[f"{kind}_SUID_INSTALL"] != "1" or not starter.is_file():
+        return False  # the package with the setuid starter is another one
+    return True if kind == "SINGULARITY" else _squashfs_by_kernel(Path(built.get("APPTAINER_CONF_FILE", "")))
+
+
+def _squashfs_by_kernel(configuration: Path) -> bool | None:
+    """Whether Apptainer with a setuid starter has the kernel mount images."""
+    try:
+        found = re.search(r"^\s*allow setuid-mount squashfs\s*=\s*(\w+)", configuration.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return {"yes": True, "no": False}.get(found[1]) if found else None
+
+
+def _modules() -> str:
+    names = ("LMOD_CMD", "MODULESHOME", "MODULEPATH")
+    return next((f"{name}={os.environ[name]}" for name in names if os.environ.get(name)), "")
+
+
+def module_of(prefix: str, loaded: tuple[str, ...]) -> str | None:
+    """The loaded module, as in ``python/3.12.1``, whose version and name stand in the folder of a Python."""
+    parts = Path(prefix.lower()).parts
+    for module in loaded:
+        name, _, version = module.lower().partition("/")
+        if version and any(version in part for part in parts) and any(name in part for part in parts):
+            return module
+    return None
+
+
+def _is_temporary(path: Path) -> bool:
+    return any(path.is_relative_to(folder) for folder in TEMPORARY)
+
+
+def _filesystems() -> list[Filesystem]:
+    """The filesystem of each place, of those on one mount point the first; one that does not answer is left out."""
+    found: dict[str, Filesystem] = {}
+    for name in PLACES:
+        path = os.environ.get(name)
+        if not path or not Path(path).is_dir() or not os.access(path, os.W_OK) or _is_temporary(Path(path)):
+            continue
+        try:
+            seen = filesystem(Path(path))
+        except OSError:
+            continue
+        found.setdefault(seen.mount_point, seen)
+    return list(found.values())

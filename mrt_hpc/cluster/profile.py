@@ -1,0 +1,406 @@
+"""Proposes a site profile for a cluster: each value with the reason for it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+from dataclasses import dataclass
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
+import mrt_hpc
+from mrt_hpc.backends.sites import LOCAL
+from mrt_hpc.backends.slurm.site import GpuRequest
+from mrt_hpc.backends.slurm.survey import CONFIG, NODES, PARTITIONS, QOS, associations_command
+from mrt_hpc.cluster.job_rules import preemption, submit_limits, time_limits
+from mrt_hpc.cluster.questions import accounts_of, cpu_partitions, gpu_partitions, gpu_types
+from mrt_hpc.errors import UserError, word
+from mrt_hpc.recipe.base import NAME, PATTERNS
+from mrt_hpc.recipe.find import SITES, folders
+from mrt_hpc.recipe.load import load_site
+from mrt_hpc.run.atomic import creating, replacing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from mrt_hpc.backends.slurm.survey import PartitionFacts, Survey
+    from mrt_hpc.cluster.login_node import LoginNode
+    from mrt_hpc.cluster.questions import Wishes
+
+
+# -- profile text ------------------------------------------------------------------------------------------------------
+# A site profile as YAML, with the reason beside each value.
+
+
+@dataclass(frozen=True)
+class ProfileEntry:
+    """One value of the profile."""
+
+    field: str
+    """The path of the field, as in ``partitions.gpu``."""
+    value: Any
+    reason: str
+    """Where the value is from; for a value that is left at its default, why."""
+
+
+def profile_text(proposed: Sequence[ProfileEntry], head: Sequence[str]) -> str:
+    """The profile as YAML, with the reason beside each value.
+
+    Args:
+        proposed: all values.
+        head: comment lines at the top, without their ``#``.
+    """
+    tree = CommentedMap()
+    for entry in proposed:
+        *parents, key = entry.field.split(".")
+        place = tree
+        for parent in parents:
+            place = place.setdefault(parent, CommentedMap())
+        place[key] = _flow(entry.value)
+        if entry.reason:
+            place.yaml_add_eol_comment(entry.reason, key, column=0)
+    yaml = YAML()
+    yaml.width = 10_000  # a value stays on one line with its reason
+    yaml.representer.add_representer(type(None), lambda r, _: r.represent_scalar("tag:yaml.org,2002:null", "null"))
+    stream = StringIO()
+    yaml.dump(tree, stream)
+    return "".join(f"# {line}\n" for line in head) + stream.getvalue()
+
+
+def _flow(value: Any) -> Any:
+    """A list or a mapping on one line."""
+    if isinstance(value, list):
+        whole: Any = CommentedSeq(value)
+    elif isinstance(value, dict):
+        whole = CommentedMap(value)
+    else:
+        return value
+    whole.fa.set_flow_style()
+    return whole
+
+
+OFFLINE = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
+
+
+def entries(survey: Survey, node: LoginNode, wishes: Wishes) -> list[ProfileEntry]:
+    """Every value of the profile, in the order in which it is written.
+
+    Args:
+        survey: of the cluster.
+        node: the machine that the command is typed on.
+        wishes: what the user has said, with the answers to all questions that have any.
+    """
+    return [
+        ProfileEntry("type", "slurm", ""),
+        ProfileEntry("name", wishes.name, "the name for --site"),
+        _account(survey, wishes),
+        _qos(survey, wishes),
+        *parse_partitions(survey, wishes),
+        *_gpus(survey, wishes),
+        _memory(survey),
+        _array_size(survey),
+        _submit_jobs(survey, wishes),
+        _time(survey, wishes),
+        _notice(survey, wishes),
+        _setup(node, wishes),
+        ProfileEntry("environment", OFFLINE, "compute nodes have no network"),
+        _python(node, wishes),
+        *_container(node, wishes),
+        _scratch(wishes),
+    ]
+
+
+def _account(survey: Survey, wishes: Wishes) -> ProfileEntry:
+    names = accounts_of(survey)
+    if wishes.account is not None:
+        others = f"; yours are {', '.join(names)}" if names else ""
+        return ProfileEntry("account", wishes.account, f"chosen{others}")
+    if names:
+        return ProfileEntry("account", names[0], "sacctmgr show associations: your only account")
+    asked = associations_command(survey.user.name, survey.cluster_name)
+    return ProfileEntry("account", None, _unknown(survey, asked, "you have no association"))
+
+
+def _qos(survey: Survey, wishes: Wishes) -> ProfileEntry:
+    there = ", ".join(dict.fromkeys(name for one in survey.associations_of(wishes.account) for name in one.qos))
+    if wishes.qos is not None:
+        return ProfileEntry("qos", wishes.qos, f"chosen; your account has {there}" if there else "chosen")
+    default = survey.qos_of(wishes.account, None)
+    if default is not None:
+        return ProfileEntry(
+            "qos", None, f"sacctmgr: jobs get QOS {default.name}; your account has {there or 'no other'}"
+        )
+    return ProfileEntry("qos", None, _unknown(survey, QOS, "the cluster's default"))
+
+
+def _unknown(survey: Survey, command: Sequence[str], otherwise: str) -> str:
+    """Why a value could not be seen, or what holds otherwise."""
+    why = survey.why_not(command)
+    return f"not seen: {why}" if why else otherwise
+
+
+def parse_partitions(survey: Survey, wishes: Wishes) -> Iterator[ProfileEntry]:
+    chosen = (
+        ("partitions.cpu", wishes.partition, cpu_partitions),
+        ("partitions.gpu", wishes.gpu_partition, gpu_partitions),
+    )
+    for field, wish, candidates in chosen:
+        names = candidates(survey, wishes)
+        name = wish or next(iter(names), None)
+        partition = (survey.partitions or {}).get(name or "")
+        if partition is not None:
+            others = [other for other in names if other != name]
+            yield ProfileEntry(field, name, _told(partition) + (f"; others: {', '.join(others)}" if others else ""))
+        elif name is not None:
+            yield ProfileEntry(
+                field, name, "chosen; " + _unknown(survey, PARTITIONS, "scontrol shows no such partition")
+            )
+        else:
+            what = "no partition with whole GPUs" if field == "partitions.gpu" else "no partition"
+            yield ProfileEntry(field, None, _unknown(survey, PARTITIONS, f"{what} admits you"))
+
+
+def _told(partition: PartitionFacts) -> str:
+    """A partition in words: its nodes, its GPUs and its time limit."""
+    count = sum(node.count for node in partition.nodes)
+    gpus = sorted(
+        {f"gpu:{kind + ':' if kind else ''}{number}" for n in partition.nodes for kind, number in n.gpus.items()}
+    )
+    limit = "no time limit" if partition.max_minutes is None else f"MaxTime {partition.max_minutes} minutes"
+    default = "the default partition, " if partition.is_default else ""
+    return f"scontrol show partition: {default}{count} node(s){' with ' + ', '.join(gpus) if gpus else ''}, {limit}"
+
+
+def _chosen(survey: Survey, wishes: Wishes) -> list[PartitionFacts]:
+    """The partitions of the profile that the cluster has."""
+    names = (
+        wishes.partition or next(iter(cpu_partitions(survey, wishes)), None),
+        wishes.gpu_partition or next(iter(gpu_partitions(survey, wishes)), None),
+    )
+    found = {name: (survey.partitions or {}).get(name) for name in names if name}
+    return [partition for partition in found.values() if partition is not None]
+
+
+def _gpus(survey: Survey, wishes: Wishes) -> Iterator[ProfileEntry]:
+    kinds = gpu_types(survey, wishes)
+    slices = sorted({kind for one in _chosen(survey, wishes) for kind in one.slice_types})
+    parts = f"sinfo shows parts of GPUs (MIG) only in your partitions: {', '.join(slices)}" if slices else ""
+    with_gpus = [one for one in _chosen(survey, wishes) if one.gpu_nodes]
+    if with_gpus or survey.partitions is None:
+        reason = f"sinfo: nodes of {with_gpus[-1].name} have GRES gpu" if with_gpus else "not seen: the usual way"
+        yield ProfileEntry("gpu_request", GpuRequest.GRES.value, reason)
+    elif survey.settings is not None and survey.settings.select_type == "select/linear":
+        yield ProfileEntry(
+            "gpu_request", GpuRequest.NONE.value, "scontrol show config: select/linear allocates whole nodes"
+        )
+    else:
+        yield ProfileEntry(
+            "gpu_request", GpuRequest.GRES.value, parts or "the usual way; sinfo shows no GRES gpu in your partitions"
+        )
+    if wishes.gpu_type is not None:
+        yield ProfileEntry("gpu_type", wishes.gpu_type, f"chosen; sinfo shows {', '.join(kinds) or 'no type'}")
+    elif kinds:
+        yield ProfileEntry("gpu_type", kinds[0], "sinfo: the only type in that partition")
+    else:
+        yield ProfileEntry("gpu_type", None, _unknown(survey, NODES, parts or "sinfo: the GRES has no type"))
+
+
+def _memory(survey: Survey) -> ProfileEntry:
+    settings = survey.settings
+    if settings is None or settings.allocates_memory is None:
+        return ProfileEntry("memory_request", True, _unknown(survey, CONFIG, "the default"))
+    if settings.allocates_memory:
+        return ProfileEntry(
+            "memory_request", True, "scontrol show config: SelectTypeParameters allocates memory to jobs"
+        )
+    return ProfileEntry("memory_request", False, "scontrol show config: SelectTypeParameters does not allocate memory")
+
+
+def _array_size(survey: Survey) -> ProfileEntry:
+    size = None if survey.settings is None else survey.settings.max_array_size
+    if size is None:
+        return ProfileEntry("max_array_size", 1001, _unknown(survey, CONFIG, "Slurm's default"))
+    return ProfileEntry("max_array_size", max(1, size), "scontrol show config: MaxArraySize")
+
+
+def _submit_jobs(survey: Survey, wishes: Wishes) -> ProfileEntry:
+    limits = submit_limits(survey, _chosen(survey, wishes), wishes.account, wishes.qos)
+    if limits:
+        most, source = min(limits)
+        return ProfileEntry("max_submit_jobs", max(1, most), source)
+    return ProfileEntry("max_submit_jobs", None, _unknown(survey, CONFIG, "no limit is set"))
+
+
+def _time(survey: Survey, wishes: Wishes) -> ProfileEntry:
+    limits = time_limits(survey, _chosen(survey, wishes), wishes.account, wishes.qos)
+    if limits:
+        minutes, source = min(limits)
+        return ProfileEntry("max_time_minutes", minutes, source)
+    return ProfileEntry("max_time_minutes", None, _unknown(survey, PARTITIONS, "no limit is set"))
+
+
+def _notice(survey: Survey, wishes: Wishes) -> ProfileEntry:
+    qos, field = survey.qos_of(wishes.account, wishes.qos), "preemption_notice_s"
+    partitions = _chosen(survey, wishes)
+    found = [(found, one.name) for one in partitions if (found := preemption(survey, one, qos)) is not None]
+    preempted = [(one.notice_s, name, one.source) for one, name in found if one.mode != "OFF"]
+    if preempted:
+        seconds, _, source = min(preempted)
+        return ProfileEntry(field, seconds, f"GraceTime + KillWait: {source}")
+    if found:
+        return ProfileEntry(
+            field, None, f"jobs of {', '.join(name for _, name in found)} are not preempted: {found[-1][0].source}"
+        )
+    return ProfileEntry(field, None, _unknown(survey, CONFIG, "not known"))
+
+
+def _setup(node: LoginNode, wishes: Wishes) -> ProfileEntry:
+    if wishes.setup:
+        return ProfileEntry("setup", list(wishes.setup), "shell lines before each task")
+    if node.python_module is not None and not wishes.python and wishes.image is None:
+        line = f"module load {shlex.quote(node.python_module)}"
+        return ProfileEntry("setup", [line], "shell lines before each task: this Python is from that module")
+    modules = f"modules are here ({node.modules})" if node.modules else "no modules were found here"
+    return ProfileEntry("setup", [], f"shell lines before each task, as in [module load gcc], none for CUDA; {modules}")
+
+
+def _python(node: LoginNode, wishes: Wishes) -> ProfileEntry:
+    if wishes.python:
+        return ProfileEntry("python", wishes.python, "the Python of the compute nodes")
+    if wishes.image is not None:
+        return ProfileEntry("python", None, "not used: tasks run with the Python of the image")
+    if node.missing_packages:
+        without = ", ".join(node.missing_packages)
+        return ProfileEntry("python", None, f"name the Python of the compute nodes: {node.python} has no {without}")
+    return ProfileEntry("python", None, f"the Python that runs mrt-hpc: {node.python}")
+
+
+def _container(node: LoginNode, wishes: Wishes) -> Iterator[ProfileEntry]:
+    command = node.container_command
+    if wishes.image is not None:
+        yield ProfileEntry("container.image", wishes.image, "chosen")
+        found = "found here" if command else "not found here; the compute nodes need it"
+        yield ProfileEntry("container.executable", command or "apptainer", found)
+        yield ProfileEntry("container.unpack", *_unpack(node))
+    else:
+        found = f"Apptainer is here: {command}" if command else "neither apptainer nor singularity is in PATH here"
+        yield ProfileEntry("container", None, f"tasks run without a container; {found}")
+
+
+def _unpack(node: LoginNode) -> tuple[bool, str]:
+    """Whether images have to be unpacked, with the reason."""
+    if node.kernel_mounts_images:
+        return False, "apptainer buildcfg and its configuration: the kernel mounts images"
+    if node.kernel_mounts_images is None:
+        return (
+            True,
+            "not seen: who mounts images; with false, doctor --on-node tries whether a signal ends the mount",
+        )
+    return True, "apptainer buildcfg: the kernel does not mount images, and a signal to a task would end their mount"
+
+
+def _scratch(wishes: Wishes) -> ProfileEntry:
+    if wishes.scratch is not None:
+        return ProfileEntry("scratch", wishes.scratch, "a folder on each node")
+    return ProfileEntry("scratch", None, "each node's TMPDIR, or /tmp; mrt-hpc doctor --on-node shows its free space")
+
+
+# -- write profile -----------------------------------------------------------------------------------------------------
+# Names and writes the site profile that is proposed for a cluster.
+
+
+def site_name(given: str | None, survey: Survey) -> str:
+    """The name of the profile: the one given, else the cluster's, else that of this machine.
+
+    Raises:
+        UserError: the name given cannot be that of a profile.
+    """
+    if given is None:
+        told = (survey.settings.name if survey.settings else "") or socket.gethostname().partition(".")[0]
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", told).strip("-._")[:64]
+        return name if name not in ("", LOCAL) else "cluster"
+    if not re.fullmatch(NAME, given) or given == LOCAL:
+        raise UserError(
+            "this cannot be the name of a site profile",
+            value=given,
+            expected=f"{PATTERNS[NAME]}; and not {LOCAL}, which means this machine",
+            advice="mrt-hpc init NAME",
+        )
+    return given
+
+
+def profile_path(name: str) -> Path:
+    """Where the profile of this name is kept: the user's own folder of site profiles."""
+    return folders(SITES)[0] / f"{name}.yaml"
+
+
+def refuse_existing(path: Path) -> None:
+    """Refuse to replace a file.
+
+    Raises:
+        UserError: there is one.
+    """
+    if path.exists():
+        raise UserError(
+            "a site profile of this name exists",
+            where=path,
+            advice=f"mrt-hpc doctor --site {word(path)} checks it; --force replaces it, --output FILE writes another",
+        )
+
+
+def write_profile(path: Path, survey: Survey, node: LoginNode, wishes: Wishes, *, force: bool) -> None:
+    """Write the profile whole, after reading it as a submission would.
+
+    Args:
+        path: the file.
+        survey: of the cluster.
+        node: the machine that the command is typed on.
+        wishes: what the user has said.
+        force: whether an existing file is replaced.
+
+    Raises:
+        UserError: a value that was given is wrong, or the file exists.
+    """
+    head = (
+        f"Site profile {wishes.name}, written by mrt-hpc {mrt_hpc.__version__} init from what Slurm's commands told.",
+        "Change it as you like; `mrt-hpc fields site` lists every field, and `mrt-hpc doctor` checks the values.",
+    )
+    text = profile_text(entries(survey, node, wishes), head)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"there is no place for the profile: {error.strerror or error}",
+            where=path.parent,
+            advice=f"mrt-hpc init {wishes.name} --output FILE, a file in a folder of your own",
+        ) from error
+    if force:
+        with replacing(path) as temporary:
+            _write_checked(temporary, text)
+        return
+    with creating(path) as commit:
+        _write_checked(commit.temporary, text)
+    if not commit.won:
+        refuse_existing(path)
+
+
+def _write_checked(temporary: Path, text: str) -> None:
+    """Write the text and read it back.
+
+    Raises:
+        UserError: the profile is wrong.
+    """
+    temporary.write_text(text)
+    try:
+        load_site(temporary)
+    except UserError as error:
+        raise error.told_as(
+            f"the profile would be wrong: {error.what}",
+            where="the options of mrt-hpc init, or what Slurm told",
+            advice="the same command with another value (mrt-hpc init --help lists the options)",
+        ) from error

@@ -1,0 +1,168 @@
+"""What the user of ``mrt-hpc init`` has said, and the questions that the cluster leaves open."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from mrt_hpc.cluster.job_rules import preemption, refusals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mrt_hpc.backends.slurm.survey import PartitionFacts, Survey
+    from mrt_hpc.cluster.login_node import LoginNode
+
+
+# -- choices -----------------------------------------------------------------------------------------------------------
+# The accounts, partitions, GPU types and QOS that a user can choose from, the best first.
+
+
+FOR_TESTS = re.compile(r"debug|test|interactive|short|devel", re.IGNORECASE)
+"""Names of partitions that are meant for short trials."""
+
+
+def accounts_of(survey: Survey) -> list[str]:
+    """The user's accounts, the default one first."""
+    names = dict.fromkeys(one.account for one in survey.associations or ())
+    return sorted(names, key=lambda name: name != survey.default_account)
+
+
+def _admitted(survey: Survey, wishes: Wishes) -> list[PartitionFacts]:
+    """The partitions that start jobs of this user."""
+    accounts = [wishes.account] if wishes.account else accounts_of(survey)
+    return [
+        partition
+        for partition in (survey.partitions or {}).values()
+        if partition.state == "UP" and not refusals(partition, survey.user, accounts, wishes.qos)
+    ]
+
+
+def cpu_partitions(survey: Survey, wishes: Wishes) -> list[str]:
+    """Partitions for jobs without GPUs, the best first: the default one, and those without GPUs and preemption."""
+
+    def rank(partition: PartitionFacts) -> tuple[object, ...]:
+        tests = FOR_TESTS.search(partition.name) is not None
+        return (not partition.is_default, tests, _is_preempted(survey, partition, wishes), partition.gpu_nodes > 0)
+
+    return [partition.name for partition in sorted(_admitted(survey, wishes), key=rank)]
+
+
+def gpu_partitions(survey: Survey, wishes: Wishes) -> list[str]:
+    """Partitions with GPUs, the best first: not for tests, not preempted, not the default one, with many nodes."""
+
+    def rank(partition: PartitionFacts) -> tuple[object, ...]:
+        tests = FOR_TESTS.search(partition.name) is not None
+        preempted = _is_preempted(survey, partition, wishes)
+        return (tests, preempted, partition.is_default, -partition.gpu_nodes)
+
+    return [partition.name for partition in sorted(_admitted(survey, wishes), key=rank) if partition.gpu_nodes]
+
+
+def _is_preempted(survey: Survey, partition: PartitionFacts, wishes: Wishes) -> bool:
+    found = preemption(survey, partition, survey.qos_of(wishes.account, wishes.qos))
+    return found is not None and found.mode != "OFF"
+
+
+def gpu_types(survey: Survey, wishes: Wishes) -> list[str]:
+    """The types of the GPUs in the chosen partition, of which most nodes have the first."""
+    partition = survey.partition(wishes.gpu_partition or next(iter(gpu_partitions(survey, wishes)), ""))
+    counts: dict[str, int] = {}
+    for node in () if partition is None else partition.nodes:
+        for kind in filter(None, node.gpus):
+            counts[kind] = counts.get(kind, 0) + node.count
+    return sorted(counts, key=lambda kind: -counts[kind])
+
+
+def qos_choices(survey: Survey, wishes: Wishes) -> list[str]:
+    """The QOS to choose from, where an account has neither a default nor the QOS normal."""
+    found = survey.associations_of(wishes.account)
+    if any(one.default_qos or "normal" in one.qos or len(one.qos) < 2 for one in found):
+        return []
+    return list(dict.fromkeys(name for one in found for name in one.qos))
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user has said; None for what is left to the proposal."""
+
+    name: str
+    account: str | None = None
+    partition: str | None = None
+    gpu_partition: str | None = None
+    qos: str | None = None
+    gpu_type: str | None = None
+    python: str | None = None
+    image: str | None = None
+    scratch: str | None = None
+    setup: tuple[str, ...] = ()
+
+    def with_answer(self, question: Question, answer: str) -> Wishes:
+        """The wishes with the answer to a question."""
+        changes: dict[str, Any] = {question.wish: answer}
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the cluster leaves open."""
+
+    wish: str
+    """The field of :class:`Wishes` that the answer fills; the option of ``mrt-hpc init`` has the same name."""
+    text: str
+    choices: tuple[str, ...] = ()
+    """The possible answers, the proposed one first; none if the answer is free."""
+
+    @property
+    def option(self) -> str:
+        """The option that answers it."""
+        return "--" + self.wish.replace("_", "-")
+
+    @property
+    def proposed(self) -> str | None:
+        """The answer that is taken if none is given."""
+        return self.choices[0] if self.choices else None
+
+
+def open_questions(survey: Survey, node: LoginNode, wishes: Wishes) -> list[Question]:
+    """The questions that the wishes do not answer; an answer to the first may change the others."""
+    return [one for one in _questions(survey, node, wishes) if getattr(wishes, one.wish) is None]
+
+
+def _questions(survey: Survey, node: LoginNode, wishes: Wishes) -> Iterator[Question]:
+    """The questions that are open as far as the earlier ones are answered."""
+    accounts = accounts_of(survey)
+    if len(accounts) > 1:
+        yield Question("account", "The account that jobs are charged to", tuple(accounts))
+    if survey.partitions is None:
+        yield Question("partition", "The partition of jobs without GPUs")
+        yield Question("gpu_partition", "The partition of jobs with GPUs")
+    for wish, names in (
+        ("partition", cpu_partitions(survey, wishes)),
+        ("gpu_partition", gpu_partitions(survey, wishes)),
+    ):
+        if len(names) > 1:
+            what = "with" if wish == "gpu_partition" else "without"
+            yield Question(wish, f"The partition of jobs {what} GPUs", tuple(names))
+    kinds = gpu_types(survey, wishes)
+    if len(kinds) > 1:
+        yield Question("gpu_type", "The GPU type that jobs ask for", tuple(kinds))
+    if len(options := qos_choices(survey, wishes)) > 1:
+        yield Question("qos", "The QOS of jobs: this account has no default", tuple(options))
+    if node.missing_packages and wishes.image is None:
+        without = ", ".join(node.missing_packages)
+        yield Question(
+            "python",
+            f"The Python of the compute nodes, as {node.python} has no {without}: `env/setup cuda` of a checkout on "
+            "the shared filesystem makes one, .venv/bin/python. For tasks in an image, made by "
+            "`mrt-hpc container build cuda IMAGE.sif`, leave it out and add --image IMAGE.sif",
+        )
+
+
+def with_proposals(survey: Survey, node: LoginNode, wishes: Wishes) -> Wishes:
+    """The wishes, with the proposed answer to each question that has one."""
+    for question in open_questions(survey, node, wishes):
+        if question.proposed is not None:
+            return with_proposals(survey, node, wishes.with_answer(question, question.proposed))
+    return wishes

@@ -1,0 +1,427 @@
+"""A queue of pairs with grader processes of its own.
+
+A task is one pair, so that a hang spoils no neighbour: the way through pebble's pool takes 0.04 ms a pair, math-verify
+0.4 to 60 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import resource
+import signal
+import time
+import traceback
+from collections import OrderedDict
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Self
+
+from pebble import ProcessExpired, ProcessFuture, ProcessPool
+
+from mrt_hpc.domains.base import Judgement
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.run.process import die_with_pool_owner
+from mrt_hpc.run.records import Gold, golds_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mrt_hpc.domains.base import Verifier
+
+
+# -- worker ------------------------------------------------------------------------------------------------------------
+# The code of a grader process: its limits, its end with the pool's owner, and the judgement of one pair.
+#
+# The fork server imports what the verifier wants once, so that a worker that replaces a killed one is there within
+# milliseconds.
+
+
+def initialise(memory_limit_bytes: int, niceness: int) -> None:
+    """Prepare a fresh worker process; to be called in it, before its first pair."""
+    os.nice(niceness)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a Python handler would never run inside a long multiplication
+    die_with_pool_owner()
+    limit_memory(memory_limit_bytes)
+
+
+def limit_memory(limit_bytes: int) -> None:
+    """Let this process allocate ``limit_bytes`` beyond what it has mapped now; more raises MemoryError."""
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft = mapped + limit_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _in_a_line(error: Exception) -> str:
+    """An error with the place where it was raised, short enough for a line of the log."""
+    *_, place = traceback.extract_tb(error.__traceback__)
+    return f"{error!r:.200} ({Path(place.filename).name}:{place.lineno})"
+
+
+def judge_timed(verifier: Verifier, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
+    """The judgement of one pair and the processor seconds it took; an error of the verifier makes the answer
+    unreadable, but for what this machine lacks.
+
+    Processor time does not pass while others have the core, so that a busy machine makes no right answer wrong. Past
+    ``limit_s`` the kernel ends the process by SIGPROF, which has no handler: one in Python would have to wait for the
+    end of a long multiplication.
+
+    Raises:
+        UserError: the verifier cannot judge on this machine.
+    """
+    started = time.process_time()
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    try:
+        judgement = verifier.judge(answer, gold)
+    except UserError:
+        raise
+    except Exception as error:  # any error that a hostile answer causes, MemoryError and RecursionError too, scores 0
+        judgement = Judgement(correct=False, readable=False, error=_in_a_line(error))
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+    return judgement, time.process_time() - started
+
+
+logger = logging.getLogger(__name__)
+
+START_LIMIT_S = 120.0
+"""The limit for the fork server to import sympy from a cold shared filesystem, seconds."""
+TASKS_PER_PROCESS = 5000
+"""Then a process is replaced, so that what sympy's caches hold never adds up to the memory limit."""
+REPLACEMENTS = 3
+"""The number of times that a broken pool is replaced for one pair. Whatever kills idle processes, for example the
+kernel for lack of memory, may do so again.
+"""
+WALL_FACTOR, LEAST_WALL_S = 10.0, 10.0
+"""Seconds on the clock for one second of the processor, at most, and for a pair, at least: what waits without computing
+comes to an end as well, and a busy machine ends nothing that computes.
+"""
+
+
+@dataclass
+class Lane:
+    """Grader processes, started when they are first needed, and again when they break."""
+
+    verifier: Verifier
+    processes: int
+    memory_limit_bytes: int
+    """The memory of one process, bytes, in addition to its libraries."""
+    niceness: int = 0
+    """The niceness that is added to that of the caller."""
+    pool: ProcessPool | None = field(default=None, init=False)
+    unfinished: set[ProcessFuture[tuple[Judgement, float]]] = field(default_factory=set, init=False)
+
+    async def judge(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
+        """The judgement of one pair, and the processor seconds that it took.
+
+        A pool breaks when its fork server is killed, or a process without a task; it is then replaced.
+
+        Raises:
+            TimeoutError: it took too long on the clock.
+            ProcessExpired: its process was ended at the limit of processor seconds, or otherwise.
+            UserError: the processes cannot be started, or are killed again and again.
+        """
+        for _ in range(REPLACEMENTS + 1):
+            pool = self.started()
+            try:
+                return await asyncio.wrap_future(self._schedule(pool, answer, gold, limit_s))
+            except BrokenProcessPool as error:
+                self._replace(pool, error)
+        raise UserError(
+            "the grader processes are killed as soon as they start",
+            value=f"{REPLACEMENTS + 1} times in a row",
+            advice="raise resources.*.memory_gib of this role, or lower grading.processes",
+            exit_code=ExitCode.RETRYABLE,
+        )
+
+    def _replace(self, pool: ProcessPool, error: BrokenProcessPool) -> None:
+        """End a broken pool, so that the next pair starts another; a second pair may have done this already."""
+        if self.pool is pool:
+            logger.warning("the grader pool broke (%s) and is started again", error)
+            self.stop()
+
+    def started(self) -> ProcessPool:
+        """The processes; started where they are not.
+
+        Raises:
+            UserError: they do not start, or the verifier cannot judge on this machine.
+        """
+        if self.pool is None:
+            self.pool = self._new()
+        return self.pool
+
+    def stop(self) -> None:
+        """End the processes and their current work."""
+        pool, self.pool = self.pool, None
+        for future in tuple(self.unfinished):
+            future.cancel()
+        if pool is not None:
+            pool.stop()
+            pool.join()
+
+    def _schedule(
+        self, pool: ProcessPool, answer: str, gold: str, limit_s: float
+    ) -> ProcessFuture[tuple[Judgement, float]]:
+        try:
+            wall_s = max(WALL_FACTOR * limit_s, LEAST_WALL_S)
+            future = pool.schedule(judge_timed, args=(self.verifier, answer, gold, limit_s), timeout=wall_s)
+        except RuntimeError as error:  # how pebble refuses tasks for a pool that has broken
+            raise BrokenProcessPool(str(error)) from error
+        self.unfinished.add(future)
+        future.add_done_callback(self.unfinished.discard)
+        return future
+
+    def _new(self) -> ProcessPool:
+        if (refusal := self.verifier.refusal()) is not None:
+            raise refusal
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["__main__", __name__, *self.verifier.preload])
+        pool = ProcessPool(
+            max_workers=self.processes,
+            max_tasks=TASKS_PER_PROCESS,
+            initializer=initialise,
+            initargs=(self.memory_limit_bytes, self.niceness),
+            context=context,
+        )
+        try:
+            pool.schedule(os.getpid).result(timeout=START_LIMIT_S)
+        except (TimeoutError, BrokenProcessPool, RuntimeError) as error:
+            pool.stop()
+            pool.join()
+            raise UserError(
+                f"the grader processes do not start: {error}",
+                expected=f"a first process within {START_LIMIT_S:.0f} s",
+                advice="raise grading.memory_limit_gib, or lower grading.processes",
+                exit_code=ExitCode.RETRYABLE,
+            ) from error
+        return pool
+
+
+# -- pool --------------------------------------------------------------------------------------------------------------
+# Grades answers in processes that are killed when an answer hangs.
+#
+# Owns the limits, and what an answer is worth that hangs, crashes its process or cannot be read: 0, and a line in the
+# log. Pairs whose verdict is certain (numbers) never reach a process. No answer waits for a slow one: an answer that
+# looks slow goes to a process for slow ones, and any other is tried again there after a short first attempt.
+
+
+Pair = tuple[str | None, Gold]
+"""An answer (None when the text had none) and the gold answer, or several, any of which is right."""
+
+FIRST_LIMIT_S = 0.5
+"""An answer slower than this, in processor seconds, is stopped, and tried again among the slow ones for its full time
+limit. math-verify takes 0.4 to 60 ms for an answer that is meant as one, and more in a fresh process; a lower limit
+ends processes that were only cold.
+"""
+SLOW_PROCESSES = 1
+"""The number of processes for slower answers; they start with the first such answer."""
+SLOW_NICENESS = 5
+"""Gives the slow ones a quarter of the processor time of the others, where there are fewer cores than processes."""
+LOGGED_CHARS = 80
+
+
+class VerdictStatus(StrEnum):
+    """How a verdict came about."""
+
+    GRADED = "graded"
+    """The verifier compared the answer with the gold answer."""
+    NO_ANSWER = "no_answer"
+    """There was no answer to grade."""
+    TIMED_OUT = "timed_out"
+    """The answer hung: its process was killed at the time limit."""
+    MALFORMED = "malformed"
+    """No expression could be read, or reading it raised an error, exhausted the memory or crashed the process."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The grading of one pair."""
+
+    reward: float
+    """1.0 or 0.0."""
+    status: VerdictStatus
+    seconds: float
+    """Processor time that a grader process spent on it."""
+    error: str | None = None
+    """What the verifier raised, in a line; None where it raised nothing."""
+
+
+NO_ANSWER = Verdict(0.0, VerdictStatus.NO_ANSWER, 0.0)
+
+
+class GradingLane(Protocol):
+    """Grader processes with a queue of pairs: a :class:`Lane`, or one on several nodes."""
+
+    async def judge(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
+        """See :meth:`Lane.judge`."""
+        ...
+
+    def started(self) -> object:
+        """The processes; started where they are not."""
+        ...
+
+    def stop(self) -> None:
+        """End the processes and their current work."""
+        ...
+
+
+class LaneMaker(Protocol):
+    """The class of a lane; see :class:`Lane` for the arguments."""
+
+    def __call__(
+        self, verifier: Verifier, processes: int, memory_limit_bytes: int, niceness: int = 0
+    ) -> GradingLane: ...
+
+
+class GraderPool:
+    """Grader processes, to be used as a context manager; one event loop or one thread at a time.
+
+    Args:
+        verifier: decides which answers are right.
+        processes: how many answers are graded at a time; slow ones have one process more.
+        time_limit_s: processor seconds for one answer; a slower one is killed and scores 0.
+        memory_limit_gib: what one process may allocate beyond its libraries, GiB.
+        cache_size: verdicts remembered; the oldest are forgotten first.
+        lane: where the processes run; by default on this node.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        processes: int = 1,
+        time_limit_s: float = 2.0,
+        *,
+        memory_limit_gib: float = 2.0,
+        cache_size: int = 65536,
+        lane: LaneMaker = Lane,
+    ) -> None:
+        self.verifier = verifier
+        self.time_limit_s = time_limit_s
+        memory_limit_bytes = int(memory_limit_gib * 2**30)
+        self.fast = lane(verifier, processes, memory_limit_bytes)
+        self.slow = lane(verifier, SLOW_PROCESSES, memory_limit_bytes, niceness=SLOW_NICENESS)
+        self._cache: OrderedDict[tuple[str, Gold], Verdict] = OrderedDict()
+        self._cache_size = cache_size
+
+    def __enter__(self) -> Self:
+        self.fast.started()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.fast.stop()
+        self.slow.stop()
+
+    async def grade(self, pairs: Sequence[Pair], *, tell: bool = True) -> list[Verdict]:
+        """The verdict on each pair, in order; equal pairs are graded once.
+
+        Of several gold answers the verifier is asked about each, until one takes the answer. Never raises for what an
+        answer contains.
+
+        Args:
+            pairs: answer and gold answer each.
+            tell: whether answers that hang or cannot be read are logged; candidates that no trace gave need not be.
+
+        Raises:
+            UserError: the grader processes cannot be started (again).
+        """
+        unique = list(dict.fromkeys(pairs))
+        verdicts = dict(
+            zip(unique, await asyncio.gather(*(self._verdict(*pair, tell) for pair in unique)), strict=True)
+        )
+        return [verdicts[pair] for pair in pairs]
+
+    def readable_all(self, golds: Sequence[str]) -> list[bool]:
+        """Whether the verifier reads each gold answer, within the limits on an answer.
+
+        Raises:
+            UserError: a verifier of the user's own raises an error for a gold answer, and would for other answers.
+        """
+        return asyncio.run(self._readable_all(golds))
+
+    async def _readable_all(self, golds: Sequence[str]) -> list[bool]:
+        return await asyncio.gather(*map(self._readable, golds))
+
+    async def _readable(self, gold: str) -> bool:
+        judged = await self._judged(gold, gold)
+        if isinstance(judged, VerdictStatus):
+            return False
+        if judged[0].error is not None and ":" in self.verifier.type:
+            raise UserError(
+                f"verifier {self.verifier.type} raised an error when it compared a gold answer with itself",
+                value=gold[:LOGGED_CHARS],
+                where=judged[0].error,
+                expected="true or false, or a Judgement, for every answer",
+                advice="correct the verifier, and type the same command again",
+            )
+        return judged[0].readable
+
+    async def _verdict(self, answer: str | None, gold: Gold, tell: bool) -> Verdict:
+        if answer is None or not answer.strip():
+            return NO_ANSWER
+        certain = {one: self.verifier.certain(answer, one) for one in golds_of(gold)}
+        unknown = [one for one, verdict in certain.items() if verdict is None]
+        if any(certain.values()) or not unknown:
+            return Verdict(float(any(certain.values())), VerdictStatus.GRADED, 0.0)
+        if (cached := self._cache.get((answer, gold))) is not None:
+            return cached
+        verdict = await self._by_any(answer, unknown)
+        if tell and verdict.status in (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED):
+            why = verdict.status if verdict.error is None else f"{verdict.status}, {verdict.error},"
+            logger.warning("answer scores 0, %s after %.2f s: %r", why, verdict.seconds, answer[:LOGGED_CHARS])
+        self._remember(answer, gold, verdict)
+        return verdict
+
+    async def _by_any(self, answer: str, golds: Sequence[str]) -> Verdict:
+        """The verdict of the first gold answer that takes the answer. Where none does, that of the first comparison
+        that hung or could not be made, as it may have hidden a right answer.
+        """
+        found: list[Verdict] = []
+        for gold in golds:
+            found.append(await self._grade_in_process(answer, gold))
+            if found[-1].reward == 1.0:
+                break
+        chosen = max(found, key=lambda v: (v.reward, v.status is not VerdictStatus.GRADED))
+        return replace(chosen, seconds=sum(v.seconds for v in found))
+
+    async def _grade_in_process(self, answer: str, gold: str) -> Verdict:
+        judged = await self._judged(answer, gold)
+        if isinstance(judged, VerdictStatus):
+            return Verdict(0.0, judged, self.time_limit_s)
+        judgement, seconds = judged
+        readable = judgement.correct or judgement.readable
+        status = VerdictStatus.GRADED if readable else VerdictStatus.MALFORMED
+        return Verdict(float(judgement.correct), status, seconds, judgement.error)
+
+    async def _judged(self, answer: str, gold: str) -> tuple[Judgement, float] | VerdictStatus:
+        """The judgement and its processor seconds, or why there is none: a second attempt follows a short first one,
+        and one whose process was lost.
+        """
+        failure = VerdictStatus.TIMED_OUT
+        for lane, limit_s in self._attempts(answer):
+            try:
+                return await lane.judge(answer, gold, limit_s)
+            except TimeoutError:
+                failure = VerdictStatus.TIMED_OUT
+            except ProcessExpired as end:
+                past_limit = end.exitcode == -signal.SIGPROF
+                failure = VerdictStatus.TIMED_OUT if past_limit else VerdictStatus.MALFORMED
+            if failure is VerdictStatus.TIMED_OUT and limit_s == self.time_limit_s:
+                break
+        return failure
+
+    def _attempts(self, answer: str) -> tuple[tuple[GradingLane, float], ...]:
+        """Where an answer is graded, one attempt after the other, and for how many processor seconds."""
+        second = (self.slow, self.time_limit_s)
+        first_limit_s = min(FIRST_LIMIT_S, self.time_limit_s)
+        return (second if self.verifier.may_take_long(answer) else (self.fast, first_limit_s)), second
+
+    def _remember(self, answer: str, gold: Gold, verdict: Verdict) -> None:
+        self._cache[answer, gold] = verdict
+        if len(self._cache) > self._cache_size:
+            self._cache.popitem(last=False)

@@ -1,0 +1,345 @@
+r"""The small world's task: solve ``a*x+c=b`` by guessing, checking and guessing again.
+
+A trace is a line of checks, each a paragraph of its own, and an answer::
+
+    First, x=10: 3*10=30, 30+14=44 vs 35 high
+
+    Wait, x=4: 3*4=12, 12+14=26 vs 35 low
+
+    Wait, x=7: 3*7=21, 21+14=35 vs 35 yes
+
+    </think>
+
+    \boxed{7}
+
+The arithmetic is easy and is learned well by supervised training. What is left to reinforcement learning is how to
+think: to go on while the last check failed (the supervised traces often give up, and answer with a guess that they know
+to be wrong), to stop when it succeeded, and to guess between the bounds that the failed checks have set (the supervised
+traces often forget them). The value of a prefix therefore rises as the bounds close in, and jumps to one at the right
+guess.
+
+This module owns the problems, the supervised examples and the inspection of traces. It knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.mrt.sft import ASSISTANT, USER, Conversation, Message, Suffix
+from mrt_hpc.recipe.sections import Problems, SmallWorldProblems
+from mrt_hpc.run.records import Problem
+from mrt_hpc.run.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+FACTORS = range(2, 10)
+UNKNOWNS = range(1, 13)
+OFFSETS = range(1, 17)
+TARGETS = range(10, 100)
+"""Rarer targets are left out: a model that never saw one in training does not copy it reliably."""
+
+THINK, END_THINK = "<think>", "</think>"
+PARAGRAPH_END = "\n\n"
+ANSWER_START = END_THINK + PARAGRAPH_END + r"\boxed{"
+FORCED_TEXT = "Time is up." + PARAGRAPH_END + ANSWER_START
+"""The prover's text that closes a thought at once; it ends inside the box, so that an answer is a number and a brace.
+"""
+MARKER = "Wait"
+OPENINGS = ("First", MARKER)
+VERDICTS = ("low", "high", "yes")
+
+_STATEMENT = re.compile(r"(\d+)\*x\+(\d+)=(\d+)")
+_CHECK = re.compile(r"(First|Wait), x=(\d+): (\d+)\*(\d+)=(\d+), (\d+)\+(\d+)=(\d+) vs (\d+) (low|high|yes)")
+_ANSWER = re.compile(r"\s*\\boxed\{(\d+)(-\d+)?\}\s*")
+
+
+class Split(StrEnum):
+    """The two disjoint parts of all problems."""
+
+    TRAIN = "train"
+    """For supervised training and for rollouts."""
+    HELD_OUT = "held_out"
+    """For evaluation only."""
+
+
+HELD_OUT_PROBLEMS = 500
+_SPLIT_SEED = 20250310
+"""Fixed, so that no run ever trains on what another run evaluates."""
+
+
+@dataclass(frozen=True)
+class Equation:
+    """``a*x+c=b`` in whole numbers."""
+
+    factor: int
+    offset: int
+    target: int
+
+    @classmethod
+    def parse(cls, statement: str) -> Equation:
+        """Read the equation in a problem's text.
+
+        Raises:
+            UserError: there is none.
+        """
+        found = _STATEMENT.search(statement)
+        if found is None:
+            raise UserError("not a problem of the small world", value=statement, expected="a*x+c=b, e.g. 3*x+14=35")
+        return cls(*map(int, found.groups()))
+
+    @property
+    def statement(self) -> str:
+        """The problem as the model reads it."""
+        return f"Solve {self.factor}*x+{self.offset}={self.target}"
+
+    @property
+    def solution(self) -> int:
+        """The unknown."""
+        return (self.target - self.offset) // self.factor
+
+    def verdict(self, guess: int) -> str:
+        """The result of a check of ``guess``: low, high or yes."""
+        reached = self.factor * guess + self.offset
+        return "yes" if reached == self.target else "low" if reached < self.target else "high"
+
+    def check(self, guess: int, opening: str) -> str:
+        """One paragraph of the thought, with its arithmetic written out."""
+        product = self.factor * guess
+        return (
+            f"{opening}, x={guess}: {self.factor}*{guess}={product}, "
+            f"{product}+{self.offset}={product + self.offset} vs {self.target} {self.verdict(guess)}"
+        )
+
+
+def problems(split: Split, count: int | None = None, seed: int = 0) -> list[Problem]:
+    """The first ``count`` problems of a split, in an order drawn from ``seed``.
+
+    Raises:
+        UserError: there are fewer than ``count``.
+    """
+    equations = _split_equations(split)
+    if count is not None and count > len(equations):
+        raise UserError(
+            f"the small world has fewer {split} problems", value=count, expected=f"at most {len(equations)}"
+        )
+    random.Random(derive_seed(seed, "world", split)).shuffle(equations)
+    return [
+        Problem(f"{split}-{e.factor}x{e.offset}-{e.target}", e.statement, str(e.solution)) for e in equations[:count]
+    ]
+
+
+def _split_equations(split: Split) -> list[Equation]:
+    everything = [Equation(a, c, a * x + c) for a in FACTORS for x in UNKNOWNS for c in OFFSETS if a * x + c in TARGETS]
+    random.Random(_SPLIT_SEED).shuffle(everything)
+    return everything[:HELD_OUT_PROBLEMS] if split is Split.HELD_OUT else everything[HELD_OUT_PROBLEMS:]
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How the traces of the supervised data think. Every number is a probability but the last."""
+
+    give_up: float = 0.35
+    """Stop after a failed check, and answer all the same."""
+    patient: float = 0.15
+    """Share of traces that never give up; they show what thoughts of many episodes look like."""
+    hasty: float = 0.5
+    """When giving up: answer with the guess that has just failed, not with one that is still possible."""
+    forget: float = 0.3
+    """Guess anything, as if no check had been made, not between the bounds."""
+    overthink: float = 0.1
+    """Go on after a check that succeeded."""
+    forced: float = 0.4
+    """Share of examples that the prover's forced text closes early; they teach to answer at once."""
+    forced_inside: float = 0.1
+    """Of these, the share cut in the middle of a check, where a token limit may cut."""
+    most_checks: int = 10
+    """At this many checks the trace gives up for certain."""
+    answer_forms: int = 1
+    """In how many ways an answer is written, each as often as the others: 7, 8-1, 9-2, ..."""
+
+    def written(self, answer: int, rng: random.Random) -> str:
+        """An answer in one of its forms."""
+        more = rng.randrange(self.answer_forms) if self.answer_forms > 1 else 0
+        return f"{answer + more}-{more}" if more else str(answer)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of an example."""
+
+    text: str
+    trained: bool
+    """Whether the loss counts its tokens."""
+
+
+@dataclass
+class Knowledge:
+    """What the checks so far imply about the unknown."""
+
+    least: int = UNKNOWNS[0]
+    most: int = UNKNOWNS[-1]
+
+    def learn(self, guess: int, verdict: str) -> None:
+        """Take in a check."""
+        if verdict != "high":
+            self.least = max(self.least, guess + (verdict == "low"))
+        if verdict != "low":
+            self.most = min(self.most, guess - (verdict == "high"))
+
+    def possible(self, rng: random.Random) -> int:
+        """Any number that no check has ruled out."""
+        return rng.randint(self.least, self.most)
+
+
+def example(equation: Equation, habits: Habits, rng: random.Random) -> list[Span]:
+    """One supervised example: what follows the prompt, the end-of-text token left out."""
+    checks, answer = think(equation, habits, rng)
+    if rng.random() >= habits.forced:
+        return [
+            Span(
+                "".join(c + PARAGRAPH_END for c in checks) + ANSWER_START + f"{habits.written(answer, rng)}}}",
+                trained=True,
+            )
+        ]
+    return _forced_example(checks, habits, rng)
+
+
+def think(equation: Equation, habits: Habits, rng: random.Random) -> tuple[list[str], int]:
+    """The checks of one trace, and its answer."""
+    known, checks, opening = Knowledge(), [], OPENINGS[0]
+    give_up = 0.0 if rng.random() < habits.patient else habits.give_up
+    while True:
+        guess = rng.choice(UNKNOWNS) if rng.random() < habits.forget else known.possible(rng)
+        checks.append(equation.check(guess, opening))
+        verdict, opening = equation.verdict(guess), MARKER
+        known.learn(guess, verdict)
+        tired = len(checks) == habits.most_checks
+        if verdict == "yes" and (tired or rng.random() >= habits.overthink):
+            return checks, guess
+        if verdict != "yes" and (tired or rng.random() < give_up):
+            return checks, guess if rng.random() < habits.hasty else known.possible(rng)
+
+
+def _forced_example(checks: list[str], habits: Habits, rng: random.Random) -> list[Span]:
+    """The checks up to a random one, the forced text, and the best answer at that point."""
+    kept = rng.randint(0, len(checks))
+    known = Knowledge()
+    for check in checks[:kept]:
+        guess, verdict = int(check.split("x=")[1].split(":")[0]), check.rsplit(" ", 1)[1]
+        known.learn(guess, verdict)
+    thought = "".join(c + PARAGRAPH_END for c in checks[:kept])
+    if kept < len(checks) and rng.random() < habits.forced_inside:
+        places = [m.end() for m in re.finditer("[:,] ", checks[kept])]
+        thought += checks[kept][: rng.choice(places)]
+    answer = habits.written(known.possible(rng), rng)
+    return [Span(thought, True), Span(FORCED_TEXT, False), Span(f"{answer}}}", True)]
+
+
+@dataclass(frozen=True)
+class TraceQuality:
+    """Whether a trace still looks and calculates as it should."""
+
+    well_formed: bool
+    """The thought is closed, every paragraph of it is a check with its proper opening, and one boxed number follows."""
+    checks: int
+    """Checks that can be read, complete with their verdict."""
+    right_checks: int
+    """Of these, those about this problem's equation with both results and the verdict right."""
+    episodes: int
+    """Paragraphs of the thought."""
+
+
+def inspect_trace(problem: str, text: str) -> TraceQuality:
+    """Judge a trace by its form and its arithmetic; whether the answer is right is left to grading.
+
+    Args:
+        problem: the problem's text.
+        text: what the model wrote after the prompt, with or without the opening tag.
+    """
+    equation = Equation.parse(problem)
+    thought, closed, rest = text.removeprefix(THINK).strip("\n").partition(END_THINK)
+    paragraphs = [p for p in thought.split(PARAGRAPH_END) if p.strip()]
+    readable = [m for m in map(_CHECK.fullmatch, paragraphs) if m]
+    openings = [m[1] for m in readable]
+    in_order = len(readable) == len(paragraphs) > 0 and openings == [OPENINGS[0], *[MARKER] * (len(readable) - 1)]
+    return TraceQuality(
+        well_formed=bool(closed) and in_order and _ANSWER.fullmatch(rest) is not None,
+        checks=len(readable),
+        right_checks=sum(m[0] == equation.check(int(m[2]), m[1]) for m in readable),
+        episodes=len(paragraphs),
+    )
+
+
+# -- quality -----------------------------------------------------------------------------------------------------------
+# Measures the quality of the small world's traces beyond their reward: their form, and the arithmetic of their checks.
+# Traces of other data have no such measure.
+
+
+def trace_quality(source: Problems, traces: Iterable[tuple[str, str]]) -> dict[str, float]:
+    """Shares of well-formed traces and of right checks.
+
+    Args:
+        source: where the problems come from.
+        traces: (problem text, trace text) pairs.
+
+    Returns:
+        ``well_formed`` and ``right_checks`` in [0, 1]; empty where the problems are not the small world's.
+    """
+    if not isinstance(source, SmallWorldProblems):
+        return {}
+    found = [inspect_trace(problem, text) for problem, text in traces]
+    checks = sum(q.checks for q in found)
+    return {
+        "well_formed": float(np.mean([q.well_formed for q in found])),
+        "right_checks": sum(q.right_checks for q in found) / checks if checks else 0.0,
+    }
+
+
+# -- supervised samples ------------------------------------------------------------------------------------------------
+# Supervised samples of the small world, as a file of conversations or suffixes would hold them.
+
+
+PATIENT = Habits(give_up=0.0, forget=0.0, overthink=0.0)
+"""Continues until a check succeeds, and forgets none."""
+
+
+def supervised_samples(form: str, count: int, seed: int) -> list[Conversation] | list[Suffix]:
+    """The first ``count`` samples of a form, in an order drawn from ``seed``: patient solutions of training problems,
+    as whole conversations, or as suffixes of a first check that somebody else made.
+
+    Raises:
+        UserError: there are fewer problems.
+    """
+    chosen = problems(Split.TRAIN, count, seed)
+    if form == "conversations":
+        return [_conversation(problem, seed) for problem in chosen]
+    return [_suffix(problem, seed) for problem in chosen]
+
+
+def _conversation(problem: Problem, seed: int) -> Conversation:
+    checks, answer = _solution(problem, seed)
+    text = f"{THINK}\n" + "".join(c + PARAGRAPH_END for c in checks) + _answer(answer)
+    return Conversation(problem.id, (Message(USER, problem.problem), Message(ASSISTANT, text)))
+
+
+def _suffix(problem: Problem, seed: int) -> Suffix:
+    (first, *others), answer = _solution(problem, seed)
+    rest = "".join(c + PARAGRAPH_END for c in others)
+    return Suffix(problem.id, problem.problem, first + PARAGRAPH_END, rest + _answer(answer))
+
+
+def _solution(problem: Problem, seed: int) -> tuple[list[str], int]:
+    return think(Equation.parse(problem.problem), PATIENT, random.Random(derive_seed(seed, "sample", problem.id)))
+
+
+def _answer(answer: int) -> str:
+    return f"{ANSWER_START}{answer}}}"

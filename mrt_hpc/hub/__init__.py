@@ -1,1 +1,0 @@
-"""Fetches from the Hugging Face hub, on a node with network access."""

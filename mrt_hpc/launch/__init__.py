@@ -1,1 +1,0 @@
-"""Starts the tasks of a plan, on Slurm or on this machine, and reads their states."""

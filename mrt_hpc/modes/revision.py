@@ -1,0 +1,171 @@
+"""Revision: the model sees its own attempts and answers again, once or in rounds with a bounded history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from mrt_hpc.modes.base import Mode
+from mrt_hpc.modes.writer import Draft
+from mrt_hpc.recipe.base import Count, Tokens
+from mrt_hpc.run.records import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from mrt_hpc.inference.prompting import Prompter
+    from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
+    from mrt_hpc.modes.writer import Writer
+    from mrt_hpc.recipe.sections import BenchmarkSampling
+    from mrt_hpc.run.records import Problem
+
+DEFAULT_SEND_BACK = (
+    "Part of this may be wrong. Go back to the last step that holds, and go on from there to the answer."
+)
+"""Sends the model back to its own attempt in an evaluation, where no value tells which step holds."""
+
+
+@dataclass(frozen=True)
+class RevisionRounds:
+    """Samples one attempt after the other. Each prompt holds the problem and the last attempts."""
+
+    writer: Writer
+    limits: Sequence[int]
+    """[rounds] the maximum number of tokens of each attempt."""
+    window: int
+    """The number of attempts that a prompt holds at most."""
+    sentence: str | None
+    """What the prompt says after an attempt; None says the problem again."""
+
+    async def traces(self, group: PromptedGroup, sample: int) -> AsyncIterator[SampledTrace]:
+        """Yield the attempts of one sample; the last one is its result."""
+        attempts: list[Draft] = []
+        for number, limit in enumerate(self.limits):
+            shown = windowed(attempts, self.window)
+            context = [*group.prompt_ids, *(i for attempt in shown for i in self._turn(attempt, group.problem))]
+            seed = self._seed(group.problem.id, sample, number)
+            draft = await self.writer.complete(Draft(context, family=group.problem.id), seed, limit)
+            yield self.writer.trace(group, sample, draft, stage=number, stages=len(self.limits))
+            attempts.append(draft)
+
+    def _seed(self, problem_id: str, sample: int, number: int) -> int:
+        """The seed of an attempt; the first one is that of a direct evaluation."""
+        plan = self.writer.plan
+        return plan.seed("round", problem_id, sample, number) if number else plan.rollout_seed(problem_id, sample)
+
+    def _turn(self, attempt: Draft, problem: Problem) -> list[int]:
+        """The tokens of an attempt, and of what leads to the next one. A thought that the limit cut is closed."""
+        prompter = self.writer.prompter
+        stopped = attempt.completions[-1].finish_reason is FinishReason.STOP
+        ids = attempt.token_ids[:-1] if stopped else attempt.token_ids
+        tag = self.writer.plan.thought_end
+        is_open = not stopped and tag and tag not in b"".join(self.writer.pieces(attempt))
+        between = prompter.next_turn(question(prompter, self.sentence, problem.problem))
+        return [*ids, *(prompter.ids(tag.decode()) if is_open else []), *prompter.ids(between)]
+
+
+def windowed(attempts: Sequence[Draft], window: int) -> Sequence[Draft]:
+    """Return the last ``window`` attempts."""
+    return attempts[-window:]
+
+
+def question(prompter: Prompter, sentence: str | None, problem: str) -> str:
+    """Return what the prompt says after an attempt."""
+    return problem + prompter.prompt.instruction if sentence is None else sentence
+
+
+def longest_turn(prompter: Prompter, sentence: str | None, sampling: BenchmarkSampling) -> int:
+    """Return the maximum number of tokens between two attempts."""
+    said = prompter.ids(prompter.next_turn(sentence or ""))
+    again = said_again(sentence, sampling)
+    return len(said) + again + len(prompter.ids(sampling.prompt.thought_end) if sampling.prompt.thought_end else [])
+
+
+def said_again(sentence: str | None, sampling: BenchmarkSampling) -> int:
+    """Return the maximum number of tokens of the problem between two attempts; 0 where a sentence stands there."""
+    return sampling.max_prompt_tokens if sentence is None else 0
+
+
+class HistoryConditioned(Mode):
+    """The model's own first attempt stands in the prompt, as an earlier turn, and the model answers again. The first
+    attempt of a sample has the seed of a direct evaluation. Both are recorded; the second one is the result.
+
+    Source: paper, experiments with backtracking.
+    """
+
+    adds_stages: ClassVar[bool] = True
+    type: Literal["history_conditioned"] = "history_conditioned"
+    backtrack: str | None = DEFAULT_SEND_BACK
+    """The sentence after the attempt that sends the model back; null says the problem again in its place."""
+    attempt_tokens: Tokens | None = None
+    """The maximum number of tokens of the first attempt; null takes evaluation.max_tokens."""
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The first attempt and the second one."""
+        return ("first attempt", "second attempt")
+
+    def sampler(self, writer: Writer) -> RevisionRounds:
+        """Two rounds, of which the second sees the first."""
+        limit = writer.settings.max_tokens
+        return RevisionRounds(writer, (self.attempt_tokens or limit, limit), 1, self.backtrack)
+
+    def longest(self, prompter: Prompter, sampling: BenchmarkSampling) -> int:
+        """Return the tokens of both attempts, and of what stands between them."""
+        limit = sampling.max_tokens
+        return (self.attempt_tokens or limit) + longest_turn(prompter, self.backtrack, sampling) + limit
+
+    def tokens_held(self, sampling: BenchmarkSampling) -> int:
+        """Return the tokens of both attempts, and of the problem where it is said again."""
+        limit = sampling.max_tokens
+        return (self.attempt_tokens or limit) + said_again(self.backtrack, sampling) + limit
+
+    def expected_tokens(self, trace: float) -> float:
+        """Return the expected tokens of both attempts."""
+        return min(trace, self.attempt_tokens or trace) + trace
+
+
+class Linearised(Mode):
+    """The model revises its answer in rounds. The prompt of each round holds the problem and the last attempts, a
+    sliding window. Every round is recorded and graded; the last one is the result.
+
+    Source: paper, experiments with backtracking (linearised evaluation).
+    """
+
+    adds_stages: ClassVar[bool] = True
+    type: Literal["linearised"] = "linearised"
+    rounds: Annotated[int, Field(ge=2, le=1000)] = 4
+    """The number of attempts of a sample, the first one included."""
+    window: Count = 1
+    """The maximum number of attempts that a prompt holds."""
+    round_tokens: Tokens | None = None
+    """The maximum number of tokens of one attempt; null takes evaluation.max_tokens."""
+    backtrack: str | None = DEFAULT_SEND_BACK
+    """The sentence after an attempt that sends the model back; null says the problem again in its place."""
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The rounds."""
+        return tuple(f"round {number + 1}" for number in range(self.rounds))
+
+    def sampler(self, writer: Writer) -> RevisionRounds:
+        """Return the rounds."""
+        limit = self.round_tokens or writer.settings.max_tokens
+        return RevisionRounds(writer, [limit] * self.rounds, self.window, self.backtrack)
+
+    def longest(self, prompter: Prompter, sampling: BenchmarkSampling) -> int:
+        """Return the tokens of a full window, of what follows each attempt, and of the attempt after it."""
+        limit = self.round_tokens or sampling.max_tokens
+        shown = min(self.window, self.rounds - 1)
+        return shown * (limit + longest_turn(prompter, self.backtrack, sampling)) + limit
+
+    def tokens_held(self, sampling: BenchmarkSampling) -> int:
+        """Return the tokens of a full window, of the problem where it is said again, and of the attempt after it."""
+        limit = self.round_tokens or sampling.max_tokens
+        return min(self.window, self.rounds - 1) * (limit + said_again(self.backtrack, sampling)) + limit
+
+    def expected_tokens(self, trace: float) -> float:
+        """Return the expected tokens of all rounds."""
+        return self.rounds * min(trace, self.round_tokens or trace)

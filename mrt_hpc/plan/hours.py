@@ -1,0 +1,433 @@
+"""Estimates the hours of a plan: tokens from the recipe, seconds from the throughput, hours of each job.
+
+An estimate for planning: it leaves out waiting in the queue, preemptions, the loading of weights and rollouts, and the
+draining of a batch at the end of a round. What it reckons with can be stated in the recipe (``expected``) and the site
+profile (``throughput``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.plan.jobs import Role
+from mrt_hpc.plan.token_counts import tokens_per_value
+from mrt_hpc.recipe.hub_models import hub_model_of
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.sections import Coupling, HuggingFaceModel
+from mrt_hpc.run.events import Use
+from mrt_hpc.run.layout import is_collection
+from mrt_hpc.run.typed_file import file_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan
+    from mrt_hpc.recipe.schema import EvaluatedModel, Experiment
+    from mrt_hpc.recipe.sections import Problems
+    from mrt_hpc.recipe.site import MeasuredThroughput, SiteSettings
+
+
+# -- hours of the time limits ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UseHours:
+    """The hours of one use in one role, expected or spent."""
+
+    role: Role
+    use: Use
+    hours: float
+    """Wall time of all tasks together."""
+    gpu_hours: float
+    core_hours: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The hours that the time limits allot."""
+
+    gpu_hours: float
+    core_hours: float
+
+
+def job_cost(job: Job) -> Cost:
+    """Return the cost of one job, all its tasks together."""
+    hours = job.tasks * job.resources.time_limit_minutes / 60
+    return Cost(gpu_hours=hours * job.resources.gpus, core_hours=hours * job.resources.cpus)
+
+
+def plan_cost(plan: Plan) -> Cost:
+    """Return the cost of a whole plan."""
+    costs = [job_cost(job) for job in plan.jobs]
+    return Cost(sum(c.gpu_hours for c in costs), sum(c.core_hours for c in costs))
+
+
+# -- throughput --------------------------------------------------------------------------------------------------------
+# The stated rates are derived from the GPU's memory bandwidth and arithmetic, for models of 1.5 and 7 billion
+# parameters, 128 sequences in a server's batch and traces of some 8,000 tokens; other sizes lie on the power law
+# through the two. They are meant to be right within a factor of two. A site profile replaces them by measured ones.
+
+
+SMALL, LARGE = 1.5, 7.0
+"""Billions of parameters that the stated rates are of."""
+PUBLISH_S, CHECKPOINT_S = 6.0, 27.0
+"""Seconds for each billion of parameters to publish a weights version and to write a checkpoint, at 1 GB/s: the bytes
+are written, read for their checksums, and gathered from the ranks before.
+"""
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Of a number, by the name of its format in recipes and in config.json."""
+ASSUMED_GPU = "a100"
+RATES = ("sampled_tokens_per_second", "trained_tokens_per_second")
+"""The fields of a site profile that replace the stated rates, below ``throughput``."""
+
+
+FULL_SLOTS = 2.4
+"""How many times as fast a GPU samples in an evaluation, which keeps all slots of its server taken, as in a round of
+rollouts, whose slots empty towards its end. Derived, not measured: with all slots taken a step takes the time in which
+weights and caches are read at three quarters of the memory bandwidth.
+"""
+
+
+@dataclass(frozen=True)
+class StatedRates:
+    """Tokens a second of one GPU, for a model of ``SMALL`` and of ``LARGE`` billion parameters."""
+
+    sampled: tuple[float, float]
+    trained: tuple[float, float]
+
+
+STATED = {
+    "h200": StatedRates((6000, 2700), (12500, 5900)),
+    "h100": StatedRates((5500, 2400), (12500, 5900)),
+    "a100": StatedRates((3700, 1500), (5900, 2000)),
+}
+"""By the GPU's name, as a site profile's ``gpu_type`` gives it."""
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """What the estimate of a plan reckons with."""
+
+    sampled_per_s: float
+    """Tokens a second that one inference task samples, on all its GPUs."""
+    trained_per_s: float
+    """Tokens a second that one rank of the trainer computes, forward and backward; 0 where nothing is trained."""
+    publish_s: float
+    checkpoint_s: float
+    source: str
+    """Where the rates come from, in words."""
+    evaluation_share: float = 1.0
+    """What an evaluation task is expected to sample for each token that an inference task samples."""
+
+    @property
+    def evaluated_per_s(self) -> float:
+        """Tokens a second that one evaluation task samples."""
+        return self.sampled_per_s * self.evaluation_share
+
+
+def throughput(recipe: Experiment, site: SiteSettings) -> Throughput | None:
+    """The rates of a recipe on a site; None where neither the site profile nor the table states them. An evaluation on
+    its own needs no rate of training.
+    """
+    stated, given = _stated(recipe, site), site.throughput
+    sampled = given.sampled_tokens_per_second or (stated.sampled_per_s if stated else None)
+    trained = given.trained_tokens_per_second or (stated.trained_per_s if stated else None)
+    if sampled is None or (recipe.trains and trained is None):
+        return None
+    source = _source_of_rates(given, site, "" if stated is None else stated.source, trains=recipe.trains)
+    publish_s, checkpoint_s = (stated.publish_s, stated.checkpoint_s) if stated else (0.0, 0.0)
+    return Throughput(sampled, trained or 0.0, publish_s, checkpoint_s, source, _evaluation_share(recipe))
+
+
+def _source_of_rates(given: MeasuredThroughput, site: SiteSettings, stated: str, *, trains: bool) -> str:
+    """Where the rates come from: the fields of the site profile, the table, or one rate from each."""
+    fields = [name for name in RATES if getattr(given, name)]
+    if len(fields) == len(RATES) or (not trains and given.sampled_tokens_per_second):
+        return f"throughput of site profile {site.name}"
+    return " and ".join([*(f"throughput.{name} of site profile {site.name}" for name in fields if trains), stated])
+
+
+def _evaluation_share(recipe: Experiment) -> float:
+    """What an evaluation task samples for each token of an inference task: in proportion to their GPUs, and with full
+    slots; 1 where one of the two has no GPU.
+    """
+    sampling, evaluation = _sampling_gpus(recipe), recipe.resources.evaluation.gpus
+    return FULL_SLOTS * evaluation / sampling if sampling and evaluation else 1.0
+
+
+def _stated(recipe: Experiment, site: SiteSettings) -> Throughput | None:
+    """By the table; None for jobs without GPUs, and for models of unknown size. Nothing is trained by an evaluation on
+    its own.
+    """
+    billions, sampling, training = model_billions(recipe), _sampling_gpus(recipe), _training_gpus(recipe)
+    if billions is None or not sampling or training == 0:
+        return None
+    gpu = _gpu(site)
+    rates = STATED[gpu]
+    return Throughput(
+        sampled_per_s=power_law(rates.sampled, billions) * sampling,
+        trained_per_s=power_law(rates.trained, billions) * (training or 0),
+        publish_s=PUBLISH_S * billions / site.throughput.checkpoint_gb_per_second,
+        checkpoint_s=CHECKPOINT_S * billions / site.throughput.checkpoint_gb_per_second,
+        source=f"stated rates of {gpu} for {billions:.2g} billion parameters",
+    )
+
+
+def _sampling_gpus(recipe: Experiment) -> int:
+    """The GPUs of a task that samples: of inference, or of an evaluation on its own."""
+    if not recipe.trains:
+        return recipe.resources.evaluation.gpus
+    return recipe.resources.inference.gpus * recipe.resources.inference.nodes
+
+
+def _training_gpus(recipe: Experiment) -> int | None:
+    """The GPUs of a rank of the trainer; None where nothing is trained."""
+    return recipe.resources.trainer.gpus if recipe.trains else None
+
+
+def _gpu(site: SiteSettings) -> str:
+    named = site.gpu_name.lower()
+    return next((gpu for gpu in STATED if gpu in named), ASSUMED_GPU)
+
+
+def power_law(rates: tuple[float, float], billions: float) -> float:
+    """A rate at another model size, on the power law through those of ``SMALL`` and ``LARGE`` billion parameters."""
+    exponent = math.log(rates[1] / rates[0]) / math.log(LARGE / SMALL)
+    return float(rates[0] * (billions / SMALL) ** exponent)
+
+
+def model_billions(recipe: Experiment) -> float | None:
+    """Parameters in billions, of the policy or of the largest evaluated model whose size is known; None if none is.
+    A size is known by the files of a model where they are there, else by its name.
+    """
+    if isinstance(recipe.model, HuggingFaceModel):
+        return _billions(Path(recipe.model.path))
+    return max(filter(None, map(_evaluated_billions, recipe.models)), default=None)
+
+
+def _billions(directory: Path) -> float | None:
+    of_hub = hub_model_of(str(directory))
+    return _by_files(directory) or _by_name(directory.name if of_hub is None else of_hub.name)
+
+
+def _evaluated_billions(model: EvaluatedModel) -> float | None:
+    """Of a weights version that a run has yet to publish, the size is that of another one of the run."""
+    path = Path(model.path)
+    others = sorted(path.parent.glob("v*")) if model.run is not None else []
+    return next(filter(None, map(_billions, (path, *others))), None)
+
+
+def _by_files(directory: Path) -> float | None:
+    """By the size of the safetensors files and the number format that config.json names."""
+    size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    try:
+        config = json.loads(file_bytes(directory / "config.json"))
+        width = BYTES[config.get("dtype") or config.get("torch_dtype") or "bfloat16"]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        return None  # an estimate does without; whether the model can be used is checked elsewhere
+    return size / width / 1e9 or None
+
+
+def _by_name(name: str) -> float | None:
+    """As in DeepSeek-R1-Distill-Qwen-1.5B."""
+    found = re.search(r"(?<![0-9.])(\d+(?:\.\d+)?)B(?![a-zA-Z])", name, re.IGNORECASE)
+    return float(found[1]) if found else None
+
+
+# -- expected hours ----------------------------------------------------------------------------------------------------
+
+
+START_S = 180.0
+"""The start-up seconds of a job with a server or a trainer: imports, loading weights, compiling."""
+SHORT_JOB_S = 360.0
+"""The seconds of the first job, and of the report."""
+
+
+@dataclass(frozen=True)
+class ExpectedHours:
+    """The expected hours of one job."""
+
+    hours: float
+    """Wall time of one task, over all its attempts."""
+    gpu_hours: float
+    """The GPU-hours of all tasks."""
+    longest: float
+    """The wall time of the longest task, hours: benchmarks have different numbers of problems."""
+    by_use: Mapping[Use, float]
+    """The hours of one task by what they are used for, which add up to ``hours``."""
+
+    def attempts(self, job: Job) -> int:
+        """How often each task is started when only its time limit ends it."""
+        return ceil(self.longest * 60 / job.resources.time_limit_minutes)
+
+
+def expected_hours(plan: Plan, recipe: Experiment, throughput: Throughput) -> dict[str, ExpectedHours]:
+    """By job name; a job is left out where its problems cannot be counted because their file is not there."""
+    found = {job.name: _tasks(job, recipe, throughput) for job in plan.jobs}
+    return {job.name: _hours_of(job, tasks) for job in plan.jobs if (tasks := found[job.name]) is not None}
+
+
+def expected_uses(plan: Plan, expected: Mapping[str, ExpectedHours]) -> list[UseHours]:
+    """The hours of all jobs whose hours are known, by role and use, in the order of their definition."""
+    found: dict[tuple[Role, Use], UseHours] = {}
+    for job in (job for job in plan.jobs if job.name in expected):
+        for use, hours in expected[job.name].by_use.items():
+            before = found.get((job.role, use), UseHours(job.role, use, 0.0, 0.0, 0.0))
+            found[job.role, use] = _with(before, hours * job.tasks, job)
+    return [found[role, use] for role in Role for use in Use if (role, use) in found]
+
+
+def _with(before: UseHours, hours: float, job: Job) -> UseHours:
+    """The hours with those of one more job, all its tasks together."""
+    return replace(
+        before,
+        hours=before.hours + hours,
+        gpu_hours=before.gpu_hours + hours * job.resources.gpus,
+        core_hours=before.core_hours + hours * job.resources.cpus,
+    )
+
+
+Seconds = dict[Use, float]
+"""The seconds of a task, or of a part of it, by what they are used for."""
+
+
+def _hours_of(job: Job, tasks: list[Seconds]) -> ExpectedHours:
+    """The hours of a job, by the seconds of each of its tasks."""
+    lengths = [sum(task.values()) / 3600 for task in tasks]
+    mean = sum(lengths) / len(lengths)
+    by_use = {use: seconds / len(tasks) / 3600 for use, seconds in _added(tasks).items() if seconds}
+    return ExpectedHours(mean, mean * job.tasks * job.resources.gpus, max(lengths), by_use)
+
+
+def _added(parts: Iterable[Mapping[Use, float]]) -> Seconds:
+    whole: Seconds = {}
+    for part in parts:
+        for use, seconds in part.items():
+            whole[use] = whole.get(use, 0.0) + seconds
+    return whole
+
+
+def _tasks(job: Job, recipe: Experiment, throughput: Throughput) -> list[Seconds] | None:
+    """Return the seconds of each task of an evaluation, or those that every task of another job takes; None where they
+    cannot be known.
+    """
+    if job.role in (Role.PREPARE, Role.REPORT):
+        return [{Use.PREPARING if job.role is Role.PREPARE else Use.REPORTING: SHORT_JOB_S}]
+    if job.role is Role.EVALUATION:
+        found = [_unit_seconds(unit, recipe, throughput) for unit in job.evaluations]
+        known = [_added([{Use.STARTING: START_S}, one]) for one in found if one is not None]
+        return None if len(known) < len(found) else known
+    assert isinstance(recipe, Recipe), "an evaluation on its own has no other jobs"
+    iterations = [_iteration_seconds(job, recipe, iteration, throughput) for iteration in job.iterations]
+    parts = [iteration for iteration in iterations if iteration is not None]
+    return None if len(parts) < len(iterations) else [_added([{Use.STARTING: START_S}, *parts])]
+
+
+def _iteration_seconds(job: Job, recipe: Recipe, iteration: int, throughput: Throughput) -> Seconds | None:
+    """How long an iteration keeps a job busy: both jobs of a segment, where they run together. What it does not work
+    itself, it waits for the other one.
+    """
+    sampling = _sampling(recipe, iteration, throughput)
+    if is_collection(iteration):
+        return sampling
+    training = _training(recipe, iteration, throughput)
+    if not recipe.algorithm.samples_rollouts or sampling is None:
+        return training
+    if job.role is Role.COLOCATED:
+        return _added([sampling, training])
+    own = sampling if job.role is Role.INFERENCE else training
+    if recipe.schedule.coupling is Coupling.SEQUENTIAL:
+        return own
+    both = sum(sampling.values()), sum(training.values())
+    whole = max(both) if recipe.schedule.max_staleness else sum(both)
+    return _added([own, {Use.WAITING: whole - sum(own.values())}])
+
+
+def _sampling(recipe: Recipe, iteration: int, throughput: Throughput) -> Seconds | None:
+    """The seconds of sampling, divided between traces and branches by the tokens that are sampled for each."""
+    seconds = sampling_seconds(recipe, iteration, throughput)
+    if seconds is None:
+        return None
+    tokens = recipe.algorithm.sampled_tokens(recipe, iteration)
+    branches = min(recipe.algorithm.sampled_branch_tokens(recipe, iteration), tokens)
+    return _divided(seconds, branches / tokens if tokens else 0.0)
+
+
+def _divided(seconds: float, branch_share: float) -> Seconds:
+    """Seconds of sampling, of which this share is spent on branches."""
+    return {Use.GENERATING: seconds * (1 - branch_share), Use.BRANCHING: seconds * branch_share}
+
+
+def _training(recipe: Recipe, iteration: int, throughput: Throughput) -> Seconds:
+    tokens = recipe.algorithm.trained_tokens(recipe, iteration)
+    return {
+        Use.TRAINING: tokens / (recipe.resources.trainer.ranks * throughput.trained_per_s),
+        Use.SAVING: throughput.publish_s + throughput.checkpoint_s / recipe.training.checkpoint_every,
+    }
+
+
+def sampling_seconds(recipe: Recipe, iteration: int, throughput: Throughput) -> float | None:
+    """Return the seconds of sampling the rollouts and branches of an iteration, or of a collection; None where the
+    problems cannot be counted.
+    """
+    inference, collects = recipe.resources.inference, is_collection(iteration)
+    groups = count_problems(recipe.data) if collects else recipe.sampling.problems_per_iteration
+    if groups is None:
+        return None
+    at_once = min(inference.tasks, inference.max_parallel or inference.tasks)
+    tokens = groups * recipe.algorithm.sampled_tokens(recipe, iteration)
+    return tokens / ((inference.tasks if collects else at_once) * throughput.sampled_per_s)
+
+
+def late_checkpoint(recipe: Recipe, site: SiteSettings, throughput: Throughput) -> str | None:
+    """A warning where a preempted trainer is expected to be ended before it has written a checkpoint.
+
+    It then loses the updates since its last checkpoint, and computes them again from the same rollouts. What it has
+    published is there before the checkpoint is begun, and nothing that was committed is lost.
+    """
+    notice_s = site.limits.preemption_notice_s
+    if notice_s is None or throughput.checkpoint_s <= notice_s:
+        return None
+    lost = min(recipe.training.checkpoint_every, recipe.schedule.iterations_per_job)
+    advice = "; --set training.checkpoint_every=1 makes that one update" if lost > 1 else ""
+    return (
+        f"a checkpoint is expected to take {throughput.checkpoint_s:.0f} s, and site {site.name} ends a preempted task "
+        f"after {notice_s} s (preemption_notice_s): a preempted trainer computes up to {lost} update(s) again{advice}"
+    )
+
+
+def _unit_seconds(unit: EvaluationUnit, recipe: Experiment, throughput: Throughput) -> Seconds | None:
+    evaluation = recipe.evaluation
+    benchmark = next(b for b in evaluation.benchmarks if b.name == unit.benchmark)
+    problems = count_problems(benchmark.problems)
+    if problems is None:
+        return None
+    trace = min(evaluation.max_tokens, recipe.expected.trace_tokens or evaluation.max_tokens / 2)
+    if benchmark.mode is not None:
+        trace = benchmark.mode.expected_tokens(trace)
+    branches = 0.0
+    if evaluation.prover is not None:
+        episodes = (evaluation.episodes or recipe.episodes).max_episodes
+        branches = (episodes + 1) * tokens_per_value(evaluation.prover, recipe)
+    samples = problems / evaluation.problem_shards * benchmark.samples
+    return _divided(samples * (trace + branches) / throughput.evaluated_per_s, branches / (trace + branches))
+
+
+def count_problems(problems: Problems | object) -> int | None:
+    """How many problems a source has; None where its file is not there."""
+    limit = getattr(problems, "problems", None) or getattr(problems, "limit", None)
+    path = getattr(problems, "path", None)
+    if path is None:
+        return limit
+    try:
+        with Path(path).open("rb") as lines:
+            count = sum(1 for line in lines if line.strip())
+    except OSError:
+        return limit
+    return count if limit is None else min(count, limit)

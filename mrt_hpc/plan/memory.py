@@ -1,0 +1,540 @@
+"""The memory of one GPU, and what a rank of the trainer and a vLLM server take of it for a model of known shape."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, fields, replace
+from math import ceil, lcm
+from typing import TYPE_CHECKING, Any
+
+from mrt_hpc.plan.hours import BYTES
+from mrt_hpc.recipe.choices import Precision
+from mrt_hpc.recipe.model_files import text_config
+from mrt_hpc.run.typed_file import file_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.recipe.sections import Training
+    from mrt_hpc.recipe.site import SiteSettings
+
+
+GIB = 2**30
+
+
+# -- GPU ---------------------------------------------------------------------------------------------------------------
+
+
+USABLE = {
+    "b200": 178.0, "h200": 139.0, "gh200": 94.0, "h100": 79.0, "h800": 79.0, "a100": 79.0, "a800": 79.0,
+    "l40": 44.0, "a40": 44.0, "a6000": 47.0, "a30": 23.5, "a10": 22.0, "l4": 22.0, "t4": 14.5,
+    "5090": 31.0, "4090": 23.5, "3090": 23.5, "2080ti": 10.5,
+}  # fmt: skip
+"""GiB that a program can use of each GPU, by a word of its name; of the GPUs of several sizes, the largest."""
+PLAIN = 0.98
+"""The share of the memory in a name, as in a100_40gb, that a program can use."""
+ASSUMED_GIB = 79.0
+"""A GPU of 80 GB, where neither the profile nor the name says more."""
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """The memory of one GPU."""
+
+    gib: float
+    source: str
+    """Where the number is from, in words."""
+    known: bool = True
+    """Whether the site states it. Nothing is refused by an assumption."""
+
+
+def gpu_memory(site: SiteSettings) -> GpuMemory:
+    """The memory of a site's GPUs."""
+    if site.gpu_memory_gib is not None:
+        return GpuMemory(site.gpu_memory_gib, f"gpu_memory_gib of site profile {site.name}")
+    name = site.gpu_name.lower()
+    if (stated := re.search(r"(\d+)\s*gi?b", name)) is not None:
+        return GpuMemory(int(stated[1]) * PLAIN, f"the name of the GPU, {site.gpu_name}")
+    words = set(re.split(r"[^a-z0-9]+", name))
+    for gpu, gib in USABLE.items():
+        if any(re.fullmatch(rf"{gpu}[a-z]*", word) for word in words):
+            return GpuMemory(
+                gib, f"{site.gpu_name}; state gpu_memory_gib in site profile {site.name} where it has less"
+            )
+    return GpuMemory(ASSUMED_GIB, f"assumed: state gpu_memory_gib in site profile {site.name}", known=False)
+
+
+# -- shape of a model, from its config.json ----------------------------------------------------------------------------
+
+
+UNKNOWN_PARTS = (
+    "num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank", "mamba_d_state", "ssm_cfg", "conv_L_cache",
+    "linear_num_key_heads", "layers_block_type", "attn_layer_period",
+)  # fmt: skip
+"""Fields of config.json of models with experts, compressed keys or layers without attention: their memory follows other
+rules than those here.
+"""
+NEEDED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+BIASED = ("qwen2",)
+"""Model types whose queries, keys and values have a bias that config.json does not name."""
+NORMED = ("qwen3",)
+"""Model types that normalise queries and keys."""
+
+
+class UnknownShapeError(Exception):
+    """The memory of a model is not known; the text gives the reason."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A dense decoder with a gated feed-forward part."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    tied: bool
+    """Whether the embedding is the output projection as well."""
+    biased: bool = False
+    normed: bool = False
+    window: int | None = None
+    """The number of tokens whose keys and values a layer with a sliding window keeps."""
+    window_layers: int = 0
+    """The number of layers with a sliding window."""
+
+    @property
+    def queries(self) -> int:
+        """The numbers of all query heads of one token."""
+        return self.heads * self.head_size
+
+    @property
+    def keys(self) -> int:
+        """The numbers of all key heads of one token; the values have as many."""
+        return self.kv_heads * self.head_size
+
+    @property
+    def embedding(self) -> int:
+        """The parameters of the embedding, the largest matrix of a small model."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def layer_parameters(self) -> int:
+        """The parameters of one layer."""
+        attention = 2 * self.hidden * (self.queries + self.keys)
+        biases = self.queries + 2 * self.keys if self.biased else 0
+        norms = 2 * self.hidden + (2 * self.head_size if self.normed else 0)
+        return attention + biases + norms + 3 * self.hidden * self.intermediate
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, tied ones counted once."""
+        embeddings = self.embedding * (1 if self.tied else 2)
+        return embeddings + self.layers * self.layer_parameters + self.hidden
+
+    @property
+    def largest(self) -> int:
+        """The parameters of the largest matrix."""
+        return max(self.embedding, self.hidden * self.intermediate)
+
+    def cache_numbers(self, tokens: float) -> float:
+        """The numbers that the KV cache keeps of one sequence of so many tokens."""
+        windowed = self.window_layers * min(tokens, self.window or tokens)
+        return 2 * self.keys * ((self.layers - self.window_layers) * tokens + windowed)
+
+
+SMALL_WORLD = ModelShape(128, 384, 2, 4, 4, 32, 394, tied=False, normed=True)
+"""The shape of the embedded small model."""
+
+
+def shape_in(directory: Path) -> ModelShape:
+    """The shape of a model directory.
+
+    Raises:
+        UnknownShapeError: the directory has no readable config.json, or the model is of another kind.
+    """
+    try:
+        config = json.loads(file_bytes(directory / "config.json"))
+        return shape_of(config)
+    except (OSError, ValueError, RecursionError, TypeError, AttributeError, ArithmeticError) as error:
+        if isinstance(error, UnknownShapeError):
+            raise
+        raise UnknownShapeError(f"{directory / 'config.json'} cannot be read") from error
+
+
+def shape_of(config: dict[str, Any]) -> ModelShape:
+    """The shape of a configuration.
+
+    Raises:
+        UnknownShapeError: it lacks a number, or the model is no dense decoder.
+    """
+    text = text_config(config)
+    strange = [name for name in UNKNOWN_PARTS if text.get(name)]
+    missing = [name for name in NEEDED if not isinstance(text.get(name), int)]
+    if strange or missing:
+        reason = f"it has {strange[0]}" if strange else f"its config.json lacks {missing[0]}"
+        raise UnknownShapeError(f"the estimate knows dense decoders only, and {reason}")
+    heads, kind = text["num_attention_heads"], text.get("model_type", "")
+    window, window_layers = _sliding_window(text)
+    return ModelShape(
+        hidden=text["hidden_size"],
+        intermediate=text["intermediate_size"],
+        layers=text["num_hidden_layers"],
+        heads=heads,
+        kv_heads=text.get("num_key_value_heads") or heads,
+        head_size=text.get("head_dim") or text["hidden_size"] // heads,
+        vocabulary=text["vocab_size"],
+        tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
+        biased=kind in BIASED or bool(text.get("attention_bias")),
+        normed=kind in NORMED,
+        window=window,
+        window_layers=window_layers,
+    )
+
+
+def _sliding_window(text: dict[str, Any]) -> tuple[int | None, int]:
+    """The length of the window, and the number of layers that have one."""
+    window = text.get("sliding_window")
+    if not isinstance(window, int) or text.get("use_sliding_window") is False:
+        return None, 0
+    kinds = text.get("layer_types")
+    if isinstance(kinds, list):
+        return window, kinds.count("sliding_attention")
+    return window, max(0, text["num_hidden_layers"] - int(text.get("max_window_layers", 0)))
+
+
+# -- trainer -----------------------------------------------------------------------------------------------------------
+# Four moments can be the peak: the end of the forward pass, when the logits are there; the backward pass, when a layer
+# is computed again; the exchange of gradients, in buckets; and the optimiser's step. The bytes a parameter of each were
+# measured with DeepSpeed 0.19 on one and on two ranks (``tests/benchmarks/bench_memory.py``).
+
+
+BUCKET = 500_000_000
+"""The largest number of gradients that are exchanged at once (``mrt_hpc.training.engine.LARGEST_BUCKET``, and
+DeepSpeed's own number for stages 0 and 1).
+"""
+LIVE = 1_000_000_000
+"""The number of whole parameters that stage 3 keeps gathered, and the number of which it takes a step at a time."""
+LOGITS_AT_ONCE = 1 << 28
+"""The number of logits that are there at once (``mrt_hpc.training.projection.LOGIT_ELEMENTS``)."""
+CHUNKED_LOGIT = 20
+"""Bytes for each logit where the projection is in pieces: the logits in 16 and in 32 bits, those divided by the
+temperature, their log-softmax and their gradients.
+"""
+FUSED_LOGIT = 10
+"""Bytes for each logit of a piece where the projection is fused: in 16 and in 32 bits, and one array of 32 bits."""
+
+
+@dataclass(frozen=True)
+class TrainerSetting:
+    """What the memory of a rank depends on."""
+
+    training: Training
+    shape: ModelShape
+    ranks: int
+    longest: int
+    """Tokens of the longest sequence that is learnt."""
+    on_gpu: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of the largest micro-batch, or of a rank's part of it. A longer sequence than the limit has one
+        of its own.
+        """
+        return ceil(max(self.longest, self.training.max_tokens_per_micro_batch) / self.training.sequence_parallel)
+
+    @property
+    def width(self) -> int:
+        """Bytes of a weight that the forward pass reads."""
+        return 2 if self.training.precision is Precision.BF16 else 4
+
+    @property
+    def stage(self) -> int:
+        """The ZeRO stage that is used: with weights in 16 bits the optimiser is partitioned in any case."""
+        least = 1 if self.training.precision is Precision.BF16 else 0
+        return max(least, self.training.zero_stage)
+
+    @property
+    def bucket(self) -> float:
+        """The gradients of a bucket, as a share of all."""
+        return min(BUCKET, self.shape.parameters) / self.shape.parameters
+
+    @property
+    def live(self) -> float:
+        """The parameters that stage 3 keeps whole, as a share of all."""
+        return min(LIVE, self.shape.parameters) / self.shape.parameters
+
+
+@dataclass(frozen=True)
+class TrainerMemory:
+    """Bytes of one rank."""
+
+    weights: float = 0.0
+    """With the frozen reference of the KL term."""
+    optimizer: float = 0.0
+    """Weights in 32 bits, and both moments of AdamW."""
+    gradients: float = 0.0
+    exchange: float = 0.0
+    """Buckets of gradients, and gathered weights of stage 3."""
+    activations: float = 0.0
+    logits: float = 0.0
+    host: float = 0.0
+    """In the memory of the node, where the optimiser is offloaded from a GPU."""
+
+    @property
+    def whole(self) -> float:
+        """The sum, without what is in the memory of the node."""
+        return sum(getattr(self, field.name) for field in fields(self) if field.name != "host")
+
+
+def trainer_memory(setting: TrainerSetting) -> TrainerMemory:
+    """The bytes of a rank at the moment that takes the most."""
+    states = _states(setting)
+    moments = (
+        _scoring(setting, states),
+        _recomputing(setting, states),
+        _reduction(setting, states),
+        _step(setting, states),
+    )
+    return max(moments, key=lambda moment: moment.whole)
+
+
+def last_published_bytes(setting: TrainerSetting) -> float:
+    """Bytes of the weights that rank 0 published last. It keeps them in the memory of its node where versions are
+    published as deltas.
+    """
+    if setting.training.full_weights_every == 1:
+        return 0.0
+    return BYTES[setting.training.weights_dtype] * setting.shape.parameters
+
+
+def _states(setting: TrainerSetting) -> TrainerMemory:
+    """What is there all the time."""
+    count, ranks, stage, width = setting.shape.parameters, setting.ranks, setting.stage, setting.width
+    weights = width / ranks if stage == 3 else width
+    reference = width if setting.training.kl_coefficient > 0 else 0
+    optimizer = 8.0 if stage == 0 else 12 / ranks
+    gradients = _gradients(setting)
+    states = TrainerMemory((weights + reference) * count, optimizer * count, gradients * count)
+    if not setting.training.offload_optimizer:
+        return states
+    return _offloaded(states, setting)
+
+
+def _gradients(setting: TrainerSetting) -> float:
+    """Bytes of gradients for each parameter. Weights in 16 bits have gradients of their own in stage 1, beside those in
+    32 bits that are summed up.
+    """
+    if setting.stage >= 2:
+        return 4 / setting.ranks
+    return 6.0 if setting.training.precision is Precision.BF16 else 4.0
+
+
+def _offloaded(states: TrainerMemory, setting: TrainerSetting) -> TrainerMemory:
+    """The optimiser's states, and from stage 2 on the gradients, lie in the memory of the node; without a GPU this is
+    the same memory, with a copy of the gradients more.
+    """
+    copied = 4 / setting.ranks * setting.shape.parameters
+    if not setting.on_gpu:
+        return replace(states, gradients=states.gradients + copied)
+    gradients = 0.0 if setting.stage >= 2 else states.gradients
+    return replace(states, optimizer=0.0, gradients=gradients, host=states.optimizer + copied)
+
+
+def _scoring(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
+    """At the end of the forward pass, when the logits are there."""
+    casts = 2 * setting.shape.parameters if setting.training.precision is Precision.BF16_AUTOCAST else 0.0
+    exchange = _around_layers(setting) * setting.shape.parameters + casts
+    return replace(states, exchange=exchange, activations=kept_bytes(setting), logits=logit_bytes(setting))
+
+
+def _recomputing(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
+    """At the beginning of the backward pass through the layers, when the logits are gone."""
+    exchange = _around_layers(setting) * setting.shape.parameters
+    return replace(states, exchange=exchange, activations=activation_bytes(setting))
+
+
+def _around_layers(setting: TrainerSetting) -> float:
+    """Bytes for each parameter of what stage 3 has beside the states: its bucket, and gathered weights."""
+    return 4 * setting.bucket + _gathered(setting) if setting.stage == 3 else 0.0
+
+
+def _reduction(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
+    """When a bucket of gradients is full: what the layers below it need is still there."""
+    count, bucket = setting.shape.parameters, setting.bucket
+    beside = 6 * setting.shape.largest / count * (1 - bucket) if setting.stage >= 2 else 0.0
+    exchange = _reduction_bytes(setting) * bucket + beside + (_half_of_the_live(setting) if setting.stage == 3 else 0.0)
+    return replace(states, exchange=exchange * count, activations=activation_bytes(setting) * (1 - bucket))
+
+
+def _reduction_bytes(setting: TrainerSetting) -> int:
+    """Bytes for each gradient of a bucket: in the bucket, as it is sent, and as it is received."""
+    if setting.stage < 2:
+        return 4
+    if setting.stage == 3:
+        return 12
+    if setting.width == 2:
+        return 8
+    return 4 if setting.ranks == 1 else 6
+
+
+def _half_of_the_live(setting: TrainerSetting) -> float:
+    """Bytes of the weights that stage 3 has not yet given up, for each parameter."""
+    return setting.width * setting.live / 2
+
+
+def _step(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
+    """While the optimiser takes its step, with a copy of the gradients of its part."""
+    count = setting.shape.parameters
+    if setting.stage == 0 or (setting.stage == 1 and setting.width == 2):
+        return states
+    part = min(4 / setting.ranks, 4 * LIVE / count) if setting.stage == 3 else 4 / setting.ranks
+    copied = 0.0 if setting.training.offload_optimizer else part
+    return replace(states, exchange=(copied + _around_layers(setting)) * count)
+
+
+def _gathered(setting: TrainerSetting) -> float:
+    """Bytes of whole weights in stage 3, for each parameter; between processes without a GPU they are copied."""
+    copies = 1.5 if setting.ranks > 1 and not setting.on_gpu else 1.0
+    return copies * setting.width * setting.live
+
+
+def logit_bytes(setting: TrainerSetting) -> float:
+    """Bytes of logits and what is computed of them."""
+    shape, at_once = setting.shape, LOGITS_AT_ONCE
+    if setting.training.projection == "chunked":
+        return CHUNKED_LOGIT * min(setting.tokens * shape.vocabulary, at_once)
+    logits = min(setting.tokens, max(1, at_once // shape.vocabulary)) * shape.vocabulary
+    return FUSED_LOGIT * logits + 4 * shape.embedding
+
+
+def kept_bytes(setting: TrainerSetting) -> float:
+    """Bytes of the activations that the forward pass keeps: of every layer its input, or all; and both ends."""
+    shape, stream = setting.shape, setting.width
+    recomputed = setting.training.gradient_checkpointing
+    layer = stream * shape.hidden if recomputed else layer_bytes(setting)
+    return setting.tokens * (shape.layers * layer + 3 * stream * shape.hidden)
+
+
+def activation_bytes(setting: TrainerSetting) -> float:
+    """Bytes of activations while the backward pass goes through a layer: with those of this layer that are computed
+    again, and their gradients.
+    """
+    layer = layer_bytes(setting) if setting.training.gradient_checkpointing else 0.0
+    passing = 3 * _inner_width(setting) * setting.shape.intermediate
+    return kept_bytes(setting) + setting.tokens * (layer + passing)
+
+
+def layer_bytes(setting: TrainerSetting) -> float:
+    """Bytes of one token that the backward pass of one layer needs.
+
+    Each of two norms keeps its input in 32 bits, and its output before and after the scale; attention keeps queries,
+    keys, values and its output; the feed-forward part keeps four arrays of its inner size.
+    """
+    shape, inner, stream = setting.shape, _inner_width(setting), setting.width
+    norms = 2 * (4 + 2 * stream if stream == 2 else 8) * shape.hidden
+    casts = 2 * 2 * shape.hidden if setting.training.precision is Precision.BF16_AUTOCAST else 0
+    attention = inner * (2 * shape.queries + 2 * shape.keys) + 4 * shape.heads + _exchanged_bytes(setting)
+    return norms + casts + stream * shape.hidden + attention + 4 * inner * shape.intermediate
+
+
+def _exchanged_bytes(setting: TrainerSetting) -> int:
+    """Bytes of one token that attention takes besides where ranks share rows: its output after the exchange; queries,
+    keys and values as they are sent; and copies of keys and values where there are fewer heads of these than ranks.
+    """
+    shape, parts = setting.shape, setting.training.sequence_parallel
+    if parts == 1:
+        return 0
+    sent_keys = lcm(shape.kv_heads, parts) * shape.head_size
+    return _inner_width(setting) * (2 * shape.queries + 2 * sent_keys + 2 * (sent_keys - shape.keys))
+
+
+def _inner_width(setting: TrainerSetting) -> int:
+    """Bytes of the result of a matrix product."""
+    return 4 if setting.training.precision is Precision.FP32 else 2
+
+
+# -- server ------------------------------------------------------------------------------------------------------------
+# On a GPU vLLM takes a share of the memory, measures what the weights and a forward pass of its largest batch take, and
+# gives the rest to the KV cache. Without a GPU the recipe states the size of the cache. The numbers of the forward pass
+# are derived from vLLM 0.32, and were not measured on a GPU.
+
+
+BATCH_TOKENS = 8192
+"""The tokens of vLLM's largest forward pass on a GPU with much memory."""
+SAMPLER_BYTES = 12
+"""Bytes for each logit of a batch: three arrays in 32 bits."""
+GPU_OVERHEAD_GIB = 1.5
+"""CUDA, NCCL and the graphs that are recorded for batches of different sizes."""
+CPU_OVERHEAD_GIB = 3.0
+"""What the processes of a server without a GPU take beside weights and cache."""
+
+
+@dataclass(frozen=True)
+class ServerSetting:
+    """What the memory of one server depends on."""
+
+    shape: ModelShape
+    width: int
+    """Bytes of a weight, and of a number in the cache."""
+    longest: int
+    """Tokens of the longest sequence, prompt included."""
+    mean: float
+    """Tokens of a sequence of mean length."""
+    batch: int
+    """The largest number of sequences in one batch."""
+    gpus: int
+    """The GPUs that one server divides each layer over; 0 without a GPU."""
+    memory: float
+    """Bytes that the server may take on each GPU; without a GPU those of its KV cache."""
+    stages: int = 1
+    """The number of parts that the layers are divided into."""
+
+
+@dataclass(frozen=True)
+class ServerMemory:
+    """Bytes of a server, on each of its GPUs."""
+
+    weights: float
+    activations: float
+    overhead: float
+    cache: float
+    """What is left for the KV cache; negative where not even the weights fit."""
+    longest: float
+    """What one sequence of the longest length takes of the cache."""
+    mean: float
+    """What one sequence of mean length takes."""
+
+    @property
+    def least(self) -> float:
+        """The bytes with which the server can hold one longest sequence, below which vLLM does not start."""
+        return self.weights + self.activations + self.overhead + self.longest
+
+    def at_once(self, sequence: float) -> int:
+        """How many sequences of so many bytes the cache holds at once."""
+        return max(0, int(self.cache // sequence))
+
+
+def server_memory(setting: ServerSetting) -> ServerMemory:
+    """The bytes of a server."""
+    shape, width = setting.shape, max(1, setting.gpus)
+    weights = setting.width * shape.parameters / (width * setting.stages)
+    parts = min(width, shape.kv_heads) * setting.stages  # a head is copied where there are fewer of them than GPUs
+    longest, mean = (setting.width * shape.cache_numbers(tokens) / parts for tokens in (setting.longest, setting.mean))
+    if not setting.gpus:
+        return ServerMemory(weights, 0.0, CPU_OVERHEAD_GIB * GIB, setting.memory, longest, mean)
+    activations, overhead = _activations(setting), GPU_OVERHEAD_GIB * GIB
+    return ServerMemory(
+        weights, activations, overhead, setting.memory - weights - activations - overhead, longest, mean
+    )
+
+
+def _activations(setting: ServerSetting) -> float:
+    """The peak of a forward pass of the largest batch, with the logits that are sampled from."""
+    shape = setting.shape
+    inner = (2 * shape.intermediate + shape.queries + 2 * shape.keys) / setting.gpus
+    tokens = max(BATCH_TOKENS, setting.batch)
+    return setting.width * tokens * (4 * shape.hidden + inner) + SAMPLER_BYTES * setting.batch * shape.vocabulary

@@ -1,0 +1,391 @@
+"""Describes the fields of a model in words, from the annotations that check them and the docstrings below them: the
+values that a field takes, its choices, and its place in nested models.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+import types
+import typing
+from dataclasses import dataclass
+from datetime import date
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from mrt_hpc.recipe.base import PATTERNS, Because
+from mrt_hpc.recipe.registry import Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+BOUNDS = ("ge", "gt", "le", "lt")
+SCALARS = {
+    bool: "true or false", str: "text", int: "a whole number", float: "a number", date: "a day", type(None): "null",
+}  # fmt: skip
+
+
+def field_in_words(field: FieldInfo) -> str:
+    """The values of a field, as in "a whole number from 1 to 64, or null"."""
+    return values_in_words(whole_annotation(field))
+
+
+def whole_annotation(field: FieldInfo) -> Any:
+    """The annotation of a field with its constraints, which pydantic keeps beside it."""
+    return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+
+
+def registry_in(annotation: Any) -> Registry[Any] | None:
+    """The registry whose classes an annotation means; None if it means itself."""
+    if get_origin(annotation) is not Annotated:
+        return None
+    return next((constraint for constraint in get_args(annotation)[1:] if isinstance(constraint, Registry)), None)
+
+
+def values_in_words(annotation: Any, constraints: Iterable[Any] = ()) -> str:
+    """The values that an annotation takes.
+
+    Args:
+        annotation: a type as pydantic checks it.
+        constraints: bounds and patterns of the field.
+    """
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if registry := registry_in(annotation):
+        return f"a section with type: {_one_of([*registry.built_in])}"
+    if origin is Annotated:
+        return values_in_words(inner[0], [*_flat(inner[1:]), *constraints])
+    if origin is Literal:
+        return _one_of([yaml_text(value) for value in inner])
+    if origin in (Union, types.UnionType):
+        return _alternatives(inner, constraints)
+    if origin in (tuple, list):
+        return _listing([a for a in inner if a is not Ellipsis])
+    if origin is dict:
+        return f"names, each with its value: {values_in_words(inner[1])}"
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return _one_of([yaml_text(member) for member in annotation])
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "a section"
+    return _scalar(annotation, list(_flat(constraints)))
+
+
+def yaml_text(value: Any) -> str:
+    """A value as a recipe writes it."""
+    if isinstance(value, Enum):
+        return yaml_text(value.value)
+    if isinstance(value, str):
+        return value if value.isprintable() and value.strip() == value != "" else _quoted(value)
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(yaml_text, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{yaml_text(k)}: {yaml_text(v)}' for k, v in value.items())}}}"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+    return f'"{escaped}"'
+
+
+def _one_of(choices: list[str]) -> str:
+    return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
+
+
+def _alternatives(inner: Iterable[Any], constraints: Iterable[Any]) -> str:
+    kinds = [annotation for annotation in inner if annotation is not type(None)]
+    or_null = ", or null" if type(None) in inner else ""
+    if any(registry_in(kind) for kind in kinds):
+        return ", or ".join(values_in_words(kind) for kind in kinds) + or_null
+    if all(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds):
+        tags = [tag for kind in kinds if (tag := tag_of(kind)) is not None]
+        return (f"a section with type: {_one_of(tags)}" if tags else "a section") + or_null
+    return ", or ".join(values_in_words(kind, constraints) for kind in kinds) + or_null
+
+
+def tag_of(model: type[BaseModel]) -> str | None:
+    """The ``type`` that distinguishes a section from the others of its union."""
+    field = model.model_fields.get("type")
+    values = typing.get_args(field.annotation) if field else ()
+    return values[0] if values else None
+
+
+def _listing(inner: list[Any]) -> str:
+    each = values_in_words(inner[0])
+    return f"a list of {len(inner)}, each {each}" if len(inner) > 1 else f"a list, each item {each}"
+
+
+def _scalar(kind: Any, constraints: list[Any]) -> str:
+    word = SCALARS.get(kind, getattr(kind, "__name__", str(kind)))
+    patterns = [PATTERNS[p] for c in constraints if (p := getattr(c, "pattern", None)) is not None]
+    bounds = {name: bound for c in constraints for name in BOUNDS if (bound := getattr(c, name, None)) is not None}
+    return " ".join([word, *([_range(bounds)] if bounds else []), *(f"of {words}" for words in patterns)])
+
+
+def reason_of_range(annotation: Any) -> str | None:
+    """Why the range of a field ends where it does; None where its annotation does not say."""
+    arguments = get_args(annotation)
+    own = [one.reason for one in _flat(arguments[1:]) if isinstance(one, Because)]
+    return next(iter([*own, *filter(None, map(reason_of_range, arguments))]), None)
+
+
+def _range(bounds: dict[str, float]) -> str:
+    told = {name: f"{bound:,}" for name, bound in bounds.items()}
+    match told:
+        case {"ge": low, "le": high}:
+            return f"from {low} to {high}"
+        case {"ge": low, "lt": high}:
+            return f"from {low} to below {high}"
+        case {"gt": low, "lt": high}:
+            return f"above {low} and below {high}"
+        case {"gt": low, "le": high}:
+            return f"above {low} and at most {high}"
+        case {"ge": low}:
+            return f"of at least {low}"
+        case {"gt": low}:
+            return f"above {low}"
+    return " and ".join(f"at most {b}" if name == "le" else f"below {b}" for name, b in told.items())
+
+
+def _flat(constraints: Iterable[Any]) -> Iterator[Any]:
+    """Return all constraints, including those within a ``Field``."""
+    for constraint in constraints:
+        if isinstance(constraint, FieldInfo):
+            yield from constraint.metadata
+        else:
+            yield constraint
+
+
+# -- choices of an enumeration -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value that a field takes."""
+
+    value: str
+    """As a recipe writes it."""
+    text: str
+    """Its meaning."""
+
+
+def choices_of(annotation: Any) -> tuple[Choice, ...]:
+    """The documented choices of a field whose annotation is an enumeration or null; none for other fields."""
+    found = _enumeration(annotation)
+    return () if found is None else _documented(found)
+
+
+def _enumeration(annotation: Any) -> type[Enum] | None:
+    if isinstance(annotation, type):
+        return annotation if issubclass(annotation, Enum) else None
+    return next((found for inner in typing.get_args(annotation) if (found := _enumeration(inner))), None)
+
+
+@cache
+def _documented(enumeration: type[Enum]) -> tuple[Choice, ...]:
+    """Python keeps no docstrings of members; they are read from the source."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(enumeration))).body
+    assert isinstance(definition, ast.ClassDef)
+    texts = dict(filter(None, map(_documented_member, definition.body, definition.body[1:])))
+    return tuple(Choice(yaml_text(member), texts[member.name]) for member in enumeration if member.name in texts)
+
+
+def _documented_member(member: ast.stmt, after: ast.stmt) -> tuple[str, str] | None:
+    """The name of a member and its docstring, if the two statements are these."""
+    match member, after:
+        case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=str() as text)):
+            return name, " ".join(text.split())
+    return None
+
+
+# -- fields of nested models -------------------------------------------------------------------------------------------
+
+
+Location = tuple[int | str, ...]
+KEY = "[key]"
+"""The last step of pydantic's location if the name of an entry is wrong, not its value."""
+
+
+def field_names_at(model: type[BaseModel], location: Location) -> list[str]:
+    """Names of the fields of the model at ``location`` (as pydantic gives it, tags of unions included)."""
+    at: Any = model
+    for step in location:
+        at = _step(at, step)
+    return [name for m in models_of(at) for name in m.model_fields]
+
+
+def _step(at: Any, step: int | str) -> Any:
+    for candidate in models_of(at):
+        if step in candidate.model_fields:
+            return _annotation(candidate, str(step))
+    tagged = [m for m in models_of(at) if tag_of(m) == step]
+    return tagged[0] if tagged else at  # a list index changes nothing: models_of looks through lists
+
+
+def _annotation(model: type[BaseModel], name: str) -> Any:
+    return whole_annotation(model.model_fields[name])
+
+
+def models_of(annotation: Any) -> list[type[BaseModel]]:
+    """The models behind an annotation: through unions, optionals, lists and tuples."""
+    if registry := registry_in(annotation):
+        return [*registry.classes]
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if typing.get_origin(annotation) in (Union, types.UnionType, tuple, list, Annotated):
+        return [m for inner in typing.get_args(annotation) for m in models_of(inner)]
+    return []
+
+
+@dataclass(frozen=True)
+class DocumentedField:
+    """One field, as the documentation shows it."""
+
+    name: str
+    """Dotted, with the type of a section in brackets, as in ``prover[majority].branches``."""
+    values: str
+    """The values that it takes, in words."""
+    default: str | None
+    """As a recipe writes it; None where the field is required."""
+    text: str
+    """Its meaning."""
+    choices: tuple[Choice, ...] = ()
+    """The values of an enumeration, each with its meaning; none for other fields."""
+
+    def is_within(self, asked: str) -> bool:
+        """Whether this is the field asked for, or one below it; the types of sections may be left out, or given as in
+        ``prover.majority``.
+        """
+        names = (re.sub(r"\[\w+\]", "", self.name), self.name.replace("[", ".").replace("]", ""))
+        wanted = asked.replace("[", ".").replace("]", "")
+        return any(name == wanted or name.startswith(f"{wanted}.") for name in names)
+
+
+def documented_fields(model: type[BaseModel], prefix: str = "") -> list[DocumentedField]:
+    """Every field below ``model``."""
+    found: list[DocumentedField] = []
+    for name, field in model.model_fields.items():
+        dotted = f"{prefix}{name}"
+        text = " ".join((field.description or "").split())
+        choices = choices_of(field.annotation)
+        found.append(DocumentedField(dotted, field_in_words(field), _default_text(field), text, choices))
+        for section in models_of(whole_annotation(field)):
+            tag = tag_of(section)
+            found += documented_fields(section, f"{dotted}[{tag}]." if tag else f"{dotted}.")
+    return found
+
+
+def _default_text(field: FieldInfo) -> str | None:
+    if field.is_required():
+        return None
+    default = field.get_default(call_default_factory=True)
+    return "see below" if isinstance(default, BaseModel) else yaml_text(default)
+
+
+def values_at(model: type[BaseModel], location: Location) -> str | None:
+    """What the field at ``location`` (as pydantic gives it) takes, in words; None where that is no field."""
+    of_key = location[-1:] == (KEY,)
+    at: Any = model
+    for step in location[:-2] if of_key else location:
+        if (at := _below(at, step)) is None:
+            return None
+    return values_in_words(_inner(at, dict)[0] if of_key else at)
+
+
+def reason_at(model: type[BaseModel], location: Location) -> str | None:
+    """Why the range of the field at ``location`` ends where it does; None where nothing is said."""
+    at: Any = model
+    for step in location:
+        if (at := _below(at, step)) is None:
+            return None
+    return reason_of_range(at)
+
+
+def meaning_at(model: type[BaseModel], location: Location) -> str:
+    """The first sentence about the field at ``location``, or about the list or dictionary that the value stands in;
+    empty where nothing is said.
+    """
+    at: Any = model
+    text = ""
+    for step in location:
+        for candidate in models_of(at):
+            if step in candidate.model_fields:
+                text = candidate.model_fields[str(step)].description or ""
+        if (at := _below(at, step)) is None:
+            break
+    return re.split(r"(?<=\.)\s+(?=[A-Z])", " ".join(text.split()))[0]
+
+
+def default_at(model: type[BaseModel], data: Any, location: Location) -> Any:
+    """The default of a field that ``data`` leaves out.
+
+    Args:
+        model: the model of ``data``.
+        data: what a file holds, which decides the kinds of its sections.
+        location: of the field, without the tags of unions.
+
+    Returns:
+        None where the field is required, has no default other than null, or is given.
+    """
+    at: Any = model
+    for number, step in enumerate(location):
+        given = {"type": data} if isinstance(data, str) else data  # a section that is written as its type alone
+        holder = _holder(at, given, step)
+        if isinstance(given, dict) and step not in given:
+            return None if holder is None else _default_below(holder, location[number:])
+        at, data = _below(holder or at, step), child(given, step)
+    return None
+
+
+def _holder(annotation: Any, data: Any, step: int | str) -> type[BaseModel] | None:
+    """The model with a field of this name: the one that the ``type`` in the data names, or else the first."""
+    models = [model for model in models_of(annotation) if step in model.model_fields]
+    named = (model for model in models if isinstance(data, dict) and tag_of(model) == data.get("type"))
+    return next(named, models[0] if models else None)
+
+
+def _default_below(model: type[BaseModel], location: Location) -> Any:
+    """The default of a field, or of one below it; None where it is required, or is a section."""
+    field = model.model_fields[str(location[0])]
+    found = None if field.is_required() else field.get_default(call_default_factory=True)
+    for step in location[1:]:
+        found = getattr(found, str(step), None)
+    return None if isinstance(found, BaseModel) else found
+
+
+def child(data: Any, step: int | str) -> Any:
+    """What a file holds at a step below ``data``; None where it holds nothing there."""
+    try:
+        return data[step]
+    except (KeyError, IndexError, TypeError):
+        return data if step == "type" and isinstance(data, str) else None  # a section that is written as its type alone
+
+
+def _below(annotation: Any, step: int | str) -> Any:
+    """Return the annotation at a step below another one, with its constraints; None if there is none."""
+    for model in models_of(annotation):
+        if step in model.model_fields:
+            return whole_annotation(model.model_fields[str(step)])
+        if tag_of(model) == step:
+            return model
+    if isinstance(step, int):
+        items = [a for kind in (tuple, list) for a in _inner(annotation, kind) if a is not Ellipsis]
+        return items[min(step, len(items) - 1)] if items else None
+    return next(iter(_inner(annotation, dict)[1:]), None)
+
+
+def _inner(annotation: Any, kind: type) -> tuple[Any, ...]:
+    """The arguments of a list, tuple or dictionary, which may be one of several alternatives."""
+    if typing.get_origin(annotation) is kind:
+        return typing.get_args(annotation)
+    if typing.get_origin(annotation) in (Union, types.UnionType, Annotated):
+        return next((found for a in typing.get_args(annotation) if (found := _inner(a, kind))), ())
+    return ()

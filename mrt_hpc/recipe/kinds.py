@@ -1,0 +1,291 @@
+"""The kinds of sections whose ``type`` names a class: algorithm, prover, way of evaluating and verifier. For each kind
+this is the part that the lower layers need, which are its fields, what it samples and what it costs; and the names of
+the classes of the package.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from mrt_hpc.recipe.base import Count, PathText, Section, Temperature, Tokens
+from mrt_hpc.recipe.registry import Registry
+
+if TYPE_CHECKING:
+    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.sections import BenchmarkSampling
+
+
+class AlgorithmSettings(Section):
+    """The fields of an algorithm. Subclasses add a ``type``, their own fields, and what they learn from."""
+
+    samples_rollouts: ClassVar[bool]
+    """Whether each iteration samples rollouts. False for algorithms that learn given or selected sequences."""
+    collects: ClassVar[bool] = False
+    """Whether training starts from traces that a weights version sampled before."""
+    data_form: ClassVar[str] = "problems"
+    """The content of the recipe's ``data``: problems, conversations or suffixes."""
+    needs_prover: ClassVar[bool] = False
+    """Whether the algorithm asks for values of prefixes."""
+    usual_prover: ClassVar[str] = "forced_answer"
+    """The type of prover that the error for a recipe without one proposes."""
+
+    if TYPE_CHECKING:
+        type: str
+
+    @property
+    def refresh_period(self) -> int | None:
+        """Iterations after which the traces that training starts from are sampled again; None where they never are."""
+        return None
+
+    def traces_version(self, iteration: int) -> int:
+        """The weights version whose traces an iteration starts from, where it starts from any."""
+        return 0 if self.refresh_period is None else iteration - iteration % self.refresh_period
+
+    def traces_versions(self, iterations: int) -> range:
+        """The weights versions that sample traces for a run of so many iterations to start from."""
+        return range(0, iterations, self.refresh_period or iterations) if self.collects else range(0)
+
+    def group_size(self, recipe: Recipe, iteration: int) -> int:  # noqa: ARG002 - some differ
+        """n, the rollouts of a problem in an iteration, or in a collection."""
+        return recipe.sampling.rollouts_per_problem
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse fields that contradict each other or the rest of the recipe.
+
+        Raises:
+            PydanticCustomError: see :func:`mrt_hpc.recipe.base.misfit`; it names the field to change first.
+        """
+
+    def sampled_tokens(self, recipe: Recipe, iteration: int) -> float:
+        """Expected tokens that are sampled for one problem of an iteration, or of a collection."""
+        raise NotImplementedError
+
+    def sampled_branch_tokens(self, recipe: Recipe, iteration: int) -> float:
+        """Those of ``sampled_tokens`` that are tokens of the prover's branches."""
+        raise NotImplementedError
+
+    def trained_tokens(self, recipe: Recipe, iteration: int) -> float:
+        """Expected tokens that an update computes, prompts and prefixes included."""
+        raise NotImplementedError
+
+    def longest_trained(self, recipe: Recipe) -> int:
+        """Tokens of the longest sequence that an update computes."""
+        return recipe.sampling.max_prompt_tokens + recipe.sampling.max_tokens
+
+    def summary(self, recipe: Recipe) -> dict[str, str]:
+        """The size of an iteration in words, for the report."""
+        raise NotImplementedError
+
+
+class Refreshed(AlgorithmSettings):
+    """Starts from traces that may be sampled again by later weights."""
+
+    collects: ClassVar[bool] = True
+    refresh_every: Count | None = None
+    """Iterations after which all traces that training starts from are sampled again, by the weights of that iteration;
+    null samples them once, by weights version 0. It is a multiple of
+    schedule.iterations_per_job. Training continues from the weights and the optimiser state that it has, and the
+    reference of training.kl_coefficient stays weights version 0.
+    """
+
+    @property
+    def refresh_period(self) -> int | None:
+        """``refresh_every``"""
+        return self.refresh_every
+
+
+ALGORITHMS: Registry[AlgorithmSettings] = Registry(
+    "algorithm",
+    {
+        "grpo": "mrt_hpc.algorithms.grpo:Grpo",
+        "length_penalty": "mrt_hpc.algorithms.length_penalty:LengthPenalty",
+        "mrt": "mrt_hpc.algorithms.mrt:Mrt",
+        "mrt_online": "mrt_hpc.algorithms.mrt_online:MrtOnline",
+        "star": "mrt_hpc.algorithms.star:Star",
+        "mrt_star": "mrt_hpc.algorithms.mrt_star:MrtStar",
+        "backtracking": "mrt_hpc.algorithms.backtracking:Backtracking",
+        "sft_conversations": "mrt_hpc.algorithms.sft:SftConversations",
+        "sft_suffix": "mrt_hpc.algorithms.sft:SftSuffix",
+    },
+)
+
+
+# -- prover ------------------------------------------------------------------------------------------------------------
+
+
+BOX = "\\boxed{"
+"""Opens a boxed answer."""
+DEFAULT_FORCED_TEXT = (
+    "Time is up. I should stop thinking and give my best answer now.\n</think>\n\n"
+    "**Final Answer**\n\nThe final answer is"
+)
+"""Closes the thought at a boundary and starts mu's answer. It begins without a newline: an inner prefix ends with the
+blank line before the next marker, the prompt with the newline after ``<think>``, and a whole thought with the newline
+before ``</think>``. A text that began with a blank line would put two of them behind every inner prefix.
+"""
+
+
+class ProverSettings(Section):
+    """The fields of every prover. Subclasses add a ``type``, fields of their own, and what they ask and estimate."""
+
+    samples_answers: ClassVar[bool] = True
+    """Whether the prover samples answers (branches), so that a right one can be learnt or shown."""
+    thinks_on: ClassVar[bool] = False
+    """Whether branches continue the thought, so that they answer only after it has ended."""
+    answers_freely: ClassVar[bool] = False
+    """Whether a branch is a rollout that was forced to answer and continues freely from there."""
+    rewards_each_branch: ClassVar[bool] = False
+    """Whether each branch is an answer of its own whose reward can be learnt."""
+    values_stopping: ClassVar[bool] = True
+    """Whether V is the probability that stopping at the boundary answers right, which regret is made of."""
+
+    opens_box: ClassVar[bool] = False
+    """Whether the answer is made to begin inside a box."""
+
+    if TYPE_CHECKING:
+        type: str
+        max_tokens: int
+
+    forced_text: str = DEFAULT_FORCED_TEXT
+    """The text that is written after the prefix: it closes the thought and starts the answer. Where prompt.thought_end
+    is empty, the default is a text of the same meaning without a tag.
+    """
+    temperature: Temperature = 0.9
+    """The temperature of mu, for sampled branches and for exact probabilities alike."""
+    model: PathText | None = None
+    """The Hugging Face directory of another model that serves as mu, on a server of its own, or its name
+    ``hub:OWNER/NAME@REVISION``; null takes the policy itself.
+    """
+    memory_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """The share of the memory for serving, and of the cores without a GPU, that the server of another model takes."""
+    model_max_tokens: Tokens | None = None
+    """Tokens of the longest sequence that the server of another model holds; null takes what the policy's server holds.
+    A tokenizer that cuts the same text into more tokens needs more.
+    """
+
+    @property
+    def question(self) -> str:
+        """The whole text that is written after a prefix."""
+        return self.forced_text
+
+    @property
+    def shares_seeds(self) -> bool:
+        """Whether the branches of all boundaries of a trace share their random numbers."""
+        return False
+
+    @property
+    def branches_per_boundary(self) -> int:
+        """G; 1 where the prover samples no branch, as one request a boundary costs about as much."""
+        return 1
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse fields of the prover that contradict each other or the recipe.
+
+        Raises:
+            PydanticCustomError: see :func:`mrt_hpc.recipe.base.misfit`.
+        """
+
+
+PROVERS: Registry[ProverSettings] = Registry(
+    "prover",
+    {
+        "forced_answer": "mrt_hpc.provers.monte_carlo:ForcedAnswer",
+        "boxed_answer": "mrt_hpc.provers.monte_carlo:BoxedAnswer",
+        "look_ahead": "mrt_hpc.provers.look_ahead:LookAhead",
+        "gold_likelihood": "mrt_hpc.provers.gold_likelihood:GoldLikelihood",
+        "rao_blackwell": "mrt_hpc.provers.rao_blackwell:RaoBlackwell",
+        "majority": "mrt_hpc.provers.majority:Majority",
+        "continuation": "mrt_hpc.provers.monte_carlo:Continuation",
+    },
+)
+
+
+# -- mode --------------------------------------------------------------------------------------------------------------
+
+
+class ModeSettings(Section):
+    """The fields of every way of evaluating. Subclasses add a ``type``, fields of their own, and how they sample."""
+
+    if TYPE_CHECKING:
+        type: str
+
+    cuts_episodes: ClassVar[bool] = True
+    """Whether the boundaries of a trace are the ends of its episodes; otherwise they are at budgets of tokens."""
+    adds_stages: ClassVar[bool] = False
+    """Whether each rollout of a sample is an attempt of its own, so that the sample takes the tokens of all of them.
+    Otherwise a rollout goes on from the one before, and the last one holds all tokens that led to it.
+    """
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The names of the rollouts that one sample gives, in their order; the last one is the sample's result."""
+        return ("answer",)
+
+    def expected_tokens(self, trace: float) -> float:
+        """Return the expected number of tokens of one sample.
+
+        Args:
+            trace: the expected number of tokens of a trace that is sampled in one request.
+        """
+        return trace
+
+    def tokens_held(self, sampling: BenchmarkSampling) -> int:
+        """Return the number of tokens that a server must hold for one trace after the prompt of its problem, as far as
+        no tokenizer is needed for it: without the texts that are inserted.
+        """
+        return sampling.max_tokens
+
+    def boundary_budgets(self, base: int) -> tuple[int, ...]:  # noqa: ARG002 - some count from there
+        """Return the number of tokens that each boundary after the first one stands for; empty where boundaries are the
+        ends of episodes.
+
+        Args:
+            base: the maximum number of tokens of a completion.
+        """
+        return ()
+
+    def check(self, sampling: BenchmarkSampling) -> None:
+        """Refuse fields that contradict each other, or the prompt and limits of the benchmark.
+
+        Raises:
+            PydanticCustomError: see :func:`mrt_hpc.recipe.base.misfit`.
+        """
+
+
+MODES: Registry[ModeSettings] = Registry(
+    "way of evaluating",
+    {
+        "direct": "mrt_hpc.modes.base:Direct",
+        "history_conditioned": "mrt_hpc.modes.revision:HistoryConditioned",
+        "linearised": "mrt_hpc.modes.revision:Linearised",
+        "budget_forcing": "mrt_hpc.modes.budget_forcing:BudgetForcing",
+        "extrapolation": "mrt_hpc.modes.extrapolation:Extrapolation",
+    },
+)
+
+
+# -- verifier ----------------------------------------------------------------------------------------------------------
+
+
+class VerifierSettings(Section):
+    """The fields of a verifier. Subclasses add a ``type``, their own fields, and how an answer is found and judged."""
+
+    reads_boxes: ClassVar[bool] = True
+    r"""Whether the answer is in ``\boxed{}``; provers that open a box need this."""
+
+    if TYPE_CHECKING:
+        type: str
+
+
+VERIFIERS: Registry[VerifierSettings] = Registry(
+    "verifier",
+    {
+        "math": "mrt_hpc.domains.math.verifier:MathVerifier",
+        "exact": "mrt_hpc.domains.simple:ExactVerifier",
+        "choice": "mrt_hpc.domains.simple:ChoiceVerifier",
+        "python": "mrt_hpc.domains.python:PythonVerifier",
+    },
+    of_functions="mrt_hpc.domains.simple:FunctionVerifier",
+)

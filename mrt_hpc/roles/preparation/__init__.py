@@ -1,1 +1,0 @@
-"""What the first job checks before anything is sampled."""

@@ -1,0 +1,317 @@
+"""The checks of every prompt of a run as it is written, before anything is sampled: training problems and benchmarks
+alike. Each prompt holds its problem whole and as plain text, and fits.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mrt_hpc.domains.verifiers import unreadable_answers, verifier_of
+from mrt_hpc.errors import UserError
+from mrt_hpc.inference.prompting import Prompter
+from mrt_hpc.inference.tokens import PROBES, TokenBytes
+from mrt_hpc.recipe.kinds import BOX
+from mrt_hpc.roles.sampling.session import grader_pool
+from mrt_hpc.run.atomic import write_text
+from mrt_hpc.run.data import left_out_file, read_problems, write_problems
+from mrt_hpc.run.records import golds_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.recipe.schema import Experiment
+    from mrt_hpc.recipe.sections import LongPrompts, ProblemSource, Prompt
+    from mrt_hpc.roles.task.context import Task
+    from mrt_hpc.run.data import SolvedProblem
+    from mrt_hpc.run.records import Problem
+
+
+PROMPTS_NAMED = 8
+"""The number of problem ids in a message."""
+
+log = logging.getLogger(__name__)
+
+
+def check_prompts(task: Task, tokenizer: Path) -> None:
+    """Tokenise the prompts of all problems; refuse those that are too long, or leave them out where the recipe says so.
+
+    Args:
+        task: whose run directory holds the problems.
+        tokenizer: the model directory, or another with the same tokenizer.
+
+    Raises:
+        UserError: a prompt is too long; or too few problems are left.
+    """
+    for source in problem_files(task):
+        _check(task, source, Prompter.of(tokenizer, source.prompt))
+
+
+def check_benchmark(task: Task, name: str, tokenizer: Path) -> None:
+    """Check the prompts of one benchmark, which may have been added after the first job.
+
+    Of several tasks that do this at once each writes the same.
+
+    Raises:
+        UserError: a prompt is too long; or too few problems are left.
+    """
+    source = benchmark_file(task, name)
+    _check(task, source, Prompter.of(tokenizer, source.prompt))
+
+
+def _check(task: Task, source: ProblemFile, prompter: Prompter) -> None:
+    problems = read_problems(source.path)
+    if prompter.template is not None:
+        prompter.template.check()
+    ends = ", ".join(map(repr, prompter.tokenizer.convert_ids_to_tokens(list(prompter.stop_token_ids))))
+    log.info("%s: a completion ends at each of the tokens %s", source.field, ends)
+    _refuse_special(source, prompter, problems)
+    _refuse_altered(source, prompter, problems)
+    _name_normalised(source, prompter, problems)
+    long = long_prompts(prompter, problems, source.max_prompt_tokens)
+    if long and source.long_prompts == "refuse":
+        raise _too_long(source, long, len(problems))
+    if long:
+        _leave_out(task, source, problems, long)
+
+
+def _refuse_special(source: ProblemFile, prompter: Prompter, problems: list[Problem]) -> None:
+    """Refuse problems whose text the tokenizer takes for special tokens: they would end turns, or close thoughts."""
+    found = {problem.id: special for problem in problems if (special := prompter.special_in(problem.problem))}
+    if found:
+        tokens = dict.fromkeys(token for special in found.values() for token in special)
+        raise UserError(
+            f"{len(found)} of {len(problems)} problems hold text that is a special token of the model: "
+            f"{', '.join(tokens)}",
+            value=", ".join(list(found)[:PROMPTS_NAMED]),
+            where=f"{source.field}, {source.path}",
+            expected="problems whose text becomes plain tokens",
+            advice="write these texts in another way, or leave the problems out; mrt-hpc data check FILE --model "
+            f"{prompter.tokenizer.name_or_path} names their lines",
+        )
+
+
+def _refuse_altered(source: ProblemFile, prompter: Prompter, problems: list[Problem]) -> None:
+    """Refuse problems that the chat template writes otherwise than they are; white space at their ends may go."""
+    frames: dict[tuple[SolvedProblem, ...], tuple[str, str]] = {}
+    for problem in problems:
+        shots = tuple(prompter.shots(problem.problem))
+        before, behind = frames[shots] = frames.get(shots) or prompter.frame(shots)
+        text, question = prompter.text(problem.problem), (problem.problem + prompter.prompt.instruction).strip()
+        inner = text.removeprefix(before).removesuffix(behind)
+        if len(inner) + len(before) + len(behind) != len(text) or inner.strip() != question:
+            raise UserError(
+                f"the chat template does not write problem {problem.id} as it is",
+                value=text,
+                where=f"{source.field}, {source.path}",
+                expected="the problem and prompt.instruction once, and around it the same text as for every problem",
+                advice="set prompt.chat_template to a file with another template, or leave the problem out",
+            )
+
+
+def _name_normalised(source: ProblemFile, prompter: Prompter, problems: list[Problem]) -> None:
+    """Warn of problems whose characters the tokenizer's normalizer replaces by others."""
+    if prompter.tokenizer.backend_tokenizer.normalizer is None:
+        return
+    tokens, encode = TokenBytes(prompter.tokenizer), partial(prompter.tokenizer.encode, add_special_tokens=False)
+    # The first space may be the tokenizer's own.
+    read = {p.id: tokens.text(encode(p.problem)).removeprefix(" ") for p in problems}
+    changed = [p.id for p in problems if read[p.id] != p.problem.removeprefix(" ")]
+    if changed:
+        names = ", ".join(changed[:PROMPTS_NAMED]) + (" ..." if changed[PROMPTS_NAMED:] else "")
+        log.warning(
+            "%s: the tokenizer replaces characters of %d of %d problems by others that look alike (Unicode "
+            "normalisation), and the model reads those: %s", source.field, len(changed), len(problems), names,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ProblemFile:
+    """A file of problems of the run."""
+
+    field: str
+    """The field of the recipe that names where the problems come from."""
+    section: ProblemSource
+    """The section of the recipe in that field."""
+    path: Path
+    prompt: Prompt
+    """How its problems become prompts."""
+    least: int
+    """The number of problems that there must be."""
+    max_prompt_tokens: int
+    """The maximum number of tokens of a prompt."""
+    long_prompts: LongPrompts
+    """What is done about a longer prompt."""
+    limits_at: str
+    """The section of the recipe that has these two fields."""
+
+
+def problem_files(task: Task) -> list[ProblemFile]:
+    """The files of problems that prompts are made of; given samples are none."""
+    return [*_training_files(task), *(benchmark_file(task, b.name) for b in task.experiment.evaluation.benchmarks)]
+
+
+def _training_files(task: Task) -> list[ProblemFile]:
+    """The file of the training problems, where rollouts are sampled from it."""
+    if not task.experiment.samples_traces:
+        return []
+    recipe = task.recipe
+    least = recipe.sampling.problems_per_iteration or 1
+    limits = recipe.sampling.max_prompt_tokens, recipe.sampling.long_prompts, "sampling"
+    return [ProblemFile("data", recipe.problems, task.layout.train_data, recipe.prompt, least, *limits)]
+
+
+def benchmark_file(task: Task, name: str) -> ProblemFile:
+    """The file of a benchmark's problems."""
+    benchmark = next(b for b in task.experiment.evaluation.benchmarks if b.name == name)
+    how = task.experiment.sampling_of(benchmark)
+    own = task.experiment.evaluation.max_prompt_tokens is not None
+    limits = how.max_prompt_tokens, how.long_prompts, "evaluation" if own else "sampling"
+    path = task.layout.benchmark_data(name)
+    return ProblemFile(f"benchmark {name}", benchmark.problems, path, how.prompt, 1, *limits)
+
+
+def long_prompts(prompter: Prompter, problems: list[Problem], limit: int) -> dict[str, int]:
+    """Tokens of the prompts that are longer than a limit, by problem id."""
+    lengths = {problem.id: len(prompter.encoded(problem.problem)) for problem in problems}
+    return {name: tokens for name, tokens in lengths.items() if tokens > limit}
+
+
+def _too_long(source: ProblemFile, long: dict[str, int], count: int) -> UserError:
+    (name, tokens), at = max(long.items(), key=lambda item: item[1]), source.limits_at
+    return UserError(
+        f"{len(long)} of {count} prompts are longer than {at}.max_prompt_tokens ({source.max_prompt_tokens}); the "
+        f"longest is that of problem {name} with {tokens} tokens",
+        value=", ".join(list(long)[:8]),
+        where=f"{source.field}, {source.path}",
+        expected=f"at most {source.max_prompt_tokens} tokens, instruction and chat template included",
+        advice=f"the same command with --set {at}.max_prompt_tokens={tokens}, or with --set {at}.long_prompts=drop",
+    )
+
+
+def _leave_out(task: Task, source: ProblemFile, problems: list[Problem], long: dict[str, int]) -> None:
+    """Take the problems with long prompts out of the run's copy of the data, and record which they were."""
+    kept = [problem for problem in problems if problem.id not in long]
+    if len(kept) < source.least:
+        raise UserError(
+            f"{len(long)} of {len(problems)} problems have prompts that are too long, and too few are left",
+            value=len(kept),
+            where=f"{source.field}, {source.path}",
+            expected=f"at least {source.least}",
+            advice=f"raise {source.limits_at}.max_prompt_tokens, or give more problems",
+        )
+    record = left_out_file(source.path)
+    # The record goes first: what is no longer in the data must be written somewhere.
+    limit = source.max_prompt_tokens
+    text = json.dumps({f"{source.limits_at}.max_prompt_tokens": limit, "tokens": long}, indent=1)
+    task.retrying(partial(write_text, record, text + "\n"), "the list of problems left out")
+    task.retrying(partial(write_problems, source.path, kept), "the problems of the run")
+    log.warning(
+        "%s: %d of %d problems are left out, as their prompts have more than %d tokens; see %s",
+        source.field, len(long), len(problems), limit, record,
+    )  # fmt: skip
+
+
+# The check whether a tokenizer restores all texts that a run writes with it and looks for in traces.
+#
+# Episodes are cut at the bytes of tokens, so a tokenizer that loses spaces or blank lines leaves every trace in one
+# piece without an error. It is refused before anything is sampled.
+
+
+def check_tokenizer(recipe: Experiment, model: Path, field: str) -> None:
+    """Refuse the tokenizer of a model where it loses text.
+
+    Args:
+        recipe: the run's.
+        model: directory of the policy, or of another model that serves as prover.
+        field: of the recipe that names it.
+
+    Raises:
+        UserError: the tokenizer cannot be loaded, or loses something; it names the text and what became of it. Or its
+            chat template makes no usable prompt.
+    """
+    prompter = Prompter.of(model, recipe.prompt)
+    if prompter.template is not None:
+        prompter.template.check(variables=False)  # those of the policy's template
+    refuse_lossy(prompter, written_texts(recipe), field)
+
+
+def written_texts(recipe: Experiment) -> list[str]:
+    """The texts that a run writes into sequences or looks for in them, each as it stands in a trace."""
+    rules = [recipe.episodes, *([recipe.evaluation.episodes] if recipe.evaluation.episodes else [])]
+    markers = {marker for rule in rules for marker in rule.markers}
+    prompts = [recipe.prompt, *(recipe.sampling_of(b).prompt for b in recipe.evaluation.benchmarks)]
+    provers = (recipe.prover, recipe.evaluation.prover)
+    tags = {tag: None for prompt in prompts for tag in (prompt.thought_start, prompt.thought_end) if tag}
+    return [
+        *PROBES,
+        *(f"x = 3.\n\n{marker}, let me check.\n\n" for marker in sorted(markers)),
+        *(f"x = 3.\n{tag}\n\nThe answer is {BOX}3}}." for tag in tags),
+        *(prover.question for prover in provers if prover is not None and prover.question),
+    ]
+
+
+def refuse_lossy(prompter: Prompter, texts: list[str], field: str) -> None:
+    """Refuse a tokenizer that does not restore a text, by its decoder or by the bytes of its tokens.
+
+    Raises:
+        UserError: naming the first text that is lost, and what became of it.
+    """
+    tokens = TokenBytes(prompter.tokenizer)
+    for text in texts:
+        ids = prompter.ids(text)
+        if (joined := b"".join(tokens.pieces(ids))) != text.encode():
+            raise _lossy(prompter, text, joined.decode(errors="replace"), "the bytes of its tokens make", field)
+        # Some decoders take the first space for the tokenizer's own.
+        decoded = str(prompter.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+        if decoded.removeprefix(" ") != text.removeprefix(" "):
+            raise _lossy(prompter, text, decoded, "its decoder makes", field)
+
+
+def _lossy(prompter: Prompter, text: str, found: str, by: str, field: str) -> UserError:
+    return UserError(
+        f"the tokenizer does not bring back a text whole: {by} of it {found!r}",
+        value=text,
+        where=f"{field}, {prompter.tokenizer.name_or_path}",
+        expected="the same text after encoding and decoding, since episodes are cut where its words stand",
+        advice="compare tokenizer.json with the model's own, or change the text in the recipe",
+    )
+
+
+# A warning about gold answers that their verifier cannot read, before anything is sampled: only their own text equals
+# them.
+
+
+ANSWERS_NAMED = 20
+"""The number of problem ids in a line of the log."""
+
+
+def name_unreadable(task: Task) -> None:
+    """Warn of every file of problems with gold answers that its verifier cannot read.
+
+    A run whose gold answers can all be read at once, as numbers can, starts no grader process here.
+
+    Raises:
+        UserError: the grader processes cannot be started.
+    """
+    for source in problem_files(task):
+        problems = read_problems(source.path)
+        if unreadable := _unreadable(task, source, problems):
+            names = ", ".join(p.id for p in unreadable[:ANSWERS_NAMED]) + (
+                " ..." if len(unreadable) > ANSWERS_NAMED else ""
+            )
+            log.warning(
+                "%s: the grader cannot read gold answers of %d of %d problems of %s, so an answer in another "
+                "spelling scores 0; correct them in the data, or leave these problems out: %s",
+                source.field, len(unreadable), len(problems), source.path, names,
+            )  # fmt: skip
+
+
+def _unreadable(task: Task, source: ProblemFile, problems: list[Problem]) -> list[Problem]:
+    verifier = verifier_of(source.section, task.experiment.grading)
+    answers = [gold for problem in problems for gold in golds_of(problem.answer)]
+    unreadable = unreadable_answers(answers, verifier, lambda: grader_pool(task, source.section))
+    return [problem for problem in problems if not unreadable.isdisjoint(golds_of(problem.answer))]

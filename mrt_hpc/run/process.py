@@ -1,0 +1,69 @@
+"""A process ends with the one that started it: no task, server or grader outlives the process that needs it."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import multiprocessing
+import os
+import signal
+from multiprocessing.connection import wait
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Kill this process when the thread that started it ends; to be called in the child.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    signal_at_parent_end(signal.SIGKILL)
+    if os.getppid() == 1:  # the parent died before the request reached the kernel
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def signal_at_parent_end(number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends, also if SIGKILL ended it.
+
+    The caller checks afterwards that its parent still is the one it expects: it may have died before this call.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, number) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+
+
+def die_with_pool_owner() -> None:
+    """Kill this worker of a multiprocessing pool when the process that owns the pool ends.
+
+    The kernel's parent of a worker is the fork server, so ``signal_at_parent_end`` would watch the wrong process. The
+    pipe that multiprocessing keeps open for the owner is asked for SIGIO instead: its end of file kills, even inside a
+    long multiplication of big integers.
+
+    Raises:
+        RuntimeError: multiprocessing did not start this process.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        raise RuntimeError("a grader process was not started by multiprocessing")
+    pipe = int(parent.sentinel)
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    if wait([pipe], timeout=0):  # the owner died before the pipe was watched
+        os._exit(1)
+
+
+# -- import path -------------------------------------------------------------------------------------------------------
+# Where a process that this one starts finds this package.
+
+
+def import_path() -> dict[str, str]:
+    """The environment variables with which a child imports the package from where this process has it, and nothing from
+    the folder that the command was typed in, which may be another user's.
+    """
+    mine, given = str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([mine, given] if given else [mine]), "PYTHONSAFEPATH": "1"}

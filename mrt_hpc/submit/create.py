@@ -1,0 +1,315 @@
+"""Creates a run directory, or opens an existing one: its identity, data and plan. The directory is created under a
+temporary name and then renamed, so a refused recipe leaves no files.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.domains.small_world.task import Split, problems, supervised_samples
+from mrt_hpc.errors import UserError, word
+from mrt_hpc.recipe.hub_models import refuse_unfetched
+from mrt_hpc.recipe.lock import lock_text
+from mrt_hpc.recipe.model_files import ModelFiles
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.sections import (
+    Conversations,
+    HuggingFaceModel,
+    JsonlProblems,
+    ServerLayout,
+    SmallWorldProblems,
+    SmallWorldSamples,
+    Suffixes,
+    nodes_of,
+)
+from mrt_hpc.recipe.user_code import keep
+from mrt_hpc.run.access import follow_access, open_to_group
+from mrt_hpc.run.atomic import commit_directory, temporary_sibling, write_json, write_text
+from mrt_hpc.run.data import read_problems, write_problems
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.prompt_files import keep_prompt_files, prompt_files
+from mrt_hpc.run.stuck_notices import sign
+from mrt_hpc.run.weights import refuse_delta
+from mrt_hpc.submit.changes import refuse_other_recipe
+from mrt_hpc.training.supervised import read_conversations, read_suffixes, write_samples
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mrt_hpc.mrt.sft import Conversation, Suffix
+    from mrt_hpc.plan.jobs import Plan
+    from mrt_hpc.recipe.schema import Experiment
+    from mrt_hpc.recipe.sections import Prompt
+    from mrt_hpc.run.records import Problem
+    from mrt_hpc.submit.origin import Origin
+
+
+OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def create_or_open(
+    root: Path, recipe: Experiment, plan: Plan, *, group_access: bool = False, origin: Origin | None = None
+) -> RunLayout:
+    """Create the run directory of a recipe, or open it if it exists and belongs to this experiment.
+
+    Args:
+        root: where it is, or will be.
+        recipe: what to run.
+        plan: how to run it.
+        group_access: whether a directory that is made here can be read by the user's group.
+        origin: the weights version of another run that it begins with; None for a run of its own.
+
+    Raises:
+        UserError: the data are wrong, the directory belongs to another recipe, or it is no run directory.
+    """
+    layout = RunLayout(root.absolute())
+    if layout.recipe_lock.is_file():
+        if origin is not None:
+            origin.refuse_another(layout)
+        refuse_writable_by_others(layout.root)
+        refuse_other_recipe(layout, recipe)
+        follow_access(layout.root)
+        make_results_folder(recipe)
+        return layout
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise UserError(
+            "the run directory exists and is not a run", value=str(root), advice="choose another with --run DIR"
+        )
+    data = read_all_data(recipe)
+    check_model(recipe if origin is None else origin.checked(recipe))
+    make_results_folder(recipe)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_sibling(layout.root)
+    try:
+        temporary.mkdir(mode=0o700)
+        if group_access:
+            open_to_group(temporary)
+        refuse_writable_by_others(temporary)
+        follow_access(temporary)
+        write_text(RunLayout(temporary).identity, f"{secrets.token_hex(16)}\n")
+        if origin is not None:
+            origin.take(RunLayout(temporary))
+        _fill(RunLayout(temporary), recipe, plan, data)
+        mine = commit_directory(temporary, layout.root)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    if mine:
+        return layout
+    return create_or_open(root, recipe, plan, group_access=group_access, origin=origin)  # another submission was faster
+
+
+def make_results_folder(recipe: Experiment) -> None:
+    """Make the results folder, where the recipe names one: a container of a task can bind only what is there.
+
+    Raises:
+        UserError: something else is there.
+    """
+    if (results := recipe.evaluation.results) is None:
+        return
+    try:
+        Path(results).mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise UserError(
+            "the results folder is a file",
+            value=results,
+            where="evaluation.results",
+            advice="name another folder: --results DIR, or evaluation.results in the recipe",
+        ) from error
+
+
+def refuse_writable_by_others(root: Path) -> None:
+    """Refuse a run directory that other users may write to: tasks execute what the directory holds.
+
+    Raises:
+        UserError: it belongs to somebody else, or others may write to it.
+    """
+    status = root.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & OTHERS_MAY_WRITE:
+        raise UserError(
+            "others can write to the run directory, and tasks would run what they put there",
+            value=f"owner {status.st_uid}, mode {stat.filemode(status.st_mode)}",
+            where=root,
+            expected=f"owner {os.geteuid()}, and no other user with the right to write",
+            advice=f"chmod go-w {word(root)}; where the filesystem knows no owners: --run DIR on another",
+        )
+
+
+def refuse_repeated_problems(recipe: Recipe, training: Sequence[Problem]) -> None:
+    """Refuse an iteration that would need the same problem twice.
+
+    Raises:
+        UserError: an iteration draws more problems than there are.
+    """
+    wanted = recipe.sampling.problems_per_iteration
+    if wanted is not None and wanted > len(training):
+        raise UserError(
+            "an iteration draws more problems than there are",
+            value=wanted,
+            where="sampling.problems_per_iteration",
+            expected=f"at most {len(training)}, the number of training problems",
+            advice="lower it, or raise data.limit",
+        )
+
+
+@dataclass(frozen=True)
+class RunData:
+    """All data of a run, after they were checked."""
+
+    problems: list[Problem]
+    """To train on; none where samples are given."""
+    samples: Sequence[Conversation | Suffix]
+    """Given for supervised training. An evaluation on its own has neither problems nor samples."""
+    benchmarks: dict[str, list[Problem]]
+    """By name."""
+
+    def write(self, layout: RunLayout) -> None:
+        """Write the data into a run directory."""
+        if self.problems:
+            write_problems(layout.train_data, self.problems)
+        elif self.samples:
+            write_samples(layout.train_data, self.samples)
+        for name, rows in self.benchmarks.items():
+            write_problems(layout.benchmark_data(name), rows)
+
+
+def read_all_data(recipe: Experiment) -> RunData:
+    """Read all data that the run needs.
+
+    Raises:
+        UserError: a file is missing or wrong.
+    """
+    benchmarks = {b.name: problems_of(b.problems) for b in recipe.evaluation.benchmarks}
+    if not isinstance(recipe, Recipe):
+        return RunData([], (), benchmarks)
+    if not isinstance(recipe.data, JsonlProblems | SmallWorldProblems):
+        return RunData([], given_samples(recipe), benchmarks)
+    problems = problems_of(recipe.data)
+    refuse_repeated_problems(recipe, problems)
+    return RunData(problems, (), benchmarks)
+
+
+def given_samples(recipe: Recipe) -> Sequence[Conversation | Suffix]:
+    """The samples that a recipe names; none where it names problems."""
+    source = recipe.data
+    if isinstance(source, Conversations):
+        return read_conversations(Path(source.path), source.limit)
+    if isinstance(source, Suffixes):
+        return read_suffixes(Path(source.path), source.limit)
+    if isinstance(source, SmallWorldSamples):
+        return supervised_samples(source.form, source.samples, recipe.seed)
+    return ()
+
+
+def problems_of(source: JsonlProblems | SmallWorldProblems) -> list[Problem]:
+    """The problems that a recipe names."""
+    if isinstance(source, JsonlProblems):
+        refuse_unfetched_data(Path(source.path).resolve())
+        return read_problems(Path(source.path), source.limit)
+    return problems(Split(source.split), source.problems)
+
+
+def refuse_unfetched_data(path: Path) -> None:
+    """Refuse a data file that is not there.
+
+    Raises:
+        UserError: the file is not there.
+    """
+    if not path.is_file():
+        raise UserError(
+            "no such data file",
+            value=str(path),
+            expected="a file of JSON lines",
+            advice=f"correct the path; or, for a known data set, on a node with network access: mrt-hpc data fetch "
+            f"{path.stem} {word(path)}",
+        )
+
+
+def check_model(recipe: Experiment) -> None:
+    """Refuse models and files of prompts that are missing, or models whose files alone show that they cannot work,
+    before anything is submitted.
+
+    Raises:
+        UserError: naming the field, and what is missing, damaged, unknown or too short.
+    """
+    for field, path in prompt_files(recipe).items():
+        if not path.is_file():
+            what = "a chat template" if field.endswith("chat_template") else "JSON lines with solved problems"
+            advice = f"correct {field}, or put the file there"
+            raise UserError("no such file", value=str(path), where=field, expected=what, advice=advice)
+    if not isinstance(recipe, Recipe):
+        _check_models(recipe)
+        return
+    if isinstance(recipe.model, HuggingFaceModel):
+        refuse_unfetched(recipe.model.path, "model.path")
+        refuse_delta(Path(recipe.model.path))
+        files = ModelFiles(Path(recipe.model.path), "model.path", _prompts(recipe))
+        files.check(recipe.longest_sequence)
+        _check_division(files, recipe, "inference", "evaluation")
+        files.check_sharing(recipe.training.sequence_parallel)
+    if recipe.prover is not None and recipe.prover.model is not None:
+        refuse_unfetched(recipe.prover.model, "prover.model")
+        refuse_delta(Path(recipe.prover.model))
+        files = ModelFiles(Path(recipe.prover.model), "prover.model", (recipe.prompt,), takes_variables=False)
+        files.check(recipe.prover.model_max_tokens or recipe.longest_in_training, trained=False)
+        _check_division(files, recipe, "inference")
+
+
+def _check_models(recipe: Experiment) -> None:
+    """Refuse models that are there and cannot work. One that a run is still to publish is checked by the first job."""
+    for number, model in enumerate(recipe.models):
+        if model.run is None or Path(model.path).is_dir():
+            refuse_unfetched(model.path, f"models.{number}.path")
+            files = ModelFiles(Path(model.path), f"models.{number}.path", _prompts(recipe))
+            files.check(recipe.longest_sequence, trained=False)
+            _check_division(files, recipe, "evaluation")
+
+
+def _prompts(recipe: Experiment) -> tuple[Prompt, ...]:
+    """The different prompts that are written for the policy: in training, and in each benchmark."""
+    own = [recipe.prompt] if recipe.trains else []
+    found = [*own, *(recipe.sampling_of(benchmark).prompt for benchmark in recipe.evaluation.benchmarks)]
+    return tuple(prompt for number, prompt in enumerate(found) if prompt not in found[:number])
+
+
+def _check_division(files: ModelFiles, recipe: Experiment, *roles: str) -> None:
+    """Refuse a model that the servers of these roles cannot divide over their GPUs."""
+    for role in roles:
+        resources = getattr(recipe.resources, role)
+        layout = ServerLayout.of(recipe.serving, resources.gpus, nodes_of(resources))
+        files.check_division(layout.tensor_parallel)
+
+
+def check_length(layout: RunLayout, locked: Experiment, recipe: Experiment) -> None:
+    """Refuse a recipe that asks for longer sequences than before, if the run's model cannot hold them.
+
+    Raises:
+        UserError: naming what is too long.
+    """
+    if not isinstance(recipe.model, HuggingFaceModel):
+        return
+    if recipe.longest_sequence <= locked.longest_sequence:
+        return
+    first = layout.weights_version(0)  # the directory that it was copied from may be gone
+    directory = first if first.exists() else Path(recipe.model.path)
+    ModelFiles(directory, "model.path").check(recipe.longest_sequence)
+
+
+def _fill(layout: RunLayout, recipe: Experiment, plan: Plan, data: RunData) -> None:
+    data.write(layout)
+    keep_prompt_files(layout, recipe)
+    keep(recipe, layout.code)
+    write_json(layout.plan, plan.as_json())
+    layout.secrets.mkdir(mode=0o700)
+    key = layout.secrets / "server_key"
+    key.touch(mode=0o600)
+    key.write_text(secrets.token_urlsafe(32))
+    for directory in (layout.logs, layout.events, layout.jobs, layout.told):
+        directory.mkdir()
+    sign(layout, "")
+    write_text(layout.recipe_lock, lock_text(recipe))

@@ -1,0 +1,249 @@
+"""A new run that begins with a weights version of another run."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import UserError, word
+from mrt_hpc.recipe.lock import changed_recipe, differences
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.sections import Conversations, HuggingFaceModel, JsonlProblems, Suffixes
+from mrt_hpc.run.data import left_out, problem_lines, read_problems
+from mrt_hpc.run.fork_record import Changed, ForkedData, ForkRecord, read_fork
+from mrt_hpc.run.layout import FIRST, LAST, RunLayout
+from mrt_hpc.run.manifest import DamagedError, verify
+from mrt_hpc.run.prompt_files import read_experiment
+from mrt_hpc.run.weights import full_versions, refuse_delta, take_over
+from mrt_hpc.training.supervised import read_conversations, read_suffixes, sample_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from mrt_hpc.recipe.schema import Experiment
+
+
+# -- fork data ---------------------------------------------------------------------------------------------------------
+# Whether the data files of a run still hold what it was trained and evaluated on: a fork reads them again.
+
+
+FileSource = JsonlProblems | Conversations | Suffixes
+"""The kinds of data that are read from a file."""
+
+
+def forked_data(layout: RunLayout, before: Recipe, wanted: Recipe) -> tuple[ForkedData, ...]:
+    """Compare the data files that a run and its fork both name with the run's own copies.
+
+    Args:
+        layout: of the run.
+        before: its recipe.
+        wanted: the recipe of the fork.
+
+    Raises:
+        UserError: a data file, or a copy, is wrong.
+    """
+    earlier = {one.field: one for one in _named(layout, before)}
+    return tuple(
+        ForkedData(one.field, one.source.path, one.digest_of_copy(), one.digest())
+        for one in _named(layout, wanted)
+        if one.field in earlier and earlier[one.field].source == one.source and one.can_be_compared
+    )
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A data file that a recipe names, and the run's copy of its content."""
+
+    field: str
+    source: FileSource
+    copy: Path
+
+    @property
+    def can_be_compared(self) -> bool:
+        """Whether both are there: a file that is not is refused when the new run is made."""
+        return self.copy.is_file() and Path(self.source.path).is_file()
+
+    def digest(self) -> str:
+        """SHA-256 of what a run takes from the file now, without what was left out of the copy."""
+        return _digest(_content(self.source, Path(self.source.path), self.source.limit, set(left_out(self.copy))))
+
+    def digest_of_copy(self) -> str:
+        """The same of the copy."""
+        return _digest(_content(self.source, self.copy, None, set()))
+
+
+def _named(layout: RunLayout, recipe: Recipe) -> Iterator[_Named]:
+    if isinstance(recipe.data, FileSource):
+        yield _Named("data", recipe.data, layout.train_data)
+    for benchmark in recipe.evaluation.benchmarks:
+        if isinstance(benchmark.problems, JsonlProblems):
+            yield _Named(f"benchmark {benchmark.name}", benchmark.problems, layout.benchmark_data(benchmark.name))
+
+
+def _content(source: FileSource, path: Path, limit: int | None, without: set[str]) -> str:
+    """The items of a file as a run writes them, without those of some ids."""
+    if isinstance(source, Conversations):
+        return sample_lines(read_conversations(path, limit))
+    if isinstance(source, Suffixes):
+        return sample_lines(read_suffixes(path, limit))
+    return problem_lines([problem for problem in read_problems(path, limit) if problem.id not in without])
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+OF_THE_FORK = frozenset({"name", "model"})
+"""What a fork changes by itself."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The weights version that a run begins with, and the record of it."""
+
+    weights: Path
+    """The directory of the weights version in the other run."""
+    record: ForkRecord
+
+    def checked(self, recipe: Experiment) -> Experiment:
+        """The recipe of the new run, whose model is where it is until the run has its own copy."""
+        return recipe.model_copy(update={"model": HuggingFaceModel(type="hugging_face", path=str(self.weights))})
+
+    def take(self, layout: RunLayout) -> None:
+        """Put the weights and the record into a run directory that is being made: the other run may prune its own.
+
+        Raises:
+            UserError: the weights version was removed in the meantime, or is damaged.
+        """
+        layout.first_model.mkdir()
+        try:
+            take_over(self.weights, layout.first_model)
+            digest = verify(layout.first_model, anywhere=True).digest
+        except (FileNotFoundError, DamagedError) as error:
+            raise UserError(
+                f"weights version {self.record.version} was removed, or is damaged: {error}",
+                where=self.weights,
+                advice=f"ls {word(self.weights.parent)} shows the versions that are there; name another with --at",
+            ) from error
+        if digest != self.record.digest:
+            raise UserError(
+                f"weights version {self.record.version} was published again meanwhile",
+                where=self.weights,
+                advice="type the same command again",
+            )
+        self.record.write(layout)
+
+    def refuse_another(self, layout: RunLayout) -> None:
+        """Refuse to continue a run that did not begin with these weights.
+
+        Raises:
+            UserError: it began with others.
+        """
+        there = read_fork(layout)
+        if there is None or (there.version, there.digest) != (self.record.version, self.record.digest):
+            began = "is no fork" if there is None else f"began with weights version {there.version} of {there.run}"
+            raise UserError(
+                f"the directory of the new run is there already, and {began}",
+                where=layout.root,
+                expected=f"weights version {self.record.version} of {self.record.run}",
+                advice="name another directory with --run DIR, or continue that run with the command that made it",
+            )
+
+
+@dataclass(frozen=True)
+class ForkedRun:
+    """A run that is to be made."""
+
+    recipe: Recipe
+    root: Path
+    origin: Origin
+
+
+def fork_of(
+    layout: RunLayout, at: str, overrides: Sequence[str], root: Callable[[str], Path], *, trust: bool = False
+) -> ForkedRun:
+    """The run that begins with a weights version of another run.
+
+    Args:
+        layout: of the other run.
+        at: the number of the weights version, or ``first`` or ``last``.
+        overrides: changed fields of its recipe, as texts of the form ``schedule.iterations=100``.
+        root: gives the directory of the new run by the name of its recipe.
+        trust: whether the new run takes code of the other one also where another user can change it.
+
+    Raises:
+        UserError: there is no such version, it is damaged, or the changed recipe or its data are wrong.
+    """
+    refuse_another_model(overrides)
+    base = _recipe(layout, trust=trust)
+    version = version_at(layout, at)
+    weights = layout.weights_version(version)
+    digest = verify(weights).digest
+    named = base.model_copy(update={"name": f"{base.name}-from-v{version}"})
+    wanted = changed_recipe(layout.recipe_lock, named, overrides)
+    place = root(wanted.name).absolute()
+    model = HuggingFaceModel(type="hugging_face", path=str(RunLayout(place).first_model))
+    changes = differences(base.model_dump(mode="json"), wanted.model_dump(mode="json"))
+    told = [Changed(field=f, old=old, new=new) for f, old, new in changes if f.partition(".")[0] not in OF_THE_FORK]
+    there = read_fork(RunLayout(place))  # a fork that has begun has read its data
+    data = forked_data(layout, base, wanted) if there is None else there.data
+    record = ForkRecord(str(layout.root), base.name, version, digest, tuple(told), data)
+    return ForkedRun(wanted.model_copy(update={"model": model}), place, Origin(weights, record))
+
+
+def refuse_another_model(overrides: Sequence[str]) -> None:
+    """Refuse options that name a model.
+
+    Raises:
+        UserError: there is one.
+    """
+    for override in overrides:
+        if override.partition("=")[0].strip().partition(".")[0] == "model":
+            raise UserError(
+                "a fork begins with the weights of the run that it comes from, so it takes no other model",
+                where=f"--set {override}",
+                expected="fields of other sections",
+                advice="leave the option out; for another model: mrt-hpc submit RECIPE --set model.path=DIR",
+            )
+
+
+def _recipe(layout: RunLayout, *, trust: bool) -> Recipe:
+    """The recipe of a run, with the run's own copies of the files of its prompts.
+
+    Raises:
+        UserError: it is an evaluation on its own.
+    """
+    recipe = read_experiment(layout, trust=trust)
+    if not isinstance(recipe, Recipe):
+        raise UserError(
+            "this is the directory of an evaluation on its own, which trains nothing",
+            where=layout.root,
+            expected="a directory that `mrt-hpc submit` made",
+            advice=f"mrt-hpc status {layout.word}",
+        )
+    return recipe
+
+
+def version_at(layout: RunLayout, at: str) -> int:
+    """The number of a weights version that is there, as a whole model; ``last`` is the last of these.
+
+    Raises:
+        UserError: it is not there, or is no whole model.
+    """
+    there = full_versions(layout)
+    words = {FIRST: there[0], LAST: there[-1]} if there else {}
+    version = words.get(at, int(at) if at.isascii() and at.isdigit() else None)
+    if version is not None:
+        refuse_delta(layout.weights_version(version))
+    if version not in there:
+        found = ", ".join(map(str, there)) if there else "none yet"
+        raise UserError(
+            "the run has no such weights version",
+            value=at,
+            where=layout.weights,
+            expected=f"{FIRST}, {LAST}, or one of those that are there: {found}",
+            advice=f"mrt-hpc fork {layout.word} --at {LAST}" if there else f"mrt-hpc status {layout.word}",
+        )
+    return version

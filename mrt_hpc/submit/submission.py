@@ -1,0 +1,367 @@
+"""A submission: it finds the jobs that are left to do from recipe, site and run directory, and gives them to the site's
+back end.
+
+It refuses what cannot run before anything is made, and holds the run while it works, so that two submissions at once
+cannot double its jobs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from mrt_hpc.attempt.ledger import claimed, local_process, record_site, record_submission, remember_site
+from mrt_hpc.attempt.python_look import no_sampling
+from mrt_hpc.attempt.run_progress import task_records
+from mrt_hpc.backends.backend import JobOrder, Objections
+from mrt_hpc.backends.queued_jobs import job_ids_of, live_jobs
+from mrt_hpc.domains.verifiers import refusals
+from mrt_hpc.errors import UserError
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.plan.jobs import Dependency, DependencyKind, read_plan
+from mrt_hpc.plan.memory_fit import refuse_unfit
+from mrt_hpc.recipe.lock import as_begun, differences, read_recipe_lock, with_models_begun
+from mrt_hpc.recipe.user_code import changed
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.prompt_files import changed_prompt_files, copy_of
+from mrt_hpc.run.stuck_notices import forget_told
+from mrt_hpc.run.task_state import TaskState, forget_failures
+from mrt_hpc.submit.changes import refuse_other_recipe, with_warmup_begun
+from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.submit.renewal import Renewal, is_renewed, renew
+from mrt_hpc.submit.software import noticed_changes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from mrt_hpc.backends.backend import Backend, Site
+    from mrt_hpc.backends.queued_jobs import LiveJob
+    from mrt_hpc.plan.jobs import Job, Plan
+    from mrt_hpc.recipe.schema import Experiment, Recipe
+    from mrt_hpc.submit.origin import Origin
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Receives the messages of a submission."""
+
+    tell: Callable[[str], None]
+    """Called with a sentence about what was done."""
+    warn: Callable[[str], None]
+    """Called with a sentence about what may go wrong."""
+    display: Callable[[RunLayout], AbstractContextManager[Callable[[], None]]]
+    """Shows how far a run is while its tasks are children of this process."""
+
+
+def submit(recipe: Recipe, site: Site, root: Path, listener: Listener, origin: Origin | None = None) -> None:
+    """Check everything, make or open the run directory, and start what is left to do.
+
+    Args:
+        recipe: what to run.
+        site: where to run it.
+        root: the run directory, which may exist already.
+        listener: receives a sentence about each step.
+        origin: the weights version of another run that it begins with; None for a run of its own.
+
+    Raises:
+        UserError: recipe, site or data are wrong, the run is in use, the site refuses, or a task failed.
+    """
+    recipe = kept_recipe(RunLayout(root), recipe, listener.tell)
+    plan = compile_plan(recipe, site)
+    refuse_unfit(recipe, site)
+    refuse_objections(recipe, plan, site.backend(), listener.warn)
+    layout = create_or_open(root, recipe, plan, group_access=site.group_access, origin=origin)
+    start(recipe, plan, layout, site, listener)
+
+
+def kept_recipe(layout: RunLayout, recipe: Recipe, tell: Callable[[str], None]) -> Recipe:
+    """The recipe of a submission: where its run is there already, with the run's values in fields it does not name.
+
+    ``tell`` receives a sentence on each value that differs from today's default.
+    """
+    if not layout.recipe_lock.is_file():
+        return recipe
+    locked = read_recipe_lock(layout.recipe_lock)
+    for file in changed(recipe, layout.code):
+        tell(f"the run keeps its own copy of {file.name}, as it began: {layout.code}; another run takes the new one")
+    for file in changed_prompt_files(layout, recipe):
+        place = copy_of(layout, file)
+        tell(f"the run keeps its own copy of {file.name}, as it began: {place}; another run takes the new one")
+    recipe = with_models_begun(locked, recipe)
+    kept = with_warmup_begun(layout, locked, as_begun(locked, recipe))
+    for name, default, value in differences(recipe.model_dump(mode="json"), kept.model_dump(mode="json")):
+        tell(f"the run keeps {name}: {json.dumps(value)}, as it began; the default is {json.dumps(default)} now")
+    return kept
+
+
+def foreseen(layout: RunLayout, recipe: Recipe, plan: Plan) -> Iterator[tuple[bool, str]]:
+    """Return what a submission would refuse (True) or change (False) in a run that exists already, one sentence each.
+    Nothing is changed here.
+    """
+    try:
+        refuse_other_recipe(layout, recipe)
+        if not is_renewed(layout, recipe, plan):
+            return
+        renewal, queued = Renewal.of(layout, recipe, plan), live_jobs(layout)
+    except UserError as error:
+        yield True, error.message()
+        return
+    yield from ((False, sentence) for sentence in renewal.sentences())
+    if opened := [job.name for job in renewal.jobs_to_open(read_plan(layout.plan))]:
+        yield False, f"these jobs are checked for remaining work: {', '.join(opened)}"
+    if queued:
+        yield True, queued_otherwise(layout, queued).message()
+    if (process := local_process(layout)) is not None:
+        yield True, f"process {process.pid} runs it now: first mrt-hpc cancel {layout.word}"
+
+
+def objections_to(recipe: Experiment, plan: Plan, backend: Backend) -> Objections:
+    """The objections of a site to a plan, and those of the verifiers to this machine, where its tasks run here."""
+    found = backend.objections(plan)
+    if found.error is None and (error := no_sampling(recipe, backend.samples_on_gpus_only)) is not None:
+        found = replace(found, refused=(*found.refused, f"{error.what}; {error.advice}"), error=error)
+    errors = refusals(recipe)
+    if backend.queue is None and errors:
+        refused = (f"{error.what} ({error.value}); {error.advice}" for error in errors)
+        return Objections(found.doubts, (*found.refused, *refused), found.error or errors[0])
+    elsewhere = (f"{error.what} (whether a node can: mrt-hpc doctor --on-node)" for error in errors)
+    return replace(found, doubts=(*found.doubts, *elsewhere))
+
+
+def refuse_objections(recipe: Experiment, plan: Plan, backend: Backend, warn: Callable[[str], None]) -> None:
+    """Report the doubts about a plan at a site, before anything is created.
+
+    Raises:
+        UserError: the site would refuse the plan, or never start it, or answers cannot be judged there.
+    """
+    objections = objections_to(recipe, plan, backend)
+    for sentence in objections.doubts:
+        warn(sentence)
+    if objections.error is not None:
+        raise objections.error
+
+
+def start(
+    recipe: Experiment, plan: Plan, layout: RunLayout, site: Site, listener: Listener, behind: Sequence[str] = ()
+) -> None:
+    """Give the back end of a site the jobs that are neither done nor queued.
+
+    Args:
+        recipe: what the run was made from.
+        plan: of the run.
+        layout: its directory.
+        site: where it runs.
+        listener: receives a sentence about each step.
+        behind: ids of queued jobs of other runs, after which the first job starts.
+
+    Raises:
+        UserError: the run is in use elsewhere, or queued with other values; or the back end refuses, or a task failed.
+    """
+    backend = site.backend()
+    with claimed(layout, recipe.resilience.heartbeat_limit_s):  # two submissions at once would double every job
+        live = live_jobs(layout)
+        refuse_other_queue(layout, live, backend)
+        if live and is_renewed(layout, recipe, plan):
+            raise queued_otherwise(layout, live)
+        for sentence in noticed_changes(layout, site):
+            listener.tell(sentence)
+        renew_if_asked(layout, recipe, plan, listener.tell)
+        left = what_is_left(plan, layout, live)
+        backend.cancel(job_ids_of(live[name] for name in left.hopeless))
+        left.forget_failures(layout)
+        forget_told(layout)
+        sent = Sent(layout, site, left, listener.tell)
+        order = queued_behind(left.order(recipe, plan, layout, sent.record, listener), behind)
+        record_site(layout, site)
+        if backend.queue is None:
+            remember_site(layout, site)
+        try:
+            backend.submit(order)
+        except UserError as error:
+            raise half_way(error, sent.jobs, sent.missing) from error
+    if backend.queue is not None:
+        listener.tell(f"{len(sent.jobs)} job(s) submitted, {len(left.queued)} queued before, {len(left.done)} done")
+        listener.tell(f"run directory: {layout.root}\nfollow it with: mrt-hpc status {layout.word}")
+
+
+def refuse_other_queue(layout: RunLayout, live: Mapping[str, LiveJob], backend: Backend) -> None:
+    """Refuse to start a run in a second place.
+
+    Raises:
+        UserError: jobs of it are in another queue than the back end's.
+    """
+    others = {name: job for name, job in live.items() if job.queue != backend.queue}
+    if not others:
+        return
+    queues = ", ".join(sorted({job.queue for job in others.values()}))
+    raise UserError(
+        f"{len(others)} job(s) of this run are in another queue: {queues}",
+        value=", ".join(job_ids_of(others.values())),
+        where=layout.root,
+        advice=f"the same command without --site, which goes there, or first mrt-hpc cancel {layout.word}",
+    )
+
+
+@dataclass(frozen=True)
+class Left:
+    """The states of a plan's jobs when a submission begins."""
+
+    jobs: Sequence[Job]
+    """Not done, in the plan's order."""
+    done: Sequence[str]
+    """Names of those that are."""
+    queued: Mapping[str, LiveJob]
+    """Those that are queued or run, and stay so."""
+    lost: Mapping[str, Sequence[int]]
+    """By the name of one that stays queued, its tasks that have left the queue without being done."""
+    hopeless: Sequence[str]
+    """Names of queued jobs that can never start, or would start too early: they are cancelled and sent again."""
+
+    def forget_failures(self, layout: RunLayout) -> None:
+        """Reset the number of failures of the tasks that are submitted again."""
+        for job in self.jobs:
+            again = range(job.tasks) if job.name not in self.queued else self.lost.get(job.name, ())
+            forget_failures(layout, job.name, again)
+
+    def order(
+        self, recipe: Experiment, plan: Plan, layout: RunLayout, record: Callable[[str, str], None], listener: Listener
+    ) -> JobOrder:
+        """Return the order for the back end."""
+        return JobOrder(
+            recipe=recipe,
+            plan=plan,
+            layout=layout,
+            jobs=self.jobs,
+            done=self.done,
+            queued={name: awaited_as(job, name in self.lost) for name, job in self.queued.items()},
+            lost_tasks=self.lost,
+            record=record,
+            tell=listener.tell,
+            display=listener.display,
+        )
+
+
+def jobs_left(plan: Plan, layout: RunLayout) -> list[Job]:
+    """The jobs of a run that are not done, in the plan's order.
+
+    Raises:
+        UserError: a file of the run is damaged.
+    """
+    return [job for job in plan.jobs if any(r.state is not TaskState.DONE for r in task_records(job, layout))]
+
+
+def what_is_left(plan: Plan, layout: RunLayout, live: Mapping[str, LiveJob]) -> Left:
+    """Find out from the files of the run and its queue what a submission has to do."""
+    jobs = jobs_left(plan, layout)
+    done = [job.name for job in plan.jobs if job not in jobs]
+    lost = lost_tasks(jobs, live, layout)
+    hopeless = without_hope(jobs, live, done, lost)
+    queued = {name: job for name, job in live.items() if name not in hopeless}
+    return Left(jobs, done, queued, {name: lost[name] for name in lost if name in queued}, hopeless)
+
+
+OTHER_RUNS = "jobs of other runs"
+"""The name under which a first job waits for them."""
+
+
+def queued_behind(order: JobOrder, ids: Sequence[str]) -> JobOrder:
+    """Return an order whose first jobs start after queued jobs of other runs."""
+    if not ids:
+        return order
+    wait = Dependency(job=OTHER_RUNS, kind=DependencyKind.AFTERANY)
+    jobs = [job if job.after else job.model_copy(update={"after": (wait,)}) for job in order.jobs]
+    return replace(order, jobs=jobs, queued={**order.queued, OTHER_RUNS: ids})
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The jobs that this submission has sent."""
+
+    layout: RunLayout
+    site: Site
+    left: Left
+    tell: Callable[[str], None]
+    jobs: list[tuple[str, str]] = field(default_factory=list)
+    """Name and id of each, in order."""
+
+    def record(self, job: str, job_id: str) -> None:
+        """Record one submission, and report it."""
+        lost = self.left.lost.get(job)
+        record_submission(self.layout, job, job_id, self.site.name, lost)
+        if not self.jobs:
+            remember_site(self.layout, self.site)
+        self.jobs.append((job, job_id))
+        again = f", of which task(s) {', '.join(map(str, lost))} had been lost" if lost else ""
+        self.tell(f"submitted {job} as job {job_id}{again}")
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the jobs that are neither queued nor sent."""
+        there = {*self.left.queued, *dict(self.jobs)}
+        return [job.name for job in self.left.jobs if job.name not in there]
+
+
+def lost_tasks(jobs: Sequence[Job], live: Mapping[str, LiveJob], layout: RunLayout) -> dict[str, list[int]]:
+    """By job name, the tasks that have ended without being done while others of the same array are queued or run."""
+    lost = {
+        job.name: [
+            index
+            for index, record in enumerate(task_records(job, layout))
+            if index not in live[job.name].tasks and record.state is not TaskState.DONE
+        ]
+        for job in jobs
+        if job.name in live
+    }
+    return {name: indices for name, indices in lost.items() if indices}
+
+
+def awaited_as(job: LiveJob, partly: bool) -> tuple[str, ...]:
+    """The ids that dependants of a live job wait for: the id of the job, or of its live tasks if others are lost."""
+    one = not partly and len(job.job_ids) == 1
+    return (job.job_id,) if one else tuple(job.tasks.values())
+
+
+def without_hope(
+    jobs: Sequence[Job], live: Mapping[str, LiveJob], satisfied: Collection[str], partly: Collection[str] = ()
+) -> list[str]:
+    """Queued jobs of which a job that they wait for has ended without being done, or a part of it has (``partly``):
+    the queue is about to cancel them, or to start them too early. In the plan's order, so that all jobs that wait for
+    one of these are found as well.
+    """
+    kept: set[str] = set()
+    for job in jobs:
+        hopeful = all(wait.job in satisfied or wait.job in kept.difference(partly) for wait in job.after)
+        if job.name in live and (live[job.name].at_work or hopeful):
+            kept.add(job.name)
+    return [name for name in live if name not in kept and name not in satisfied]
+
+
+def renew_if_asked(layout: RunLayout, recipe: Experiment, plan: Plan, tell: Callable[[str], None]) -> None:
+    """Apply the changes of the submission, and report them; no task of the run may be running."""
+    if is_renewed(layout, recipe, plan):
+        for sentence in renew(layout, recipe, plan):
+            tell(sentence)
+
+
+def queued_otherwise(layout: RunLayout, queued: Collection[str]) -> UserError:
+    """The error of a submission that changes a run of which jobs are queued, by their names."""
+    return UserError(
+        "jobs of this run are queued with other values",
+        value=", ".join(sorted(queued)),
+        where=layout.root,
+        advice=f"submit as before, or first mrt-hpc cancel {layout.word}",
+    )
+
+
+def half_way(error: UserError, new: Sequence[tuple[str, str]], left: Sequence[str]) -> UserError:
+    """The reason why a submission stopped, with the jobs that it had submitted and those that are left."""
+    if not new:
+        return error
+    submitted = ", ".join(f"{name} as job {job_id}" for name, job_id in new)
+    return error.told_as(
+        f"{error.what}\n  submitted before it, and queued: {submitted}\n  left: {', '.join(left)}",
+        advice=f"{error.advice or 'type the same submit command again'}; that submits the jobs that are left",
+    )

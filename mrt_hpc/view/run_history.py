@@ -1,0 +1,164 @@
+"""What the events of a run say, kept up to date while they are written: faults, where each task runs and with which
+weights, and when weights versions and shards were complete.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mrt_hpc.attempt.end import comes_after
+from mrt_hpc.roles.event_texts import lost, told
+from mrt_hpc.run.events import EventKind, EventStream
+from mrt_hpc.run.task_state import TaskState
+
+if TYPE_CHECKING:
+    from mrt_hpc.analysis.report.content import Happening
+    from mrt_hpc.attempt.run_progress import Records
+    from mrt_hpc.run.events import Process, ProcessEvent
+    from mrt_hpc.run.layout import RunLayout
+
+_PART, _SHARD = (f'"kind": "{kind}"'.encode() for kind in (EventKind.PART_COMMITTED, EventKind.SHARD_COMMITTED))
+_OF_A_GROUP = b'"what": "group"'
+SHARDS_KEPT = 20
+"""The number of evaluation shards whose times are kept: the newest ones measure the present rate."""
+_VERSION_OF = frozenset(
+    {EventKind.WEIGHTS_LOADED, EventKind.SERVER_STARTED, EventKind.SERVER_RESTARTED, EventKind.PUBLISHED}
+)
+"""The events that say which weights version a task has."""
+
+
+@dataclass(frozen=True)
+class ShardCommitted:
+    """An evaluation shard that was committed."""
+
+    version: int
+    benchmark: str
+    shard: int
+    began: float
+    """When the attempt began that committed it, seconds since the epoch."""
+    ended: float
+
+
+@dataclass
+class TaskNews:
+    """What the events of a task say of its latest attempt."""
+
+    attempt: str
+    began: float
+    host: str
+    time: float
+    """Of its last event."""
+    version: int | None = None
+    """Its weights version."""
+
+
+@dataclass
+class RunHistory:
+    """The events of a run so far."""
+
+    stream: EventStream
+    happenings: list[Happening] = field(default_factory=list)
+    tasks: dict[tuple[str, int], TaskNews] = field(default_factory=dict)
+    """By job and index."""
+    published: dict[int, float] = field(default_factory=dict)
+    """When each weights version was published."""
+    shards: deque[ShardCommitted] = field(default_factory=lambda: deque(maxlen=SHARDS_KEPT))
+    newest: float | None = None
+    """The time of the newest event."""
+    _open: dict[Process, float] = field(default_factory=dict)
+    """When the attempts began that have no end."""
+
+    @classmethod
+    def of(cls, layout: RunLayout) -> RunHistory:
+        """The history of a run, of which nothing is read yet."""
+        return cls(EventStream(layout.events, _is_rare))
+
+    @property
+    def faults(self) -> list[str]:
+        """A line for each file with an event that was damaged."""
+        directory = self.stream.directory
+        return [f"an event is damaged: {why} ({directory / name})" for name, why in sorted(self.stream.faults.items())]
+
+    def update(self) -> None:
+        """Take in the events that were written since the last call."""
+        for event in self.stream.new():
+            self.newest = max(self.newest or 0.0, event.time)
+            self._take(event)
+
+    def _take(self, found: ProcessEvent) -> None:
+        process, event = found.process, found.event
+        self.happenings += told(event, "submission" if process is None else task_words(process.job, process.index))
+        if found.kind == EventKind.PUBLISHED:
+            self.published[event["version"]] = found.time
+        if process is None or process.rank != 0:
+            return
+        news = self._news(process, found)
+        if found.kind in _VERSION_OF and event.get("version") is not None:
+            news.version = event["version"]
+        if found.kind == EventKind.TASK_STARTED:
+            self._open[process] = found.time
+        elif found.kind == EventKind.TASK_ENDED:
+            self._open.pop(process, None)
+        elif found.kind == EventKind.SHARD_COMMITTED and event.get("what") == "evaluation":
+            self.shards.append(_shard(event, news.began, found.time))
+
+    def _news(self, process: Process, found: ProcessEvent) -> TaskNews:
+        """The news of a task, brought up to date with one of its events."""
+        key, host = (process.job, process.index), str(found.event.get("host", ""))
+        news = self.tasks.get(key)
+        if news is None or _is_later(process.attempt, found.time, news):
+            news = self.tasks[key] = TaskNews(process.attempt, found.time, host, found.time)
+        elif news.attempt != process.attempt:
+            return TaskNews(process.attempt, found.time, host, found.time)  # of an earlier attempt, read late
+        news.time = max(news.time, found.time)
+        return news
+
+    def all_happenings(self, records: Records) -> list[Happening]:
+        """Faults, resumes and changes, by time, with the attempts that have neither an end nor a task that is in them.
+
+        Args:
+            records: of the tasks.
+        """
+        ended = [
+            lost(began, task_words(process.job, process.index))
+            for process, began in self._open.items()
+            if not _is_current(process, records)
+        ]
+        return sorted((*self.happenings, *ended), key=lambda happening: happening.time)
+
+    def attempts_of(self, job: str, index: int) -> int:
+        """The number of attempts at a task that have begun, by the names of its files."""
+        names = self.stream.processes()
+        return len({one.attempt for one in names if (one.job, one.index) == (job, index)})
+
+
+def _is_later(attempt: str, time: float, news: TaskNews) -> bool:
+    """Whether an attempt is a later one than that of the news, which may come from a node with another clock."""
+    if comes_after(attempt, news.attempt) or comes_after(news.attempt, attempt):
+        return comes_after(attempt, news.attempt)
+    return attempt != news.attempt and time >= news.time
+
+
+def _is_rare(line: bytes) -> bool:
+    """Whether an event is read one by one. Of committed groups and parts of shards, which are nearly all events, only
+    the last of each task is: it says that the task is alive.
+    """
+    return _PART not in line and not (_OF_A_GROUP in line and _SHARD in line)
+
+
+def task_words(job: str, index: int) -> str:
+    """A task in words, as the happenings of a run name it."""
+    return f"{job} task {index}"
+
+
+def _is_current(process: Process, records: Records) -> bool:
+    """Whether a task says that it is in this attempt."""
+    tasks = records.get(process.job, ())
+    record = tasks[process.index] if process.index < len(tasks) else None
+    return record is not None and record.state is TaskState.RUNNING and record.attempt == process.attempt
+
+
+def _shard(event: dict[str, Any], began: float, ended: float) -> ShardCommitted:
+    return ShardCommitted(event["version"], event["benchmark"], event["shard"], began, ended)

@@ -1,0 +1,230 @@
+"""Lists the runs below some directories, with what each is and its state. The queue is asked once for all of them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+from ruamel.yaml import YAML
+
+from mrt_hpc.attempt.run_progress import progress
+from mrt_hpc.backends.queued_jobs import look_at_runs
+from mrt_hpc.errors import UserError
+from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.recipe.source import MAX_BYTES, UNREADABLE
+from mrt_hpc.run.events import is_log, last_event
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.typed_file import file_bytes
+from mrt_hpc.view.run_look import NO_QUEUES, RunLook, RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from mrt_hpc.backends.queued_jobs import QueueLook
+    from mrt_hpc.run.events import ProcessEvent
+
+
+# -- what a run is. The lock is read without the schema of recipes, whose import takes longer than reading 100 locks.
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the lock of a run says; fields are None where it does not, or cannot be read."""
+
+    algorithm: str | None = None
+    """The type of its algorithm; None for an evaluation on its own."""
+    suite: str | None = None
+    """The suite of an evaluation on its own."""
+    groups: int | None = None
+    """The number of groups that an iteration samples."""
+    retries: int | None = None
+    """The number of failures in a row that a task may have."""
+
+    @property
+    def kind(self) -> str:
+        """The algorithm or the suite, for a table."""
+        return self.algorithm or (f"suite {self.suite}" if self.suite else "unknown")
+
+
+def read_facts(layout: RunLayout) -> RunFacts:
+    """Read what a run is from its lock; nothing is known where the lock is missing or damaged."""
+    try:
+        content = YAML(typ="safe").load(file_bytes(layout.recipe_lock, MAX_BYTES).decode())
+    except (*UNREADABLE, OSError):
+        return RunFacts()
+    recipe = _section(content, "recipe")
+    alone = "models" in recipe
+    return RunFacts(
+        algorithm=None if alone else _text(_section(recipe, "algorithm").get("type")),
+        suite=_text(_section(recipe, "evaluation").get("suite")) if alone else None,
+        groups=_number(_section(recipe, "sampling").get("problems_per_iteration")),
+        retries=_number(_section(recipe, "resilience").get("retries")),
+    )
+
+
+def _section(content: Any, name: str) -> dict[str, Any]:
+    found = content.get(name) if isinstance(content, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+# -- the list
+
+DEEPEST = 4
+"""The number of folders below a directory in which runs are looked for."""
+
+
+class ListedRun(BaseModel):
+    """A run as ``runs --json`` prints it. Fields are added at need; none is renamed or removed. Times are seconds since
+    the epoch.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: str
+    """The run directory."""
+    name: str
+    kind: str
+    """The algorithm; or the suite of an evaluation on its own, as in ``suite paper_20``."""
+    state: RunState | None
+    """None where the run directory is damaged."""
+    iterations_done: int
+    iterations_planned: int
+    """0 for an evaluation on its own."""
+    evaluations_done: int
+    """In array tasks, as all of evaluation."""
+    evaluations_planned: int
+    newest_event: float | None
+    """When the newest event happened, by the clock of its node; null where there is none."""
+    newest_event_kind: str | None
+    """What happened, as ``shard_committed``."""
+    bytes: int | None
+    """The size on disk; null where it was not asked for."""
+    trouble: str
+    """Why the directory, a file of it, or its queue could not be read; empty where all were."""
+
+
+def list_runs(places: Iterable[Path], within_s: float, *, size: bool) -> list[ListedRun]:
+    """The runs in and below some directories, the one with the newest event first.
+
+    Args:
+        places: directories; those that do not exist hold no runs.
+        within_s: the seconds that a queue has for its answer.
+        size: whether to measure the size on disk, which reads every folder of the runs.
+    """
+    layouts = [RunLayout(root) for root in dict.fromkeys(run for place in places for run in runs_below(place))]
+    queues = dict(zip(layouts, _queues(layouts, within_s), strict=True))
+    found = [_listed(layout, queues[layout], size=size) for layout in layouts]
+    return sorted(found, key=lambda run: -(run.newest_event or 0.0))
+
+
+def runs_below(place: Path) -> Iterator[Path]:
+    """The run directories in and below a directory, sorted by name; none lies in another one."""
+    yield from _runs_below(place.absolute(), DEEPEST)
+
+
+def _runs_below(place: Path, depth: int) -> Iterator[Path]:
+    if (place / "plan.json").is_file():
+        yield place
+    elif depth:
+        for folder in sorted(_folders(place)):
+            yield from _runs_below(folder, depth - 1)
+
+
+def _folders(place: Path) -> list[Path]:
+    """The folders in a directory; none where it cannot be read. Links are not followed: they may lead in a circle."""
+    try:
+        with os.scandir(place) as entries:
+            return [Path(one.path) for one in entries if one.is_dir(follow_symlinks=False) and one.name[0] != "."]
+    except OSError:
+        return []
+
+
+def _queues(layouts: Sequence[RunLayout], within_s: float) -> list[QueueLook]:
+    """The looks at the queues of runs; those of finished runs are not asked for."""
+    going_on = [layout for layout in layouts if not _is_finished(layout)]
+    looks = dict(zip(going_on, look_at_runs(going_on, within_s), strict=True))
+    return [looks.get(layout, NO_QUEUES) for layout in layouts]
+
+
+def _is_finished(layout: RunLayout) -> bool:
+    """Whether all tasks of a run are done; True for a damaged one, about which no queue is asked."""
+    try:
+        return RunLook.at(layout, read_plan(layout.plan)).state is RunState.FINISHED
+    except UserError:
+        return True
+
+
+def _listed(layout: RunLayout, queues: QueueLook, *, size: bool) -> ListedRun:
+    """One run; a damaged one is listed with the reason."""
+    room = bytes_of(layout.root) if size else None
+    try:
+        return _whole(layout, queues, room)
+    except UserError as error:
+        return ListedRun(
+            run=str(layout.root), name=layout.root.name, kind="unknown", state=None, iterations_done=0,
+            iterations_planned=0, evaluations_done=0, evaluations_planned=0, newest_event=None,
+            newest_event_kind=None, bytes=room, trouble=f"{error.what} ({error.where})",
+        )  # fmt: skip
+
+
+def _whole(layout: RunLayout, queues: QueueLook, room: int | None) -> ListedRun:
+    plan = read_plan(layout.plan)
+    look, event = RunLook.at(layout, plan, queues), newest_event(layout)
+    now = progress(plan, layout, look.records)
+    return ListedRun(
+        run=str(layout.root),
+        name=plan.name,
+        kind=read_facts(layout).kind,
+        state=look.state,
+        iterations_done=now.iterations_done,
+        iterations_planned=now.iterations,
+        evaluations_done=now.evaluations_done,
+        evaluations_planned=now.evaluations,
+        newest_event=None if event is None else event.time,
+        newest_event_kind=None if event is None else event.kind,
+        bytes=room,
+        trouble="; ".join(
+            [
+                *(f"the queue was not reached ({name}): {why}" for name, why in queues.unreached.items()),
+                *look.faults,
+                *now.unreadable,
+            ]
+        ),
+    )
+
+
+def newest_event(layout: RunLayout) -> ProcessEvent | None:
+    """The last event of the event log that was written last; None where there is none. The other logs, of which a run
+    may have thousands, are not read.
+    """
+    try:
+        with os.scandir(layout.events) as entries:
+            logs = [entry for entry in entries if is_log(entry)]
+        newest = max(logs, key=lambda entry: entry.stat().st_mtime_ns, default=None)
+        return None if newest is None else last_event(Path(newest.path))
+    except OSError:
+        return None
+
+
+def bytes_of(root: Path) -> int:
+    """The bytes that a directory takes on disk. A file with several names counts once, one that vanishes not at all."""
+    seen: dict[tuple[int, int], int] = {}
+    for folder, _, names in os.walk(root, onerror=None):
+        for name in names:
+            try:
+                found = os.lstat(os.path.join(folder, name))  # noqa: PTH118 - of a million files
+            except OSError:
+                continue
+            seen[found.st_dev, found.st_ino] = found.st_blocks * 512
+    return sum(seen.values())

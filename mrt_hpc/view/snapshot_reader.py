@@ -1,0 +1,389 @@
+"""Reads snapshots of a run, one after the other, beside what its queues say: what does not change is read once."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
+from mrt_hpc.attempt.run_progress import progress
+from mrt_hpc.backends.queued_jobs import look_at_queues
+from mrt_hpc.errors import UserError
+from mrt_hpc.plan.jobs import Role
+from mrt_hpc.run.layout import collection_of
+from mrt_hpc.run.manifest import read_manifest
+from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.task_state import TaskState
+from mrt_hpc.run.typed_file import UnreadableError
+from mrt_hpc.run.weights import published_versions
+from mrt_hpc.view.explain import paused
+from mrt_hpc.view.run_history import RunHistory
+from mrt_hpc.view.run_list import RunFacts, read_facts
+from mrt_hpc.view.run_look import NO_QUEUES, RunLook
+from mrt_hpc.view.snapshot import (
+    Evaluated,
+    Evaluations,
+    Fault,
+    Iterations,
+    JobView,
+    Measured,
+    Queued,
+    Snapshot,
+    TaskView,
+    TokenRates,
+)
+from mrt_hpc.view.upcoming import Clock, expected_end, upcoming
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
+    from types import TracebackType
+
+    from mrt_hpc.attempt.run_progress import Progress
+    from mrt_hpc.backends.queued_jobs import QueueLook
+    from mrt_hpc.plan.jobs import Job, Plan
+    from mrt_hpc.run.layout import RunLayout
+    from mrt_hpc.run.task_state import TaskRecord
+    from mrt_hpc.view.run_history import ShardCommitted
+
+
+# -- the queues, which are asked from time to time while the files of the run are shown
+
+
+ASK_EVERY_S = 30.0
+"""The seconds between two questions: one controller serves the whole cluster."""
+WITHIN_S = 5.0
+"""The seconds that a queue has for its answer: the first view waits for it, and so does the end of the view."""
+
+
+@dataclass
+class QueueLooks:
+    """The latest answer of the queues; use as a context manager, which ends the thread that asks."""
+
+    layout: RunLayout
+    within_s: float = WITHIN_S
+    clock: Callable[[], float] = time.monotonic
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1), init=False)
+    _asked: Future[QueueLook] | None = field(default=None, init=False)
+    _latest: QueueLook | None = field(default=None, init=False)
+    _next: float = field(default=0.0, init=False)
+
+    def __enter__(self) -> QueueLooks:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def latest(self) -> QueueLook:
+        """The newest answer. The first call waits for it; later ones ask again when it is due, and wait for nothing."""
+        if self._asked is None and (self._latest is None or self.clock() >= self._next):
+            self._asked = self._thread.submit(look_at_queues, self.layout, self.within_s)
+        if self._asked is not None and (self._latest is None or self._asked.done()):
+            self._latest, self._asked = self._asked.result(), None
+            self._next = self.clock() + ASK_EVERY_S
+        assert self._latest is not None, "the first call has waited for an answer"
+        return self._latest
+
+
+# -- how fast a run is, by its metrics, its groups and its events
+
+
+LATEST = 5
+"""The number of iterations that measure the present throughput."""
+TIMED = 10
+"""The number of iterations whose median gives the duration of the next one."""
+
+
+@dataclass
+class Metrics:
+    """The metrics of a run's iterations; a file is read again only when it has changed."""
+
+    layout: RunLayout
+    _known: dict[int, tuple[int, IterationMetrics | str]] = field(default_factory=dict, init=False)
+    """By iteration, when the file was changed, and what it holds or why it cannot be read."""
+
+    def read(self, planned: int) -> list[IterationMetrics]:
+        """The metrics that are there, in the order of iterations. A damaged file counts as not there."""
+        found = [self._of(iteration) for iteration in range(planned)]
+        return [one for one in found if isinstance(one, IterationMetrics)]
+
+    @property
+    def faults(self) -> list[str]:
+        """A line for each file that cannot be read."""
+        return [known for _, known in self._known.values() if isinstance(known, str)]
+
+    def _of(self, iteration: int) -> IterationMetrics | str | None:
+        path = self.layout.metrics(iteration)
+        try:
+            changed = path.stat().st_mtime_ns
+            if (known := self._known.get(iteration)) is None or known[0] != changed:
+                self._known[iteration] = (changed, IterationMetrics.read(path))
+        except UnreadableError as error:
+            self._known[iteration] = (changed, error.line)
+        except OSError:
+            return None
+        return self._known[iteration][1]
+
+
+def measured_of(metrics: IterationMetrics) -> Measured:
+    """What the snapshot holds of an iteration."""
+    gains = metrics.progress_by_episode
+    return Measured(
+        iteration=metrics.iteration,
+        reward=metrics.reward_mean,
+        progress=sum(gains) / len(gains) if gains else None,
+        answered=metrics.answered_share,
+        seconds=metrics.wall_seconds,
+    )
+
+
+def iteration_seconds(iterations: Sequence[IterationMetrics]) -> float | None:
+    """The median duration of the latest iterations; None before the first one has ended."""
+    known = [one.wall_seconds for one in iterations[-TIMED:] if one.wall_seconds is not None]
+    return median(known) if known else None
+
+
+@dataclass
+class Costs:
+    """The cost of groups and shards, by their manifests; each is read once."""
+
+    _known: dict[Path, dict[str, Any]] = field(default_factory=dict, init=False)
+
+    def of(self, directory: Path) -> dict[str, Any]:
+        """What a group or a shard has cost; empty where its manifest cannot be read at the moment."""
+        if directory not in self._known:
+            try:
+                self._known[directory] = dict(read_manifest(directory).about.get("statistics", {}))
+            except (OSError, UserError):
+                return {}
+        return self._known[directory]
+
+
+def tokens_of(cost: dict[str, Any]) -> int:
+    """The sampled tokens of a group or a shard, branches included."""
+    return int(cost.get("rollout_tokens", 0)) + int(cost.get("branch_tokens", 0))
+
+
+def groups_there(layout: RunLayout, iteration: int) -> list[Path]:
+    """The complete groups of an iteration that training has not passed."""
+    return [path for path in list_directory(layout.groups(iteration)) if path.name.isdecimal()]
+
+
+def throughput(
+    layout: RunLayout,
+    iterations: Sequence[IterationMetrics],
+    groups: Iterable[Path],
+    history: RunHistory,
+    costs: Costs,
+) -> TokenRates:
+    """The throughput of a run.
+
+    Args:
+        layout: of the run.
+        iterations: their metrics.
+        groups: of the current iteration.
+        history: of the run.
+        costs: of groups and shards.
+    """
+    latest = [one for one in iterations[-LATEST:] if one.generated_tokens]
+    tokens = sum(one.generated_tokens or 0 for one in latest)
+    sampling = _rate(tokens, sum(one.sampling_seconds or 0.0 for one in latest))
+    return TokenRates(
+        sampling=sampling if sampling is not None else _of_groups([costs.of(group) for group in groups]),
+        whole=_rate(tokens, sum(one.wall_seconds or 0.0 for one in latest)),
+        training=_training(iterations[-LATEST:]),
+        evaluation=_of_shards(layout, list(history.shards), costs),
+    )
+
+
+def _rate(tokens: float, seconds: float) -> float | None:
+    return tokens / seconds if tokens and seconds else None
+
+
+def _of_groups(costs: list[dict[str, Any]]) -> float | None:
+    """Of groups of one iteration: all their tokens, over the time until the last of them was sampled."""
+    seconds = [float(cost.get("seconds", {}).get("generation", 0.0)) for cost in costs]
+    return _rate(sum(map(tokens_of, costs)), max(seconds, default=0.0))
+
+
+def _training(iterations: Sequence[IterationMetrics]) -> float | None:
+    """The positions that the updates computed, padding included, over the seconds of the updates."""
+    updates = [(one.trainer.get("positions", 0.0), one.trainer.get("seconds_update", 0.0)) for one in iterations]
+    return _rate(sum(positions for positions, _ in updates), sum(seconds for _, seconds in updates))
+
+
+def _of_shards(layout: RunLayout, shards: list[ShardCommitted], costs: Costs) -> float | None:
+    """All tokens of these shards, over the time from the first begin to the last end."""
+    if not shards:
+        return None
+    places = [layout.evaluation_shard(one.version, one.benchmark, one.shard) for one in shards]
+    tokens = sum(tokens_of(costs.of(place)) for place in places)
+    return _rate(tokens, max(one.ended for one in shards) - min(one.began for one in shards))
+
+
+# -- the snapshot
+
+FAULTS_SHOWN = 20
+_AT_REST = frozenset({TaskState.DONE, TaskState.WAITING})
+"""The states of tasks that are counted, not listed."""
+
+
+@dataclass
+class SnapshotReader:
+    """Reads snapshots of one run."""
+
+    layout: RunLayout
+    plan: Plan
+    facts: RunFacts
+    history: RunHistory
+    metrics: Metrics
+    costs: Costs = field(default_factory=Costs)
+    _summaries: dict[Path, tuple[int, Evaluated | str]] = field(default_factory=dict, init=False)
+    """The results of evaluations, or why they cannot be read, with the times at which their files were changed."""
+
+    @classmethod
+    def of(cls, layout: RunLayout, plan: Plan) -> SnapshotReader:
+        """A reader for a run, of which nothing but its facts is read yet."""
+        return cls(layout, plan, read_facts(layout), RunHistory.of(layout), Metrics(layout))
+
+    def read(self, queues: QueueLook = NO_QUEUES) -> Snapshot:
+        """Read the run's files.
+
+        Args:
+            queues: what the queues have said about it.
+        """
+        look, now = RunLook.at(self.layout, self.plan, queues), time.time()
+        self.history.update()
+        done = progress(self.plan, self.layout, look.records)
+        measured = self.metrics.read(self.plan.iterations)
+        current = collection_of(done.iterations_done) if done.groups_collected is not None else done.iterations_done
+        groups = groups_there(self.layout, current)
+        iterations = self._iterations(done, measured, len(groups))
+        clock = Clock(now, done.iterations_done, iterations.seconds, self.history.published.get(done.iterations_done))
+        happenings, results = self.history.all_happenings(look.records), tuple(self._results())
+        return Snapshot(
+            run=str(self.layout.root),
+            name=self.plan.name,
+            kind=self.facts.kind,
+            time=now,
+            state=look.state,
+            unreached=dict(queues.unreached),
+            unreadable=tuple(self._unreadable(look, done)),
+            warnings=done.warnings,
+            process=look.process.pid if look.process is not None and look.runs_here else None,
+            iterations=iterations,
+            measured=tuple(map(measured_of, measured)),
+            evaluations=Evaluations(done=done.evaluations_done, planned=done.evaluations, results=results),
+            jobs=tuple(_job(job, look) for job in self.plan.jobs),
+            tasks=tuple(self._tasks(look)),
+            throughput=throughput(self.layout, measured, groups, self.history, self.costs),
+            fault_counts=dict(Counter(happening.kind for happening in happenings).most_common()),
+            faults=tuple(
+                Fault(time=one.time, what=one.kind, task=one.task, detail=one.detail)
+                for one in happenings[-FAULTS_SHOWN:]
+            ),
+            upcoming=tuple(upcoming(look, iterations, clock)),
+            expected_end=expected_end(look, iterations, clock, list(self.history.shards)),
+            report=str(self.layout.report) if done.report else None,
+            report_is_old=done.report and done.stale,
+        )
+
+    def _iterations(self, done: Progress, measured: list[IterationMetrics], groups: int) -> Iterations:
+        samples = any(job.does(Role.INFERENCE) for job in self.plan.jobs) and done.iterations_done < done.iterations
+        collects = done.groups_collected is not None
+        return Iterations(
+            done=done.iterations_done,
+            planned=done.iterations,
+            weights_version=max(published_versions(self.layout), default=None),
+            groups_done=done.groups_collected if collects else self._groups_done(done, groups) if samples else None,
+            groups_planned=self.facts.groups if samples and not collects else None,
+            seconds=iteration_seconds(measured),
+        )
+
+    def _groups_done(self, done: Progress, groups: int) -> int:
+        """The complete groups of the current iteration; all of them where training has put them into its archive."""
+        archived = self.layout.group_archive(done.iterations_done).exists()
+        return self.facts.groups or 0 if archived else groups
+
+    def _results(self) -> Iterator[Evaluated]:
+        """The results of the planned evaluations that are there."""
+        units = [unit for job in self.plan.jobs for unit in job.evaluations]
+        benchmarks = list(dict.fromkeys(unit.benchmark for unit in units))
+        planned = {(unit.version, unit.benchmark) for unit in units}
+        for version, benchmark in sorted(planned, key=lambda one: (benchmarks.index(one[1]), one[0])):
+            if (result := self._result(version, benchmark)) is not None:
+                yield result
+
+    def _result(self, version: int, benchmark: str) -> Evaluated | None:
+        path = self.layout.evaluation_summary(version, benchmark)
+        try:
+            changed = path.stat().st_mtime_ns
+            if (known := self._summaries.get(path)) is None or known[0] != changed:
+                self._summaries[path] = (changed, _evaluated(EvaluationSummary.read(path)))
+        except UnreadableError as error:
+            self._summaries[path] = (changed, error.line)
+        except OSError:
+            return None
+        found = self._summaries[path][1]
+        return found if isinstance(found, Evaluated) else None
+
+    def _unreadable(self, look: RunLook, done: Progress) -> Iterator[str]:
+        """A line for each file that cannot be read."""
+        yield from look.faults
+        yield from done.unreadable
+        yield from (line for line in self.metrics.faults if line not in done.unreadable)
+        yield from (found for _, found in self._summaries.values() if isinstance(found, str))
+        yield from self.history.faults
+
+    def _tasks(self, look: RunLook) -> Iterator[TaskView]:
+        waiting = {(one.job, one.index): f"{one.sentence}\n  next:     {one.next}" for one in paused(look)}
+        for job, index, record in look.tasks():
+            if record.state not in _AT_REST or (job.name, index) in look.running:
+                yield self._task(job, index, record, look, waiting.get((job.name, index), ""))
+
+    def _task(self, job: Job, index: int, record: TaskRecord, look: RunLook, waits: str) -> TaskView:
+        news, queued = self.history.tasks.get((job.name, index)), look.queued.get((job.name, index))
+        alive = (job.name, index) in look.running
+        node = (queued.nodes if queued is not None else "") or (news.host if news is not None and alive else "")
+        return TaskView(
+            job=job.name,
+            index=index,
+            role=job.role,
+            state=record.state,
+            alive=alive,
+            attempt=record.attempt,
+            since=record.time,
+            node=node or None,
+            weights_version=None if news is None else news.version,
+            last_event=None if news is None else news.time,
+            failures=record.failures,
+            reason=record.message or ("" if queued is None else queued.reason),
+            paused=waits,
+            ends_at=queued.ends_at if queued is not None and alive else None,
+        )
+
+
+def _evaluated(summary: EvaluationSummary) -> Evaluated:
+    fields = ("version", "benchmark", "accuracy", "low", "high")
+    return Evaluated(**{name: getattr(summary, name) for name in fields})
+
+
+def _job(job: Job, look: RunLook) -> JobView:
+    tasks = look.queues.tasks.get(job.name, [])
+    counts = Counter((str(task.state), "" if task.ended else task.reason) for task in tasks)
+    return JobView(
+        name=job.name,
+        role=job.role,
+        ids=tuple(look.queues.ids.get(job.name, ())),
+        tasks=job.tasks,
+        states=dict(Counter(record.state for record in look.records[job.name])),
+        queue=tuple(Queued(state=state, reason=why, tasks=count) for (state, why), count in counts.items()),
+        after=tuple(wait.job for wait in job.after),
+        time_limit_s=job.resources.time_limit_minutes * 60,
+        gpus=job.resources.gpus,
+    )

@@ -1,0 +1,297 @@
+"""The brake: the size of each room, names that stand for two things, files that are too short or too long, and circles
+of imports. ``python tests/unit/test_size.py`` prints the tables below as the package is now.
+
+A room is a folder or a module at the top of ``mrt_hpc``. Lines of code are lines without blanks, comments and
+docstrings. A commit that raises a number, or adds to a list, writes the reason beside it.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections import defaultdict
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "mrt_hpc"
+
+
+class Size(NamedTuple):
+    """How large a room may be."""
+
+    lines: int
+    """Lines of code, rounded up to the next 20: a mended fault needs no new number."""
+    files: int
+
+
+# -- the tables: paste here what a failure or ``python tests/unit/test_size.py`` prints -------------------------------
+
+ROOMS: dict[str, Size] = {
+    "algorithms": Size(720, 13),
+    "analysis": Size(3800, 27),
+    "attempt": Size(1400, 13),
+    "backends": Size(2800, 24),
+    "cli": Size(3000, 24),
+    "cluster": Size(2360, 15),
+    "datasets": Size(1220, 6),
+    "domains": Size(2480, 22),
+    "errors": Size(80, 1),
+    "evaluate": Size(540, 5),
+    "hub": Size(100, 1),
+    "images": Size(220, 1),
+    "inference": Size(2480, 21),
+    "modes": Size(420, 6),
+    "mrt": Size(580, 15),
+    "plan": Size(1300, 9),
+    "provers": Size(720, 12),
+    "recipe": Size(2780, 20),
+    "roles": Size(4440, 33),
+    "run": Size(3000, 30),
+    "submit": Size(1200, 10),
+    "training": Size(2540, 19),
+    "view": Size(1320, 9),
+}
+CLASSES_TWICE: set[str] = set()
+"""Class names that stand in two files. The goal is none."""
+FILES_TWICE: set[str] = {
+    "data",  # cli/data.py, run/data.py
+    "evaluation",  # evaluate/evaluation.py, roles/evaluation.py
+    "extrapolation",  # analysis/extrapolation.py, modes/extrapolation.py
+    "models",  # cli/models.py, evaluate/models.py
+    "prepare",  # datasets/prepare.py, roles/prepare.py
+    "results",  # analysis/report/results.py, run/results.py
+    "sections",  # analysis/report/sections.py, recipe/sections.py
+    "task",  # backends/slurm/task.py, domains/small_world/task.py
+    "weights",  # roles/sampling/weights.py, run/weights.py
+}
+"""File names that stand in two rooms and play different parts there. The goal is none."""
+SHORT: dict[str, str] = {
+    "__main__.py": "python -m mrt_hpc",
+    "analysis/curves.py": "may join measures",
+    "attempt/placement.py": "which rank of which attempt a process is",
+    "backends/local/site.py": "each back end has a site",
+    "cli/submit.py": "each command has a file",
+    "domains/verifiers.py": "the verifiers of a recipe",
+    "inference/engine_process.py": "vLLM is patched in one place",
+    "inference/ray_node_main.py": "the main module of a process",
+    "inference/server_main.py": "the main module of a process",
+    "inference/socket_paths.py": "may join ray_node; a login node imports it without the training stack",
+    "plan/kept_weights.py": "which weights versions stay",
+    "plan/token_counts.py": "algorithms import it without the hours",
+    "recipe/choices.py": "imported without the classes of the registry",
+    "roles/training/turn_taking.py": "the trainer's turns on shared GPUs",
+    "run/offline.py": "may join the upload",
+    "run/process.py": "no process outlives the one that needs it",
+    "run/seeds.py": "where every seed comes from",
+    "run/stuck_notices.py": "that one of many tasks notifies",
+    "run/waiting.py": "the one way to wait",
+}
+"""Files with fewer than 40 lines of code, each with the reason why it is a file."""
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+LEAST, MOST, STEP = 40, 450, 20
+ONE_FILE_EACH = {"algorithms", "modes", "mrt", "provers"}
+"""Rooms with one file for each algorithm, prover and so on, which may be short: a reader looks for it by its name."""
+SAME_PART = {"__init__", "base", "backend", "site"}
+"""Files that siblings have, each for its own folder."""
+QUESTION = (
+    "Ask before you go on: which concept is this, where does it live, and what can go? If it has to grow, put the line "
+    "below into tests/unit/test_size.py, with the reason beside it:"
+)
+
+
+def paths() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """The path within the package."""
+    return str(path.relative_to(PACKAGE))
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def code_lines(path: Path) -> int:
+    texts: set[int] = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            texts.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    blank = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        if token.type not in blank:
+            code.update(range(token.start[0], token.end[0] + 1))
+    return len(code - texts)
+
+
+def rooms() -> dict[str, Size]:
+    files: dict[str, list[int]] = defaultdict(list)
+    for path in paths():
+        if (room := Path(name_of(path)).parts[0].removesuffix(".py")) not in ("__init__", "__main__"):
+            files[room].append(code_lines(path))
+    return {room: Size(sum(lines), len(lines)) for room, lines in sorted(files.items())}
+
+
+def row(room: str, size: Size) -> str:
+    """The line of a room in the table."""
+    return f'    "{room}": Size({-(-size.lines // STEP) * STEP}, {size.files}),'
+
+
+def classes_twice() -> dict[str, list[str]]:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in paths():
+        for name in {node.name for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)}:
+            places[name].append(name_of(path))
+    return {name: files for name, files in sorted(places.items()) if len(files) > 1}
+
+
+def files_twice() -> dict[str, list[str]]:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in paths():
+        places[path.stem].append(name_of(path))
+    return {name: files for name, files in sorted(places.items()) if len(files) > 1 and not same_part(name, files)}
+
+
+def same_part(name: str, files: list[str]) -> bool:
+    """Whether files of one name play the same part: siblings, a command and what it shows, or an algorithm and its
+    formulas.
+    """
+    folders = {file.partition("/")[0] for file in files}
+    return name in SAME_PART or folders == {"algorithms", "mrt"} or (len(files) == 2 and folders == {"cli", "view"})
+
+
+def short_files() -> dict[str, int]:
+    files = [path for path in paths() if path.stem != "__init__" and path.parent.name not in ONE_FILE_EACH]
+    sizes = {name_of(path): code_lines(path) for path in files}
+    return {name: lines for name, lines in sizes.items() if lines < LEAST}
+
+
+def imports(*, types: bool) -> dict[str, set[str]]:
+    """The modules that each module imports, within functions too, and with ``types`` also those that it imports for
+    its annotations alone.
+    """
+    modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in paths()}
+    modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        named: set[str] = set()
+        nodes: list[ast.AST] = [tree_of(path)]
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not types:
+                continue
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    whole = f"{node.module}.{alias.name}"
+                    named.add(whole if whole in modules else node.module)
+            elif isinstance(node, ast.Import):
+                named.update(alias.name for alias in node.names)
+            nodes += ast.iter_child_nodes(node)
+        graph[module] = (named & modules.keys()) - {module}
+    return graph
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """A circle of imports, empty where there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def joined(graph: dict[str, set[str]], room: str) -> dict[str, set[str]]:
+    """The graph with all modules of a room as one."""
+    whole: dict[str, set[str]] = defaultdict(set)
+    for module, others in graph.items():
+        name = room if module.startswith(f"{room}.") else module
+        whole[name] |= {room if other.startswith(f"{room}.") else other for other in others} - {name}
+    return whole
+
+
+@pytest.mark.parametrize("room", sorted(rooms()))
+def test_no_room_grows_unnoticed(room: str) -> None:
+    size = rooms()[room]
+    assert room in ROOMS, f"mrt_hpc/{room} is a new room. {QUESTION}\n{row(room, size)}"
+    for what, now, most in zip(("lines of code", "files"), size, ROOMS[room], strict=True):
+        assert now <= most, f"mrt_hpc/{room} has {now} {what}; {most} is the most. {QUESTION}\n{row(room, size)}"
+
+
+def test_every_room_of_the_table_is_there() -> None:
+    assert ROOMS.keys() - rooms().keys() == set(), "take these out of ROOMS"
+
+
+def test_no_class_name_stands_in_two_files() -> None:
+    twice = classes_twice()
+    new = {name: files for name, files in twice.items() if name not in CLASSES_TWICE}
+    assert new == {}, (
+        "one thing, one name: if both are the same thing keep one class, otherwise give the new one a name"
+    )
+    assert CLASSES_TWICE - twice.keys() == set(), "these stand once now: take them out of CLASSES_TWICE"
+
+
+def test_no_file_name_stands_for_two_things() -> None:
+    twice = files_twice()
+    new = {name: files for name, files in twice.items() if name not in FILES_TWICE}
+    assert new == {}, "a reader looks for a concept by its name: give one of these files another"
+    assert FILES_TWICE - twice.keys() == set(), "these stand once now: take them out of FILES_TWICE"
+
+
+def test_no_file_is_too_short() -> None:
+    short = short_files()
+    new = {name: lines for name, lines in short.items() if name not in SHORT}
+    assert new == {}, f"fewer than {LEAST} lines are no concept: where would a reader look for this?"
+    assert SHORT.keys() - short.keys() == set(), "these are long enough now, or gone: take them out of SHORT"
+
+
+def test_no_file_is_too_long() -> None:
+    long = {name_of(path): code_lines(path) for path in paths() if code_lines(path) > MOST}
+    assert long == {}, f"more than {MOST} lines hold two concepts: which?"
+
+
+def test_imports_make_no_circle() -> None:
+    assert circle(imports(types=False)) == []
+    assert circle(joined(imports(types=True), "mrt_hpc.recipe")) == [], "in annotations, outside mrt_hpc/recipe"
+
+
+def test_a_circle_would_be_found() -> None:
+    graph = {"a.x": {"a.y"}, "a.y": {"a.x", "b"}, "b": set()}
+    assert circle(graph)
+    assert circle(joined(graph, "a")) == []
+    assert circle(joined({**graph, "b": {"a.x"}}, "a"))
+
+
+def tables() -> str:
+    """The tables at the top as the package is now. A reason that is not there yet is empty."""
+    printed = [
+        *("ROOMS: dict[str, Size] = {", *(row(room, size) for room, size in rooms().items()), "}"),
+        *set_of("CLASSES_TWICE", classes_twice()),
+        *set_of("FILES_TWICE", files_twice()),
+        *("SHORT: dict[str, str] = {", *(f'    "{name}": "{SHORT.get(name, "")}",' for name in short_files()), "}"),
+    ]
+    sizes = sorted(code_lines(path) for path in paths() if path.stem != "__init__")
+    median, longest = sizes[len(sizes) // 2], sizes[-1]
+    printed += [
+        f"# {sum(sizes)} lines of code in {len(sizes)} files and {len(paths()) - len(sizes)} __init__; of a file"
+    ]
+    return "\n".join([*printed, f"# {median} lines in the median, {longest} at most"])
+
+
+def set_of(table: str, names: dict[str, list[str]]) -> list[str]:
+    if not names:
+        return [f"{table}: set[str] = set()"]
+    return [f"{table}: set[str] = {{", *(f'    "{name}",  # {", ".join(files)}' for name, files in names.items()), "}"]
+
+
+if __name__ == "__main__":
+    print(tables())
