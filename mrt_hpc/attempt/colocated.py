@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from mrt_hpc.attempt.entry import role_function
 from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.roles.task.context import COMPANION_LOG, Companion, remove_earlier_turns, turn_of
+from mrt_hpc.roles.task.context import Companion, remove_earlier_turns, turn_of
 from mrt_hpc.roles.task.shutdown import Interrupted
 from mrt_hpc.run.atomic import make_folder
+from mrt_hpc.run.layout import COMPANION_LOG
 from mrt_hpc.run.process import import_path
 
 if TYPE_CHECKING:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 COLLECTION = -1
 """The iteration before the first: what weights version 0 samples once, for algorithms that start from its traces."""
+COMPANION_LOG = "inference"
+"""What the name of the log says of the process that samples in a colocated task."""
 
 
 def collection_of(version: int) -> int:

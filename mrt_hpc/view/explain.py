@@ -12,7 +12,7 @@ from mrt_hpc.attempt.run_progress import newest_metrics, reason, warnings
 from mrt_hpc.backends.backend import Hold, QueueState
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.plan.jobs import DependencyKind, Role
-from mrt_hpc.roles.task.context import COMPANION_LOG
+from mrt_hpc.run.layout import COMPANION_LOG
 from mrt_hpc.run.retries import PAUSED, SHORTAGES
 from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.run.weights import published_versions

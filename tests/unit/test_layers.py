@@ -117,8 +117,8 @@ def test_plan_on_a_cluster_loads_submitit_at_most() -> None:
     ],
 )
 def test_submissions_and_status_load_nothing_heavy(module: str) -> None:
-    """submitit is loaded where sbatch texts are made, and not before."""
-    assert_light(f"import mrt_hpc.{module}")
+    """submitit is loaded where sbatch texts are made, and pyarrow where records are read, and not before."""
+    assert_light(f"import mrt_hpc.{module}", [*HEAVY, "pyarrow"])
 
 
 def assert_light(code: str, names: list[str] = HEAVY) -> None:

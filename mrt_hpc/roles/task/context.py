@@ -212,8 +212,6 @@ def _overlap(one: range, other: range) -> bool:
 # They take turns on the GPUs of the task. The companion is a child of the first rank and ends with it.
 
 
-COMPANION_LOG = "inference"
-"""What the name of its log says of it."""
 TURN = ".turn"
 """The end of the name of a file of turns."""
 END_DEADLINE_S = 20.0
