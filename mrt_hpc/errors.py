@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import IntEnum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+from pathlib import Path
 
 
 def word(path: Path) -> str:
-    """A path as one word of a command that a user is told to type, whatever characters it holds."""
+    """A path as one word of a command that a user is asked to type, whatever characters it holds."""
     return shlex.quote(str(path))
 
 
@@ -83,7 +80,7 @@ class UserError(Exception):
             said.append(f"expected {self.expected}")
         return "; ".join(said)
 
-    def told_as(self, what: str, *, where: object = None, advice: str | None = None) -> UserError:
+    def in_other_words(self, what: str, *, where: object = None, advice: str | None = None) -> UserError:
         """The same error in other words, with its value, what would have been right, and its exit code."""
         where, advice = self.where if where is None else where, self.advice if advice is None else advice
         return UserError(

@@ -7,17 +7,14 @@ stopped. Only what serving and training need is fetched, and no weights in other
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 from mrt_hpc.errors import ExitCode, UserError, word
 from mrt_hpc.recipe.hub_models import CachedModel, HubModel, cache_directory
 from mrt_hpc.run.atomic import checksums, write_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-    from typing import Any
 
 NEEDED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 """The files of configuration, tokenizer, chat template and weights."""
@@ -83,9 +80,9 @@ def _refuse_damaged(directory: Path, files: Sequence[Any]) -> None:
     """
     there = [file for file in files if (directory / file.path).is_file()]
     sums = checksums([directory / file.path for file in there])
-    for file, found in zip(there, sums, strict=True):
+    for file, digest_found in zip(there, sums, strict=True):
         path, large = directory / file.path, file.lfs is not None
-        if (found if large else _git_blob(path)) != (file.lfs.sha256 if large else file.blob_id):
+        if (digest_found if large else _git_blob(path)) != (file.lfs.sha256 if large else file.blob_id):
             raise UserError(
                 "a file in the hub's cache differs from its checksum: it was damaged on the way or on the disk",
                 where=path,

@@ -8,24 +8,17 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import mrt_hpc
-from mrt_hpc.attempt.python_look import PythonLookError, look_at_python
-from mrt_hpc.backends.slurm.site import checksum_file
+from mrt_hpc.attempt.python_look import PythonLook, PythonLookError, look_at_python
+from mrt_hpc.backends.slurm.site import Container, checksum_file
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.find import installed_folders
 from mrt_hpc.run.atomic import checksum, write_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from mrt_hpc.attempt.python_look import PythonLook
-    from mrt_hpc.backends.slurm.site import Container
-
 
 # -- tree --------------------------------------------------------------------------------------------------------------
 # The files that a container image of mrt-hpc is built from: those of a checkout, or those that came with the wheel.
@@ -121,12 +114,12 @@ class ImageAsked:
         return checksum_file(self.image)
 
 
-def build_image(asked: ImageAsked, tell: Callable[[str], None]) -> str:
+def build_image(asked: ImageAsked, show: Callable[[str], None]) -> str:
     """Build an image, and return its SHA-256.
 
     Args:
         asked: what is built.
-        tell: called with a sentence about each step; Apptainer's own words go to the terminal.
+        show: called with a sentence about each step; Apptainer's own words go to the terminal.
 
     Raises:
         UserError: Apptainer is missing, or the build failed.
@@ -135,7 +128,7 @@ def build_image(asked: ImageAsked, tell: Callable[[str], None]) -> str:
     asked.image.parent.mkdir(parents=True, exist_ok=True)
     with _build_tree() as tree, _unfinished(asked.image) as unfinished:
         command = build_command(asked, unfinished, tree)
-        tell(f"running {shlex.join(command)}")
+        show(f"running {shlex.join(command)}")
         done = subprocess.run(command, cwd=tree, check=False)
         if done.returncode or not unfinished.is_file():
             raise _failed(asked, command, done.returncode)
@@ -168,7 +161,7 @@ def build_command(asked: ImageAsked, target: Path, tree: Path) -> list[str]:
 
 
 def _own_arguments(asked: ImageAsked, tree: Path) -> list[str]:
-    """What the definition must be told beside the user's own build arguments; Apptainer takes the last of a name."""
+    """What the definition must be given beside the user's own build arguments; Apptainer takes the last of a name."""
     if asked.kind == "debian":
         lines = (tree / "env" / "debian-mirror").read_text().splitlines()
         return [f"MIRROR={line}" for line in lines if line and not line.startswith("#")]
@@ -308,12 +301,12 @@ def check_image(
 
 
 def _checksum(image: Path) -> ImageCheck:
-    told, digest = checksum_file(image), checksum(image)
-    if not told.is_file():
-        return ImageCheck("checksum", True, f"{digest}; {told.name} is not there, so it is compared with nothing")
-    expected = told.read_text().split()[0]
-    remedy = "" if expected == digest else f"build or copy the image again, with {told.name}"
-    return ImageCheck("checksum", expected == digest, f"{digest}, and {expected} in {told.name}", remedy)
+    sidecar, digest = checksum_file(image), checksum(image)
+    if not sidecar.is_file():
+        return ImageCheck("checksum", True, f"{digest}; {sidecar.name} is not there, so it is compared with nothing")
+    expected = sidecar.read_text().split()[0]
+    remedy = "" if expected == digest else f"build or copy the image again, with {sidecar.name}"
+    return ImageCheck("checksum", expected == digest, f"{digest}, and {expected} in {sidecar.name}", remedy)
 
 
 def _inside(container: Container, setup: Sequence[str], environment: Mapping[str, str] | None) -> Iterator[ImageCheck]:

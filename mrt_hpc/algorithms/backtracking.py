@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from mrt_hpc.algorithms.base import SupervisedAlgorithm
-from mrt_hpc.algorithms.samples import is_whole
+from mrt_hpc.algorithms.samples import SampleSource, is_whole
 from mrt_hpc.mrt.backtracking import Attempt, Revision, StepContinuation, Variant, as_conversation, as_suffix, revise
 from mrt_hpc.mrt.sft import Conversation, MaskedTokens, Suffix
 from mrt_hpc.recipe.base import misfit
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.data import read_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mrt_hpc.algorithms.samples import SampleSource
-    from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.groups import Group
 
 DEFAULT_BACKTRACK = (
@@ -59,8 +57,8 @@ class Backtracking(SupervisedAlgorithm):
         statements = {p.id: p.problem for p in read_problems(source.train_data)}
         attempts = (_attempt(group, statements, source) for group in source.collected())
         variant = Variant(self.variant)
-        found = (revise(attempt, variant, min_loss_sigmas=self.min_loss_sigmas) for attempt in attempts)
-        samples = [self._sample(revision, source.recipe) for revision in found if revision is not None]
+        revisions = (revise(attempt, variant, min_loss_sigmas=self.min_loss_sigmas) for attempt in attempts)
+        samples = [self._sample(revision, source.recipe) for revision in revisions if revision is not None]
         source.keep(samples)
         yield from (source.conversation(s) if isinstance(s, Conversation) else source.suffix(s) for s in samples)
 

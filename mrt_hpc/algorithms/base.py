@@ -9,23 +9,21 @@ name to :data:`mrt_hpc.recipe.kinds.ALGORITHMS`; or write a class in any module 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from mrt_hpc.algorithms.starts import whole_traces
+from mrt_hpc.algorithms.starts import StartContext, Starts, whole_traces
+from mrt_hpc.inference.traces import SampledTrace
 from mrt_hpc.plan.token_counts import boundaries_per_trace, sequence_tokens, tokens_per_value, trace_tokens
 from mrt_hpc.provers.base import every_boundary
 from mrt_hpc.recipe.base import Count, Tokens, as_kind, misfit
 from mrt_hpc.recipe.kinds import AlgorithmSettings
+from mrt_hpc.recipe.schema import Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from mrt_hpc.algorithms.batch import Batch, Learnt
     from mrt_hpc.algorithms.samples import SampleSource
-    from mrt_hpc.algorithms.starts import StartContext, Starts
-    from mrt_hpc.inference.traces import SampledTrace
     from mrt_hpc.mrt.sft import MaskedTokens
-    from mrt_hpc.recipe.schema import Recipe
 
 
 class Algorithm(AlgorithmSettings):

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mrt_hpc.mrt.mrt_online import ScoredTrace
+from mrt_hpc.run.records import Branch, GroupStatistics, Rollout
 from mrt_hpc.training.settings import TrainingSequence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from numpy.typing import NDArray
-
     from mrt_hpc.run.groups import Group
-    from mrt_hpc.run.records import Branch, GroupStatistics, Rollout
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ class Batch:
 
     rollouts: list[Rollout]
     values: list[dict[int, float]]
-    """For each rollout the values of its boundaries that were estimated, by boundary."""
+    """The values of each rollout's estimated boundaries, by boundary."""
     costs: list[GroupStatistics]
     digest: str
     """The identity of the training data: SHA-256 over the digests of the groups."""
@@ -45,7 +43,7 @@ class Batch:
 
     @property
     def value_arrays(self) -> list[NDArray[np.float64]]:
-        """For each rollout [k + 1] V_0 .. V_k; empty where not all were estimated."""
+        """V_0 .. V_k of each rollout, [k + 1]; empty where not all were estimated."""
         return [
             np.array([values[j] for j in range(len(r.boundaries))]) if len(values) == len(r.boundaries) else np.zeros(0)
             for r, values in zip(self.rollouts, self.values, strict=True)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
-from mrt_hpc.algorithms.batch import Learnt, rollout_sequences
+from mrt_hpc.algorithms.batch import Batch, Learnt, rollout_sequences
 from mrt_hpc.mrt.mrt_online import outcome_token_advantages
-
-if TYPE_CHECKING:
-    from mrt_hpc.algorithms.batch import Batch
 
 
 class Grpo(RolloutAlgorithm):

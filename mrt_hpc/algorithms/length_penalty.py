@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
-from mrt_hpc.algorithms.batch import Learnt, rollout_sequences
+from mrt_hpc.algorithms.batch import Batch, Learnt, rollout_sequences
 from mrt_hpc.mrt.length_penalty import penalised_rewards
 from mrt_hpc.mrt.mrt_online import outcome_token_advantages
-
-if TYPE_CHECKING:
-    from mrt_hpc.algorithms.batch import Batch
 
 
 class LengthPenalty(RolloutAlgorithm):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm, check_one_temperature
-from mrt_hpc.algorithms.batch import Learnt, sampled_sequence
-from mrt_hpc.algorithms.starts import trace_settings
+from mrt_hpc.algorithms.batch import Batch, Learnt, sampled_sequence
+from mrt_hpc.algorithms.starts import StartContext, Starts, trace_settings
 from mrt_hpc.inference.protocol import SamplingSettings
 from mrt_hpc.inference.tokens import answer_start
-from mrt_hpc.inference.traces import PromptedGroup, Start
+from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
 from mrt_hpc.mrt.mrt import (
     Baseline,
     Bonus,
@@ -26,19 +27,11 @@ from mrt_hpc.mrt.mrt import (
 )
 from mrt_hpc.plan.token_counts import branch_tokens, tokens_per_value, trace_tokens
 from mrt_hpc.recipe.base import misfit
-from mrt_hpc.recipe.kinds import Refreshed
+from mrt_hpc.recipe.kinds import ProverSettings, Refreshed
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.layout import is_collection
+from mrt_hpc.run.records import Problem, Rollout
 from mrt_hpc.training.settings import TrainingSequence
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mrt_hpc.algorithms.batch import Batch
-    from mrt_hpc.algorithms.starts import StartContext, Starts
-    from mrt_hpc.inference.traces import SampledTrace
-    from mrt_hpc.recipe.kinds import ProverSettings
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.run.records import Problem, Rollout
 
 
 class Mrt(RolloutAlgorithm, Refreshed):

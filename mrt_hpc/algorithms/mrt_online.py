@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm, check_one_temperature
-from mrt_hpc.algorithms.batch import Learnt, rollout_sequences, sampled_sequence
+from mrt_hpc.algorithms.batch import Batch, Learnt, rollout_sequences, sampled_sequence
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.mrt_online import branch_advantages, token_advantages
 from mrt_hpc.plan.token_counts import boundaries_per_trace, sequence_tokens
 from mrt_hpc.recipe.base import misfit
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mrt_hpc.algorithms.batch import Batch
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.run.records import Branch, Rollout
-    from mrt_hpc.training.settings import TrainingSequence
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.run.records import Branch, Rollout
+from mrt_hpc.training.settings import TrainingSequence
 
 LEARNT_BRANCHES = 1 / 3
 """The share of the branches that are learnt: those whose boundary has both right and wrong ones."""

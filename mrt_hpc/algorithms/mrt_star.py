@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from mrt_hpc.algorithms.base import SupervisedAlgorithm, check_keep
-from mrt_hpc.algorithms.samples import is_whole, trace_name, values_of
+from mrt_hpc.algorithms.samples import SampleSource, is_whole, trace_name, values_of
 from mrt_hpc.mrt.sft import MaskedTokens, mask_suffix
 from mrt_hpc.mrt.star import select_progressing
 from mrt_hpc.recipe.base import Count, misfit
 from mrt_hpc.recipe.kinds import Refreshed
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.run.records import Branch, Rollout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mrt_hpc.algorithms.samples import SampleSource
-    from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.groups import Group
-    from mrt_hpc.run.records import Branch, Rollout
 
 
 class MrtStar(SupervisedAlgorithm, Refreshed):
@@ -45,9 +43,9 @@ class MrtStar(SupervisedAlgorithm, Refreshed):
         values = [values_of(group, r) for r in group.rollouts]
         rewards = [float(is_whole(r)) for r in group.rollouts]
         ranked = select_progressing(rewards, values, keep=None, threshold=self.threshold)
-        found = (_cut(group, group.rollouts[s.index], s.boundary, source) for s in ranked)
+        samples = (_cut(group, group.rollouts[s.index], s.boundary, source) for s in ranked)
         # A trace that no branch can close is replaced by the next.
-        return list(islice((masked for masked in found if masked is not None), self.keep))
+        return list(islice((masked for masked in samples if masked is not None), self.keep))
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a prover that samples no answers, and a ``keep`` above the number of sampled traces."""

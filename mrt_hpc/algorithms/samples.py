@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jinja2 import TemplateError
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.inference.prompting import Prompter
+from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.mrt.sft import ChatFormat, Conversation, MaskedTokens, Message, Suffix, mask_conversation, mask_suffix
-from mrt_hpc.run.records import FinishReason
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.run.records import Branch, FinishReason, Rollout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.inference.prompting import Prompter
-    from mrt_hpc.inference.tokens import TokenBytes
-    from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.groups import Group
-    from mrt_hpc.run.records import Branch, Rollout
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Iterator
+from typing import ClassVar, Literal
 
 from mrt_hpc.algorithms.base import SupervisedAlgorithm
+from mrt_hpc.algorithms.samples import SampleSource
+from mrt_hpc.mrt.sft import MaskedTokens
 from mrt_hpc.training.supervised import read_conversations, read_suffixes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mrt_hpc.algorithms.samples import SampleSource
-    from mrt_hpc.mrt.sft import MaskedTokens
 
 
 class SftConversations(SupervisedAlgorithm):

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from mrt_hpc.algorithms.base import SupervisedAlgorithm, check_keep
-from mrt_hpc.algorithms.samples import is_whole
+from mrt_hpc.algorithms.samples import SampleSource, is_whole
+from mrt_hpc.mrt.sft import MaskedTokens
 from mrt_hpc.mrt.star import select_correct
 from mrt_hpc.recipe.base import Count
 from mrt_hpc.recipe.kinds import Refreshed
+from mrt_hpc.recipe.schema import Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mrt_hpc.algorithms.samples import SampleSource
-    from mrt_hpc.mrt.sft import MaskedTokens
-    from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.groups import Group
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.protocol import SamplingSettings
+from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, Start
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mrt_hpc.inference.prompting import Prompter
-    from mrt_hpc.inference.tokens import TokenBytes
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.run.records import Problem, Rollout
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.run.records import Problem, Rollout
 
 
 @dataclass(frozen=True)

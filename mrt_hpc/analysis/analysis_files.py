@@ -7,15 +7,13 @@ import io
 import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.figures import draw
+from mrt_hpc.analysis.figures import LineFigure, draw
 from mrt_hpc.run.atomic import write_text
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.analysis.figures import LineFigure
     from mrt_hpc.analysis.intervals import IntervalEstimate
 
 Cell = str | int | float
@@ -80,13 +78,13 @@ def _text(cell: Cell) -> str:
     return str(cell)
 
 
-def interval_cells(found: IntervalEstimate) -> tuple[float, float, float]:
+def interval_cells(estimate: IntervalEstimate) -> tuple[float, float, float]:
     """Mean, lower and upper end, as cells of a table."""
-    return found.mean, found.low, found.high
+    return estimate.mean, estimate.low, estimate.high
 
 
-def interval_text(found: IntervalEstimate, digits: int = 3, *, signed: bool = False) -> str:
+def interval_text(estimate: IntervalEstimate, digits: int = 3, *, signed: bool = False) -> str:
     """A mean with its interval, as in ``0.412 (0.35 to 0.47)``."""
     sign = "+" if signed else ""
-    mean, low, high = (f"{number:{sign}.{digits}f}" for number in interval_cells(found))
-    return f"{mean} ({low} to {high})" if math.isfinite(found.low) else f"{mean} (no interval)"
+    mean, low, high = (f"{number:{sign}.{digits}f}" for number in interval_cells(estimate))
+    return f"{mean} ({low} to {high})" if math.isfinite(estimate.low) else f"{mean} (no interval)"

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
 from mrt_hpc.errors import UserError
-from mrt_hpc.run.evaluation_settings import has_samples, passed_over
-from mrt_hpc.run.retries import list_directory
+from mrt_hpc.plan.jobs import EvaluationUnit
+from mrt_hpc.run.evaluation_settings import EvaluationSettings, has_samples, passed_over, versions_evaluated
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.typed_file import readable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from mrt_hpc.plan.jobs import EvaluationUnit
-    from mrt_hpc.run.evaluation_settings import EvaluationSettings
-    from mrt_hpc.run.layout import RunLayout
 
 
 @dataclass(frozen=True)
@@ -24,9 +18,9 @@ class Measurements:
     """The planned measurements that a run directory contains."""
 
     iterations: tuple[IterationMetrics, ...]
-    """In order."""
+    """All iterations, in order."""
     evaluations: tuple[EvaluationSummary, ...]
-    """By benchmark as planned, then by version."""
+    """Sorted by benchmark as planned, then by version."""
     missing: tuple[str, ...]
     """A sentence for each gap."""
     unmade: tuple[str, ...] = ()
@@ -39,8 +33,7 @@ def read_measurements(
     layout: RunLayout,
     iterations_planned: int,
     versions: Iterable[int],
-    benchmarks: Iterable[str],
-    settings: Mapping[str, EvaluationSettings] | None = None,
+    settings: Mapping[str, EvaluationSettings],
 ) -> Measurements:
     """The metrics of all planned iterations and the summaries of all planned evaluations that are there, and those of
     further versions that were made with the same settings.
@@ -49,20 +42,18 @@ def read_measurements(
         layout: the run directory.
         iterations_planned: how many.
         versions: weights versions that are to be evaluated.
-        benchmarks: on which.
-        settings: what each benchmark has to be evaluated with; summaries of other settings count as not there. None
-            takes any.
+        settings: what each benchmark has to be evaluated with; summaries of other settings count as not there.
     """
     iterations, unreadable = readable(map(layout.metrics, range(iterations_planned)), IterationMetrics.read)
     absent = sorted(set(range(iterations_planned)).difference(metrics.iteration for metrics in iterations))
     missing = [f"metrics of iterations {as_ranges(absent)} of {iterations_planned}"] if absent else []
     wanted, pruned = set(versions), set(passed_over(layout))
     evaluations, unmade = [], []
-    for benchmark in benchmarks:
-        found, faults = _summaries(layout, benchmark, wanted, None if settings is None else settings[benchmark])
+    for benchmark, asked in settings.items():
+        summaries, faults = _summaries(layout, benchmark, wanted, asked)
         unreadable += faults
-        evaluations += found
-        absent = sorted(wanted.difference(summary.version for summary in found))
+        evaluations += summaries
+        absent = sorted(wanted.difference(summary.version for summary in summaries))
         if waited_for := [version for version in absent if version not in pruned]:
             missing.append(f"evaluation on {benchmark} of weights versions {as_ranges(waited_for)}")
         if gone := [version for version in absent if version in pruned]:
@@ -74,17 +65,15 @@ def read_measurements(
 
 
 def _summaries(
-    layout: RunLayout, benchmark: str, wanted: Iterable[int], settings: EvaluationSettings | None
+    layout: RunLayout, benchmark: str, wanted: Iterable[int], settings: EvaluationSettings
 ) -> tuple[list[EvaluationSummary], list[str]]:
     """The summaries of the wanted versions and of any others that were evaluated with these settings, in order of
     versions; and a line for each that cannot be read.
     """
-    others = {
-        version for path in list_directory(layout.root / "evals") if (version := layout.version_of(path)) is not None
-    }
-    paths = [layout.evaluation_summary(version, benchmark) for version in sorted({*wanted, *others})]
-    found, faults = readable(paths, EvaluationSummary.read)
-    return [one for one in found if settings is None or settings.summarised(one.settings)], faults
+    versions = sorted({*wanted, *versions_evaluated(layout)})
+    paths = [layout.evaluation_summary(version, benchmark) for version in versions]
+    summaries, faults = readable(paths, EvaluationSummary.read)
+    return [summary for summary in summaries if summary.settings == settings.summarised], faults
 
 
 def read_summary(layout: RunLayout, version: int, benchmark: str) -> EvaluationSummary:
@@ -104,7 +93,7 @@ def is_evaluated(layout: RunLayout, unit: EvaluationUnit, settings: EvaluationSe
     except (FileNotFoundError, UserError):  # absent, or damaged
         return False
     shard = layout.evaluation_shard(unit.version, unit.benchmark, unit.shard)
-    return settings.summarised(summary.settings) and has_samples(shard, settings)
+    return summary.settings == settings.summarised and has_samples(shard, settings)
 
 
 def as_ranges(numbers: Iterable[int]) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mrt_hpc.analysis.intervals import (
     SIGNIFICANCE,
+    IntervalEstimate,
     MeanGain,
+    Spread,
     detectable,
     holm,
     mean_gain,
@@ -18,17 +21,10 @@ from mrt_hpc.analysis.intervals import (
     samples_needed,
     spread_of,
 )
-from mrt_hpc.analysis.model_samples import other_settings
-from mrt_hpc.analysis.problem_measures import MajorityAtK
+from mrt_hpc.analysis.model_samples import ModelSamples, other_settings
+from mrt_hpc.analysis.problem_measures import MajorityAtK, Measure
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.votes import RULE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mrt_hpc.analysis.intervals import IntervalEstimate, Spread
-    from mrt_hpc.analysis.model_samples import ModelSamples
-    from mrt_hpc.analysis.problem_measures import Measure
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,7 @@ class Side:
     interval: IntervalEstimate | None
     """None for a mean over benchmarks."""
     samples: int
-    """Of the problem that has the fewest."""
+    """The samples of the problem that has the fewest."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +51,11 @@ class Comparison:
     left_out: int
     """Problems that only one of the two has."""
     gain: MeanGain
-    """Of the second over the first, as shares of ``scale``."""
+    """The gain of the second over the first, as a share of ``scale``."""
     scale: float
     """What a share of 1 is worth: 1 for shares, the largest number of tokens for tokens."""
     spread: Spread | None
-    """Of the gains, as shares of ``scale``; None where it is not known."""
+    """The spread of the gains, as shares of ``scale``; None where it is not known."""
     corrected_p: float
     """The p-value with Holm's correction for all comparisons that were made together."""
     together: int = 1
@@ -73,7 +69,7 @@ class Comparison:
     @property
     def detectable(self) -> float:
         """The smallest difference that 80 % of such comparisons would show after the correction, in the measure's unit;
-        infinite where a single problem tells nothing.
+        infinite where a single problem shows nothing.
         """
         return self.scale * detectable(self.gain.error, self.gain.degrees, self.together)
 
@@ -96,9 +92,11 @@ class Needed:
     """What would show a difference."""
 
     problems: int
-    """With as many samples of each as now."""
+    """The problems needed, with as many samples of each as now."""
     samples: int | None
-    """Of each problem, with as many problems as now; None if no number is enough, or it is not known."""
+    """The samples needed of each problem, with as many problems as now; None if no number is enough, or it is not
+    known.
+    """
     samples_known: bool
 
 
@@ -120,15 +118,18 @@ def compare(
     Raises:
         UserError: two models share no problem, or their samples do not give a measure.
     """
-    found = []
+    comparisons = []
     for measure in measures:
         for other in others:
             single = [_compared(a, b, measure) for a, b in zip(first, other, strict=True)]
-            found += single
+            comparisons += single
             if len(single) > 1 and measure.is_share:
-                found.append(_mean(first, other, measure, single))
-    corrected = holm([comparison.gain.p_value for comparison in found])
-    return [replace(one, corrected_p=p, together=len(found)) for one, p in zip(found, corrected, strict=True)]
+                comparisons.append(_mean(first, other, measure, single))
+    corrected = holm([comparison.gain.p_value for comparison in comparisons])
+    return [
+        replace(comparison, corrected_p=p, together=len(comparisons))
+        for comparison, p in zip(comparisons, corrected, strict=True)
+    ]
 
 
 def _compared(whole_first: ModelSamples, whole_second: ModelSamples, measure: Measure) -> Comparison:
@@ -189,9 +190,12 @@ def _mean(
     gain = mean_gain([(measure.values(a), measure.values(b)) for a, b in shared])
     sides = [
         Side(side[0].name, math.fsum(s.mean for s in side) / len(side), None, min(s.samples for s in side))
-        for side in ([one.first for one in single], [one.second for one in single])
+        for side in ([comparison.first for comparison in single], [comparison.second for comparison in single])
     ]
-    problems, left_out = sum(one.problems for one in single), sum(one.left_out for one in single)
+    problems, left_out = (
+        sum(comparison.problems for comparison in single),
+        sum(comparison.left_out for comparison in single),
+    )
     return Comparison(measure, MEAN, sides[0], sides[1], problems, left_out, gain, 1.0, None, gain.p_value)
 
 
@@ -214,7 +218,7 @@ def verdict(comparison: Comparison) -> str:
         return f"{comparison.second.name} is {_direction(comparison)}: {_more(comparison)}"
     corrected = " after the correction" if comparison.gain.p_value < SIGNIFICANCE else ""
     limit = can_show(comparison.measure, comparison.problems, comparison.detectable)
-    return f"cannot be told apart{corrected}: {limit}"
+    return f"cannot be distinguished{corrected}: {limit}"
 
 
 def can_show(measure: Measure, problems: int, smallest: float) -> str:
@@ -226,7 +230,7 @@ def can_show(measure: Measure, problems: int, smallest: float) -> str:
         smallest: the smallest difference that they can show, in the measure's unit.
     """
     if not math.isfinite(smallest):
-        return "a single problem tells nothing of others"
+        return "a single problem shows nothing of others"
     if measure.is_share and smallest > 1:
         return f"n = {problems} problems are too few to show any difference"
     return f"n = {problems} problems can show {quantity(measure, smallest)} or more"
@@ -252,7 +256,7 @@ def requirement(comparison: Comparison, difference: float) -> str | None:
     needed = comparison.needed(difference)
     if needed is None:
         return None
-    start = f"to tell {quantity(comparison.measure, difference)} apart: {_count(needed.problems, 'problem')} "
+    start = f"to distinguish {quantity(comparison.measure, difference)}: {_count(needed.problems, 'problem')} "
     samples = min(comparison.first.samples, comparison.second.samples)
     return f"{start}with {_count(samples, 'sample')} each; or {_enough_samples(needed, comparison)}"
 
@@ -299,14 +303,14 @@ class ComparisonRow:
     second_low: float | None
     second_high: float | None
     difference: float
-    """Of the second over the first."""
+    """The difference of the second to the first."""
     difference_low: float
     difference_high: float
     p: float
     corrected_p: float
-    """With Holm's correction."""
+    """The p-value with Holm's correction."""
     detectable: float | None
-    """The smallest difference that 80 % of such comparisons would show; None where a single problem tells nothing."""
+    """The smallest difference that 80 % of such comparisons would show; None where a single problem shows nothing."""
     asked: float
     """The difference that the next two are about."""
     problems_needed: int | None
@@ -320,7 +324,7 @@ def row_of(comparison: Comparison, points: float) -> ComparisonRow:
 
     Args:
         comparison: of two models.
-        points: the difference to be told, see ``asked_difference``.
+        points: the difference to be shown, see ``asked_difference``.
     """
     asked = asked_difference(comparison, points)
     needed = comparison.needed(asked)
@@ -377,16 +381,20 @@ def notes(comparisons: Sequence[Comparison], models: Sequence[Sequence[ModelSamp
         comparisons: all that were made together.
         models: the samples of each model, one item a benchmark.
     """
-    found = ["intervals are 95 %, over problems; a difference that can be shown is found in 80 % of such comparisons"]
+    sentences = [
+        "intervals are 95 %, over problems; a difference that can be shown is found in 80 % of such comparisons"
+    ]
     if len(comparisons) > 1:
         corrected = f"p, verdicts and differences that can be shown are corrected for {len(comparisons)} comparisons"
-        found.append(f"{corrected} (Holm); intervals are not")
-    if any(isinstance(one.measure, MajorityAtK) for one in comparisons):
-        found.append(RULE)
-    found += dict.fromkeys(_left_out(one) for one in comparisons if one.left_out)
-    return found + [note for samples in zip(*models, strict=True) for note in other_settings(samples[0], samples[1:])]
+        sentences.append(f"{corrected} (Holm); intervals are not")
+    if any(isinstance(comparison.measure, MajorityAtK) for comparison in comparisons):
+        sentences.append(RULE)
+    sentences += dict.fromkeys(_left_out(comparison) for comparison in comparisons if comparison.left_out)
+    return sentences + [
+        note for samples in zip(*models, strict=True) for note in other_settings(samples[0], samples[1:])
+    ]
 
 
-def _left_out(one: Comparison) -> str:
-    names = f"{one.first.name} and {one.second.name}"
-    return f"{one.left_out} problems of {one.benchmark} are left out, which not both of {names} have"
+def _left_out(comparison: Comparison) -> str:
+    names = f"{comparison.first.name} and {comparison.second.name}"
+    return f"{comparison.left_out} problems of {comparison.benchmark} are left out, which not both of {names} have"

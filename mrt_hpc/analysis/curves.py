@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mrt_hpc.analysis.model_samples import evaluated_problems
+from mrt_hpc.analysis.model_samples import Counted, EvaluatedTrace, ModelSamples, evaluated_problems
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import TraceCurve, tokens_to_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
-
-    from mrt_hpc.analysis.model_samples import Counted, EvaluatedTrace, ModelSamples
     from mrt_hpc.run.groups import Sampled
 
 
@@ -65,8 +62,8 @@ def valued_traces(
         counted: the tokens of a boundary.
         adds_stages: whether the tokens of earlier rounds count too, see ``ModeSettings.adds_stages``.
     """
-    found = {
+    valued = {
         problem: [curve_of(trace, counted) for trace in traces if any(b.value is not None for b in trace.boundaries)]
         for problem, traces in evaluated_problems(parts, adds_stages=adds_stages).items()
     }
-    return {problem: curves for problem, curves in found.items() if curves}
+    return {problem: curves for problem, curves in valued.items() if curves}

@@ -5,23 +5,18 @@ With 30 problems they hold the truth in 92 to 94 % of simulated evaluations (``t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells
 from mrt_hpc.analysis.curves import curve_of
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel
 from mrt_hpc.analysis.intervals import CONFIDENCE, IntervalEstimate, share_interval
+from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 from mrt_hpc.mrt.token_budget import first_reached, reward_within
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 
 POINTS = 256
 """The number of steps in which the allowed tokens grow."""
@@ -56,7 +51,7 @@ class TokensTo:
     level: float
     tokens: IntervalEstimate
     ratio: IntervalEstimate
-    """To the tokens of the first model; NaN where neither reaches the accuracy."""
+    """The ratio to the tokens of the first model; NaN where neither reaches the accuracy."""
     undefined: float
     """The share of the draws in which neither reaches it, which the interval of the ratio leaves out."""
 
@@ -69,11 +64,11 @@ def analyse_efficiency(models: Sequence[ModelSamples], levels: Sequence[float], 
         levels: accuracies; empty takes shares of the best accuracy that all models reach.
         seed: of the bootstrap.
     """
-    found = efficiencies(models)
-    asked = sorted(set(levels)) or default_levels(found)
-    results = [result for level in asked for result in tokens_to(found, level, seed)]
-    tables = (_table_of_accuracy(found), _table_of_tokens(results))
-    return Analysis(tables, (_figure(found),), _summary(results), remarks=_remarks(models, found, results))
+    by_model = efficiencies(models)
+    asked = sorted(set(levels)) or default_levels(by_model)
+    results = [result for level in asked for result in tokens_to(by_model, level, seed)]
+    tables = (_table_of_accuracy(by_model), _table_of_tokens(results))
+    return Analysis(tables, (_figure(by_model),), _summary(results), remarks=_remarks(models, by_model, results))
 
 
 def efficiencies(models: Sequence[ModelSamples]) -> list[ModelEfficiency]:
@@ -95,27 +90,27 @@ def accuracy_within(traces: Sequence[EvaluatedTrace], allowed: NDArray[np.float6
     return np.asarray(np.mean(rewards, axis=0))
 
 
-def default_levels(found: Sequence[ModelEfficiency]) -> list[float]:
+def default_levels(by_model: Sequence[ModelEfficiency]) -> list[float]:
     """Shares of the best accuracy that all models reach, with two significant digits; none where it is 0.
 
     Two digits change a number by 5 % at most, so no share becomes 0, and none of up to 0.9 exceeds the best accuracy.
     """
-    best = min(float(model.mean.max()) for model in found)
+    best = min(float(model.mean.max()) for model in by_model)
     return sorted({float(f"{best * share:.2g}") for share in TENTHS} - {0.0})
 
 
-def tokens_to(found: Sequence[ModelEfficiency], level: float, seed: int) -> list[TokensTo]:
+def tokens_to(by_model: Sequence[ModelEfficiency], level: float, seed: int) -> list[TokensTo]:
     """The tokens of each model to an accuracy, with intervals.
 
     Args:
-        found: the models, with the same problems in the same order.
+        by_model: the models, with the same problems in the same order.
         level: the accuracy.
         seed: of the bootstrap.
     """
-    problems = len(found[0].accuracy)
+    problems = len(by_model[0].accuracy)
     weights = bootstrap_weights(problems, seed)
-    exact = [float(first_reached(model.allowed, model.mean[None], level)[0]) for model in found]
-    drawn = [first_reached(model.allowed, weights @ model.accuracy, level) for model in found]
+    exact = [float(first_reached(model.allowed, model.mean[None], level)[0]) for model in by_model]
+    drawn = [first_reached(model.allowed, weights @ model.accuracy, level) for model in by_model]
     return [
         TokensTo(
             model.name,
@@ -124,7 +119,7 @@ def tokens_to(found: Sequence[ModelEfficiency], level: float, seed: int) -> list
             percentiles(*_ratios(tokens, draws, exact[0], drawn[0]), problems),
             float(np.mean(np.isinf(draws) & np.isinf(drawn[0]))),
         )
-        for model, tokens, draws in zip(found, exact, drawn, strict=True)
+        for model, tokens, draws in zip(by_model, exact, drawn, strict=True)
     ]
 
 
@@ -172,10 +167,10 @@ def percentiles(estimate: float, draws: NDArray[np.float64], problems: int) -> I
 # -- what is shown
 
 
-def _table_of_accuracy(found: Sequence[ModelEfficiency]) -> DataTable:
+def _table_of_accuracy(by_model: Sequence[ModelEfficiency]) -> DataTable:
     rows = [
         (model.name, float(tokens), *interval_cells(share_interval(by_problem)))
-        for model in found
+        for model in by_model
         for tokens, by_problem in zip(model.allowed, model.accuracy.T, strict=True)
     ]
     return DataTable("accuracy_by_tokens", ("model", "allowed_tokens", "accuracy", "low", "high"), tuple(rows))
@@ -197,14 +192,14 @@ def _cell(number: float) -> float | str:
     return NOT_REACHED if np.isinf(number) else number
 
 
-def _figure(found: Sequence[ModelEfficiency]) -> LineFigure:
+def _figure(by_model: Sequence[ModelEfficiency]) -> LineFigure:
     lines = tuple(
         Line(
             model.name,
             tuple(map(float, model.allowed)),
             tuple(share_interval(by_problem) for by_problem in model.accuracy.T),
         )
-        for model in found
+        for model in by_model
     )
     title = "Accuracy within a number of tokens"
     y_label = "accuracy (mean, 95 % interval)"
@@ -225,24 +220,24 @@ def level_text(level: float) -> str:
     return f"{level:.1%}" if level >= 0.1 else f"{100 * level:.3g}%"
 
 
-def tokens_text(found: IntervalEstimate) -> str:
+def tokens_text(estimate: IntervalEstimate) -> str:
     """Tokens with their interval, in words where an accuracy is not reached."""
-    mean, low, high = (NOT_REACHED if np.isinf(n) else f"{n:.0f}" for n in interval_cells(found))
-    if np.isnan(found.low):
+    mean, low, high = (NOT_REACHED if np.isinf(n) else f"{n:.0f}" for n in interval_cells(estimate))
+    if np.isnan(estimate.low):
         return f"{mean} (no interval)"
     return f"{mean} ({low} to {high})" if low != NOT_REACHED else mean
 
 
-def ratio_text(found: IntervalEstimate) -> str:
+def ratio_text(estimate: IntervalEstimate) -> str:
     """A ratio with its interval, in words where an accuracy is not reached."""
-    if np.isnan(found.mean):
+    if np.isnan(estimate.mean):
         return "neither reaches it"
-    mean, low, high = ("infinite" if np.isinf(n) else f"{n:.2f}" for n in interval_cells(found))
-    return f"{mean} (no interval)" if np.isnan(found.low) else f"{mean} ({low} to {high})"
+    mean, low, high = ("infinite" if np.isinf(n) else f"{n:.2f}" for n in interval_cells(estimate))
+    return f"{mean} (no interval)" if np.isnan(estimate.low) else f"{mean} ({low} to {high})"
 
 
 def _remarks(
-    models: Sequence[ModelSamples], found: Sequence[ModelEfficiency], results: Sequence[TokensTo]
+    models: Sequence[ModelSamples], by_model: Sequence[ModelEfficiency], results: Sequence[TokensTo]
 ) -> tuple[str, ...]:
     remarks = [
         f"{model.name}: its prefixes were not valued, so a trace that is stopped before its end counts as wrong"
@@ -256,12 +251,12 @@ def _remarks(
         if result.undefined > 0 and result.model != results[0].model
     ]
     if results and len(models[0].problems) == 1:
-        remarks.append("tokens and ratios have no interval: a single problem tells nothing of others")
-    return (*remarks, *(() if results else _remark_on_levels(found)))
+        remarks.append("tokens and ratios have no interval: a single problem shows nothing of others")
+    return (*remarks, *(() if results else _remark_on_levels(by_model)))
 
 
-def _remark_on_levels(found: Sequence[ModelEfficiency]) -> tuple[str, ...]:
+def _remark_on_levels(by_model: Sequence[ModelEfficiency]) -> tuple[str, ...]:
     """Why no accuracy was chosen, and how to name some."""
-    never = [model.name for model in found if not model.mean.any()]
+    never = [model.name for model in by_model if not model.mean.any()]
     names = " and ".join(never)
     return (f"{names} {'has' if len(never) == 1 else 'have'} no accuracy above 0: name levels with --accuracy 0.1,0.2",)

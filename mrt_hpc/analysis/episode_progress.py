@@ -5,9 +5,9 @@ problems. Intervals are clustered by problem.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.stats import rankdata
@@ -15,15 +15,10 @@ from scipy.stats import rankdata
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text, name_of_file
 from mrt_hpc.analysis.curves import curve_of
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel
-from mrt_hpc.analysis.intervals import clustered_mean
+from mrt_hpc.analysis.intervals import IntervalEstimate, clustered_mean
+from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 from mrt_hpc.mrt.progress import progress
 from mrt_hpc.mrt.votes import RIGHT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from mrt_hpc.analysis.intervals import IntervalEstimate
-    from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 
 FEW_PROBLEMS = 5
 """Means over fewer problems than this are in the table, and not in the figure: their intervals would fill it."""
@@ -126,14 +121,14 @@ def progress_curves(model: ModelSamples, difficulty: Mapping[str, Difficulty]) -
 
 def progress_by_episode(problems: Mapping[str, Sequence[EvaluatedTrace]]) -> tuple[EpisodeProgress, ...]:
     """The mean progress of each episode over the traces that have it."""
-    found: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    by_episode: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for problem, traces in problems.items():
         for trace in traces:
             for episode, gain in enumerate(progress(curve_of(trace).values)):
-                found[episode][problem].append(float(gain))
+                by_episode[episode][problem].append(float(gain))
     return tuple(
         EpisodeProgress(episode, clustered_mean(list(gains.values())), sum(map(len, gains.values())), len(gains))
-        for episode, gains in sorted(found.items())
+        for episode, gains in sorted(by_episode.items())
     )
 
 

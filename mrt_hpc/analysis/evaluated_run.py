@@ -5,26 +5,24 @@ of samples; weights version *i* of an evaluation on its own is model *i* of its 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mrt_hpc.analysis.model_samples import ModelSamples, evaluated_problems
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.find import expanded
 from mrt_hpc.recipe.kinds import ModeSettings
 from mrt_hpc.recipe.lock import look_at_lock, read_lock
-from mrt_hpc.run.evaluation_settings import fingerprint_of, has_samples, settings_of
+from mrt_hpc.recipe.schema import EvaluatedModel, Experiment
+from mrt_hpc.run.evaluation_settings import (
+    EvaluationSettings,
+    fingerprint_of,
+    has_samples,
+    settings_of,
+    versions_evaluated,
+)
 from mrt_hpc.run.groups import read_outcomes
-from mrt_hpc.run.layout import existing_run
+from mrt_hpc.run.layout import RunLayout, existing_run
 from mrt_hpc.run.manifest import read_manifest
-from mrt_hpc.run.retries import list_directory
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.recipe.schema import EvaluatedModel, Experiment
-    from mrt_hpc.recipe.sections import Benchmark
-    from mrt_hpc.run.evaluation_settings import EvaluationSettings
-    from mrt_hpc.run.layout import RunLayout
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,7 @@ class EvaluatedRun:
     def versions(self, benchmark: str) -> list[int]:
         """The weights versions of which all samples on a benchmark are there, in ascending order."""
         settings = self._settings(benchmark)
-        found = (self.layout.version_of(path) for path in list_directory(self.layout.root / "evals"))
-        return sorted(v for v in found if v is not None and self._is_whole(v, benchmark, settings))
+        return [v for v in versions_evaluated(self.layout) if self._is_whole(v, benchmark, settings)]
 
     def samples(self, version: int, benchmark: str, name: str) -> ModelSamples:
         """The samples of one weights version on one benchmark.
@@ -116,7 +113,7 @@ class EvaluatedRun:
             DamagedError: a shard is not what was written.
             UserError: the evaluation is not there, or not complete.
         """
-        settings, mode = self._settings(benchmark), self._benchmark(benchmark).mode
+        settings, mode = self._settings(benchmark), self.recipe.benchmark(benchmark).mode
         if not self._is_whole(version, benchmark, settings):
             raise self._incomplete(version, benchmark)
         parts = (read_outcomes(shard) for shard in self._shards(version, benchmark))
@@ -133,27 +130,23 @@ class EvaluatedRun:
     def _compared(self, version: int, benchmark: str) -> dict[str, str]:
         """What decides samples and verdicts."""
         graders = {str(read_manifest(shard).about.get("grader", "")) for shard in self._shards(version, benchmark)}
-        found = fingerprint_of(self.layout, self.recipe, self._benchmark(benchmark), "").compared
-        return {**found, "grader": " ".join(sorted(graders))}
+        compared = fingerprint_of(self.layout, self.recipe, self.recipe.benchmark(benchmark), "").compared
+        return {**compared, "grader": " ".join(sorted(graders))}
 
     def _budgets(self, name: str) -> tuple[int, ...]:
         """The tokens that the boundaries of the traces stand for, where the way of evaluating says so."""
-        benchmark = self._benchmark(name)
+        benchmark = self.recipe.benchmark(name)
         base = self.recipe.sampling_of(benchmark).max_tokens
         return () if benchmark.mode is None else benchmark.mode.boundary_budgets(base)
 
     def _settings(self, benchmark: str) -> EvaluationSettings:
-        return settings_of(self.layout, self.recipe, self._benchmark(benchmark))
-
-    def _benchmark(self, name: str) -> Benchmark:
-        return next(b for b in self.recipe.evaluation.benchmarks if b.name == name)
+        return settings_of(self.layout, self.recipe, self.recipe.benchmark(benchmark))
 
     def _is_whole(self, version: int, benchmark: str, settings: EvaluationSettings) -> bool:
         return all(has_samples(shard, settings) for shard in self._shards(version, benchmark))
 
     def _shards(self, version: int, benchmark: str) -> list[Path]:
-        shards = range(self.recipe.evaluation.problem_shards)
-        return [self.layout.evaluation_shard(version, benchmark, number) for number in shards]
+        return self.layout.evaluation_shards(version, benchmark, self.recipe.evaluation.problem_shards)
 
     def _incomplete(self, version: int, benchmark: str) -> UserError:
         whole = ", ".join(map(self.long_name, self.versions(benchmark)))

@@ -6,26 +6,19 @@ of the extensions. The value there is how often a model answers right that is ma
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text
-from mrt_hpc.analysis.comparing import compare, verdict
+from mrt_hpc.analysis.comparing import Comparison, compare, verdict
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel
-from mrt_hpc.analysis.intervals import paired_difference, share_interval
+from mrt_hpc.analysis.intervals import IntervalEstimate, paired_difference, share_interval
+from mrt_hpc.analysis.model_samples import ModelSamples
 from mrt_hpc.analysis.problem_measures import MeanMeasure
 from mrt_hpc.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from mrt_hpc.analysis.comparing import Comparison
-    from mrt_hpc.analysis.intervals import IntervalEstimate
-    from mrt_hpc.analysis.model_samples import ModelSamples
 
 
 @dataclass(frozen=True)
@@ -38,7 +31,7 @@ class AccuracyAt(MeanMeasure):
 
     @property
     def name(self) -> str:
-        """With the budget."""
+        """The name, with the budget."""
         return f"accuracy at {self.budget} tokens"
 
     def terms(self, model: ModelSamples) -> dict[str, NDArray[np.float64]]:
@@ -81,9 +74,9 @@ def analyse_extrapolation(models: Sequence[ModelSamples]) -> Analysis:
     budgets = models[0].budgets
     for model in models:
         _require(model, budgets)
-    found = [extrapolation_of(model) for model in models]
-    tables = (_table(found), _table_of_gains(found))
-    return Analysis(tables, (_figure(found),), _summary(found), _verdicts(models, found))
+    by_model = [extrapolation_of(model) for model in models]
+    tables = (_table(by_model), _table_of_gains(by_model))
+    return Analysis(tables, (_figure(by_model),), _summary(by_model), _verdicts(models, by_model))
 
 
 def _require(model: ModelSamples, budgets: tuple[int, ...]) -> None:
@@ -117,51 +110,55 @@ def extrapolation_of(model: ModelSamples) -> ModelExtrapolation:
     return ModelExtrapolation(model.name, model.budgets, tuple(measure.values(model) for measure in measures))
 
 
-def _table(found: Sequence[ModelExtrapolation]) -> DataTable:
+def _table(by_model: Sequence[ModelExtrapolation]) -> DataTable:
     rows = [
         (model.name, budget, *interval_cells(accuracy))
-        for model in found
+        for model in by_model
         for budget, accuracy in zip(model.budgets, model.accuracy, strict=True)
     ]
     return DataTable("extrapolation", ("model", "budget_tokens", "accuracy", "low", "high"), tuple(rows))
 
 
-def _table_of_gains(found: Sequence[ModelExtrapolation]) -> DataTable:
+def _table_of_gains(by_model: Sequence[ModelExtrapolation]) -> DataTable:
     rows = [
         (model.name, budget, *interval_cells(gain))
-        for model in found
+        for model in by_model
         for budget, gain in zip(model.budgets[1:], model.gain[1:], strict=True)
     ]
     return DataTable("extrapolation_gains", ("model", "budget_tokens", "gain", "low", "high"), tuple(rows))
 
 
-def _figure(found: Sequence[ModelExtrapolation]) -> LineFigure:
-    lines = tuple(Line(m.name, tuple(map(float, m.budgets)), m.accuracy) for m in found)
+def _figure(by_model: Sequence[ModelExtrapolation]) -> LineFigure:
+    lines = tuple(Line(m.name, tuple(map(float, m.budgets)), m.accuracy) for m in by_model)
     title = "Accuracy past the first budget"
     label = "accuracy when made to stop (95 % interval)"
     return LineFigure("extrapolation", (Panel(title, "budget (tokens)", label, lines, percent=True),))
 
 
-def _summary(found: Sequence[ModelExtrapolation]) -> DataTable:
-    columns = ("model", *(f"{budget} tokens" for budget in found[0].budgets), "gain")
+def _summary(by_model: Sequence[ModelExtrapolation]) -> DataTable:
+    columns = ("model", *(f"{budget} tokens" for budget in by_model[0].budgets), "gain")
     rows = [
-        (model.name, *(f"{one.mean:.3f}" for one in model.accuracy), interval_text(model.gain[-1], signed=True))
-        for model in found
+        (
+            model.name,
+            *(f"{estimate.mean:.3f}" for estimate in model.accuracy),
+            interval_text(model.gain[-1], signed=True),
+        )
+        for model in by_model
     ]
     return DataTable("accuracy by budget", columns, tuple(rows))
 
 
-def _verdicts(models: Sequence[ModelSamples], found: Sequence[ModelExtrapolation]) -> tuple[str, ...]:
-    """Whether thinking longer helps each model, and whether the models can be told apart at the last budget."""
+def _verdicts(models: Sequence[ModelSamples], by_model: Sequence[ModelExtrapolation]) -> tuple[str, ...]:
+    """Whether thinking longer helps each model, and whether the models can be distinguished at the last budget."""
     longer = [
         f"{model.name}, {model.budgets[-1]} against {model.budgets[0]} tokens: "
         f"{interval_text(model.gain[-1], signed=True)}, {_word(model.gain[-1])}"
-        for model in found
+        for model in by_model
     ]
-    last = len(found[0].budgets)
-    measure = AccuracyAt(found[0].budgets[-1], last)
+    last = len(by_model[0].budgets)
+    measure = AccuracyAt(by_model[0].budgets[-1], last)
     pairs = compare(models[:1], [[model] for model in models[1:]], [measure]) if len(models) > 1 else []
-    return (*longer, *(_told(one) for one in pairs))
+    return (*longer, *(_in_words(pair) for pair in pairs))
 
 
 def _word(gain: IntervalEstimate) -> str:
@@ -170,6 +167,7 @@ def _word(gain: IntervalEstimate) -> str:
     return "it gains" if gain.mean > 0 else "it loses"
 
 
-def _told(one: Comparison) -> str:
-    interval = interval_text(one.gain.interval, signed=True)
-    return f"{one.measure.name}, {one.second.name} against {one.first.name}: {interval}, {verdict(one)}"
+def _in_words(comparison: Comparison) -> str:
+    interval = interval_text(comparison.gain.interval, signed=True)
+    names = f"{comparison.second.name} against {comparison.first.name}"
+    return f"{comparison.measure.name}, {names}: {interval}, {verdict(comparison)}"

@@ -8,9 +8,11 @@ same bytes.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
+from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,18 +23,22 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    Locator,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    PercentFormatter,
+)
 
 from mrt_hpc.run.atomic import replacing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.ticker import Locator
 
     from mrt_hpc.analysis.intervals import IntervalEstimate
 
@@ -46,7 +52,7 @@ longer ones would leave the axes too little room.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 AGES = LinearSegmentedColormap.from_list("time", ["#A6CEE3", "#3E7FB8", "#08306B"])
-"""From early to late in training: light to dark, so that it survives print in grey."""
+"""Colours from early to late in training: light to dark, so that it survives print in grey."""
 MARKED_POINTS = 40
 """A trend of more points than this is drawn faintly, and the mean over a twentieth of it strongly."""
 MOST_MARKERS = 16
@@ -168,12 +174,12 @@ def inlined(svg: str) -> tuple[str, str]:
     """
     root = svg[svg.index("<svg") :]
     head, _, body = root.partition(">")
-    found = re.search(r'viewBox="([^"]+)"', head)
-    if found is None:
+    match = re.search(r'viewBox="([^"]+)"', head)
+    if match is None:
         raise ValueError("the figure has no view box")
     content = body[: body.rindex("</svg>")]
     content = re.sub(r"<metadata>.*?</metadata>", "", content, flags=re.DOTALL)
-    return found[1], re.sub(r' id="[A-Za-z.]+\w*_\d+"', "", content)
+    return match[1], re.sub(r' id="[A-Za-z.]+\w*_\d+"', "", content)
 
 
 @contextmanager

@@ -19,21 +19,18 @@ here varies over problems (Miller 2024, *Adding Error Bars to Evals*, clustered 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
 from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
     FloatArray = NDArray[np.float64]
 
 
@@ -218,9 +215,9 @@ class MeanGain:
 
     mean: float
     error: float
-    """Its standard error; infinite where a single problem tells nothing of others."""
+    """Its standard error; infinite where a single problem shows nothing of others."""
     degrees: float
-    """Of freedom."""
+    """The degrees of freedom."""
 
     @property
     def interval(self) -> IntervalEstimate:
@@ -230,7 +227,7 @@ class MeanGain:
 
     @property
     def p_value(self) -> float:
-        """Of the two-sided t test that there is no gain."""
+        """The p-value of the two-sided t test that there is no gain."""
         return float(2 * stdtr(self.degrees, -abs(self.mean) / self.error)) if math.isfinite(self.error) else 1.0
 
 
@@ -373,9 +370,9 @@ class Spread:
     """The variance of paired gains in two parts."""
 
     between: float
-    """Of the true gains of the problems."""
+    """The variance of the true gains of the problems."""
     within: float
-    """Of the gain of one problem from one sample on each side; divided by n with n samples."""
+    """The variance of the gain of one problem from one sample on each side; divided by n with n samples."""
 
 
 def spread_of(before: Mapping[str, FloatArray], after: Mapping[str, FloatArray]) -> Spread | None:

@@ -5,19 +5,16 @@ The module has their names, units and round trip; ``rows`` computes with them, a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, Self
+from pathlib import Path
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from mrt_hpc.errors import word
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.typed_file import read_typed
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
 
 FEW_ANSWERS = 0.1
 """Share of traces with an answer below which something is wrong with prompts, tags or limits."""
@@ -115,8 +112,6 @@ class EvaluationSummary(Record):
     graders: int = 1
     """The number of graders whose verdicts it holds: more than one where mrt-hpc or math-verify was changed between two
     parts of the evaluation."""
-    seconds: float | None = None
-    """Wall time of the evaluation."""
     settings: str | None = None
     """The digest of the settings of the evaluation."""
 
@@ -164,7 +159,7 @@ class IterationMetrics(Record):
     progress_by_episode: tuple[float, ...] = ()
     """Mean progress V_{j+1} - V_j of episode j over the traces that have one."""
     progress_error: float | None = None
-    """Standard error of one progress value, as its branches tell: the root of the mean variance that the prover and
+    """Standard error of one progress value, from its branches: the root of the mean variance that the prover and
     its planner reached, over the values that have it."""
     progress_error_share: float | None = None
     """The share of them. A boundary with a single branch has none: where a planner draws one because little is open,
@@ -206,8 +201,8 @@ class IterationMetrics(Record):
     def warnings(self) -> list[str]:
         """What looks wrong with the iteration, a sentence each, with what to look at."""
         where = f"iteration {self.iteration}"
-        found = (few_answers(self.answered_share, where), sampler_mismatch(self.trainer, where))
-        return [warning for warning in found if warning is not None]
+        sentences = (few_answers(self.answered_share, where), sampler_mismatch(self.trainer, where))
+        return [warning for warning in sentences if warning is not None]
 
 
 def several_graders(graders: int, what: str) -> str | None:

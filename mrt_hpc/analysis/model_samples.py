@@ -5,16 +5,15 @@ values of the prefixes with the answers that were forced there.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.run.records import Branch, Rollout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from mrt_hpc.run.groups import BranchOutcome, Outcomes, RolloutOutcome, Sampled
-    from mrt_hpc.run.records import Branch, Rollout
 
 EvaluatedProblems = dict[str, "tuple[EvaluatedTrace, ...]"]
 """The traces of each problem, by its id."""
@@ -76,7 +75,7 @@ class ModelSamples:
     """The model as ``mrt-hpc eval`` takes it, for the commands that an error advises."""
     benchmark: str
     problems: EvaluatedProblems
-    """Of each problem at least one trace, in the order of sampling."""
+    """At least one trace of each problem, in the order of sampling."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """What decides the samples and their verdicts beside the weights, by words for it; empty where it is not known."""
     counted: Counted = "sampled"
@@ -165,20 +164,20 @@ def evaluated_problems(parts: Iterable[Outcomes | Sampled], *, adds_stages: bool
         parts: the shards of one version and benchmark.
         adds_stages: whether the tokens of the earlier rounds of a sample count too, see ``ModeSettings.adds_stages``.
     """
-    found: dict[str, dict[int, EvaluatedTrace]] = defaultdict(dict)
+    traces_of: dict[str, dict[int, EvaluatedTrace]] = defaultdict(dict)
     for part in parts:
         boundaries = _BoundaryRecords.of(part, tokens_of_earlier_rounds(part.rollouts) if adds_stages else {})
         for rollout in (r for r in part.rollouts if r.counts):
-            found[rollout.problem_id][rollout.sample] = boundaries.trace(rollout)
-    return {problem: tuple(traces[sample] for sample in sorted(traces)) for problem, traces in found.items()}
+            traces_of[rollout.problem_id][rollout.sample] = boundaries.trace(rollout)
+    return {problem: tuple(traces[sample] for sample in sorted(traces)) for problem, traces in traces_of.items()}
 
 
 def tokens_of_earlier_rounds(rollouts: Iterable[RolloutOutcome | Rollout]) -> Mapping[tuple[str, int], int]:
     """The tokens of all rounds of a sample but the last one, by problem and by the number of the sample."""
-    found = Counter[tuple[str, int]]()
+    earlier = Counter[tuple[str, int]]()
     for rollout in (r for r in rollouts if not r.counts):
-        found[rollout.problem_id, rollout.sample // rollout.stages] += rollout.tokens
-    return found
+        earlier[rollout.problem_id, rollout.sample // rollout.stages] += rollout.tokens
+    return earlier
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
+from mrt_hpc.analysis.model_samples import ModelSamples
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.find import expanded
 from mrt_hpc.run.layout import AT, FIRST, LAST, RunLayout, split_at, version_named
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from mrt_hpc.analysis.model_samples import ModelSamples
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,7 @@ def models_to_evaluate(texts: Sequence[str]) -> list[str]:
     Raises:
         UserError: an evaluation has no such model, or its recipe cannot be read.
     """
-    return [one for text in texts for one in _to_evaluate(text)]
+    return [model for text in texts for model in _to_evaluate(text)]
 
 
 def _to_evaluate(text: str) -> list[str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mrt_hpc.analysis.intervals import IntervalEstimate
 
 DASH = "–"

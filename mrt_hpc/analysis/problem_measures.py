@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mrt_hpc.analysis.curves import curves_of
 from mrt_hpc.analysis.intervals import IntervalEstimate, mean_interval, mean_of_shares, pass_at_1, pass_at_k
+from mrt_hpc.analysis.model_samples import ModelSamples
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import area_under_values
 from mrt_hpc.mrt.votes import RIGHT, AnswerCounts, Representative, cleaned_answer, majority_at_k
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from mrt_hpc.analysis.model_samples import ModelSamples
-
     FloatArray = NDArray[np.float64]
 
 EXPECTED = "pass@K, maj@K, regret@TOKENS or tokens, for instance pass@1"
@@ -97,7 +94,7 @@ class PassAtK(Measure):
 
     @property
     def name(self) -> str:
-        """With k."""
+        """The name, with k."""
         return f"pass@{self.k}"
 
     def values(self, model: ModelSamples) -> dict[str, float]:
@@ -119,7 +116,7 @@ class MajorityAtK(Measure):
 
     @property
     def name(self) -> str:
-        """With k."""
+        """The name, with k."""
         return f"maj@{self.k}"
 
     def values(self, model: ModelSamples) -> dict[str, float]:
@@ -142,7 +139,7 @@ class Regret(MeanMeasure):
 
     @property
     def name(self) -> str:
-        """With the budget."""
+        """The name, with the budget."""
         return f"regret@{self.budget}"
 
     def terms(self, model: ModelSamples) -> dict[str, FloatArray]:
@@ -166,7 +163,7 @@ class Tokens(MeanMeasure):
         return {problem: np.array([float(s.tokens) for s in samples]) for problem, samples in model.problems.items()}
 
     def interval(self, model: ModelSamples) -> IntervalEstimate:
-        """Over problems; a single one tells nothing of others."""
+        """The interval over problems; a single one shows nothing of others."""
         values = np.array(list(self.values(model).values()))
         return mean_interval(values) if len(values) > 1 else IntervalEstimate(float(values[0]), 0.0, float("inf"))
 

@@ -5,26 +5,19 @@ of whole traces.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text
-from mrt_hpc.analysis.comparing import compare, verdict
+from mrt_hpc.analysis.comparing import Comparison, compare, verdict
 from mrt_hpc.analysis.curves import curves_of
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel
-from mrt_hpc.analysis.intervals import mean_of_shares, paired_difference, ratio_interval
+from mrt_hpc.analysis.intervals import IntervalEstimate, mean_of_shares, paired_difference, ratio_interval
+from mrt_hpc.analysis.model_samples import ModelSamples
 from mrt_hpc.analysis.problem_measures import Regret
-from mrt_hpc.mrt.regret import area_of_episodes, regret_by_problem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from mrt_hpc.analysis.comparing import Comparison
-    from mrt_hpc.analysis.intervals import IntervalEstimate
-    from mrt_hpc.analysis.model_samples import ModelSamples
-    from mrt_hpc.mrt.regret import TraceCurve
+from mrt_hpc.mrt.regret import TraceCurve, area_of_episodes, regret_by_problem
 
 BUDGETS = 32
 """The number of budgets that are measured where none are named."""
@@ -67,11 +60,11 @@ def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int]) -> An
     """
     curves = {model.name: curves_of(model) for model in models}
     measured = sorted(set(budgets)) or even_budgets(most_tokens(models, curves.values()))
-    found = [regret_of(name, mine, measured) for name, mine in curves.items()]
-    figures = (_figure_of_regret(found), _figure_of_areas(found))
-    differences = (_table_of_differences(found),) if len(found) > 1 else ()
-    tables = (_table_of_regret(found), _table_of_areas(found), *differences)
-    return Analysis(tables, figures, _summary(found), verdicts(models, measured[-1]), _remarks(found))
+    by_model = [regret_of(name, mine, measured) for name, mine in curves.items()]
+    figures = (_figure_of_regret(by_model), _figure_of_areas(by_model))
+    differences = (_table_of_differences(by_model),) if len(by_model) > 1 else ()
+    tables = (_table_of_regret(by_model), _table_of_areas(by_model), *differences)
+    return Analysis(tables, figures, _summary(by_model), verdicts(models, measured[-1]), _remarks(by_model))
 
 
 def most_tokens(models: Sequence[ModelSamples], curves: Iterable[Curves]) -> int:
@@ -108,17 +101,17 @@ def _mean_areas(traces: Sequence[TraceCurve], most: int, budget: int) -> list[fl
     return [float(np.mean([area_of_episodes(curve, j, budget) for curve in traces])) for j in range(most + 1)]
 
 
-def _table_of_regret(found: Sequence[ModelRegret]) -> DataTable:
+def _table_of_regret(by_model: Sequence[ModelRegret]) -> DataTable:
     rows = [
         (model.name, budget, *interval_cells(regret))
-        for model in found
+        for model in by_model
         for budget, regret in zip(model.budgets, model.regret, strict=True)
     ]
     return DataTable("regret", ("model", "budget_tokens", "regret", "low", "high"), tuple(rows))
 
 
-def _table_of_differences(found: Sequence[ModelRegret]) -> DataTable:
-    first, *others = found
+def _table_of_differences(by_model: Sequence[ModelRegret]) -> DataTable:
+    first, *others = by_model
     rows = [
         (model.name, first.name, budget, *interval_cells(difference))
         for model in others
@@ -128,45 +121,48 @@ def _table_of_differences(found: Sequence[ModelRegret]) -> DataTable:
     return DataTable("regret_differences", columns, tuple(rows))
 
 
-def _table_of_areas(found: Sequence[ModelRegret]) -> DataTable:
-    rows = [(model.name, j, *interval_cells(area)) for model in found for j, area in enumerate(model.areas)]
+def _table_of_areas(by_model: Sequence[ModelRegret]) -> DataTable:
+    rows = [(model.name, j, *interval_cells(area)) for model in by_model for j, area in enumerate(model.areas)]
     return DataTable("areas_by_episode", ("model", "episodes", "area_ratio", "low", "high"), tuple(rows))
 
 
-def _figure_of_regret(found: Sequence[ModelRegret]) -> LineFigure:
-    lines = tuple(Line(m.name, tuple(map(float, m.budgets)), m.regret) for m in found)
-    title = "Normalised regret" if len(found) > 1 else f"Normalised regret of {found[0].name}"
+def _figure_of_regret(by_model: Sequence[ModelRegret]) -> LineFigure:
+    lines = tuple(Line(m.name, tuple(map(float, m.budgets)), m.regret) for m in by_model)
+    title = "Normalised regret" if len(by_model) > 1 else f"Normalised regret of {by_model[0].name}"
     return LineFigure("regret", (Panel(title, "budget (tokens)", "normalised regret (mean, 95 % interval)", lines),))
 
 
-def _figure_of_areas(found: Sequence[ModelRegret]) -> LineFigure:
-    lines = tuple(Line(m.name, tuple(map(float, range(len(m.areas)))), m.areas) for m in found)
-    title = "Area of the first episodes" if len(found) > 1 else f"Area of the first episodes of {found[0].name}"
-    y_label = f"area / area of whole traces, {found[0].budgets[-1]} tokens"
+def _figure_of_areas(by_model: Sequence[ModelRegret]) -> LineFigure:
+    lines = tuple(Line(m.name, tuple(map(float, range(len(m.areas)))), m.areas) for m in by_model)
+    title = "Area of the first episodes" if len(by_model) > 1 else f"Area of the first episodes of {by_model[0].name}"
+    y_label = f"area / area of whole traces, {by_model[0].budgets[-1]} tokens"
     panel = Panel(title, "episodes kept", y_label, lines, percent=True, whole_numbers=True, level=1.0)
     return LineFigure("areas_by_episode", (panel,))
 
 
-def _summary(found: Sequence[ModelRegret]) -> DataTable:
+def _summary(by_model: Sequence[ModelRegret]) -> DataTable:
     """The regret at four of the budgets."""
-    budgets = found[0].budgets
+    budgets = by_model[0].budgets
     shown = sorted({round((len(budgets) - 1) * part / 4) for part in range(1, 5)})
-    rows = [(model.name, *(interval_text(model.regret[index]) for index in shown)) for model in found]
+    rows = [(model.name, *(interval_text(model.regret[index]) for index in shown)) for model in by_model]
     return DataTable("normalised regret", ("model", *(f"{budgets[i]} tokens" for i in shown)), tuple(rows))
 
 
-def _remarks(found: Sequence[ModelRegret]) -> tuple[str, ...]:
+def _remarks(by_model: Sequence[ModelRegret]) -> tuple[str, ...]:
     """What was left out."""
-    return tuple(f"{m.name}: no prefix has a value above 0, so no areas are compared" for m in found if not m.areas)
+    return tuple(f"{m.name}: no prefix has a value above 0, so no areas are compared" for m in by_model if not m.areas)
 
 
 def verdicts(models: Sequence[ModelSamples], budget: int) -> tuple[str, ...]:
-    """Whether the regret of each model at a budget can be told apart from that of the first one, in words."""
+    """Whether the regret of each model at a budget can be distinguished from that of the first one, in words."""
     if len(models) == 1:
         return ()
-    found = compare(models[:1], [[model] for model in models[1:]], [Regret(budget)])
-    return tuple(f"{one.measure.name}, {one.second.name} against {one.first.name}: {_verdict(one)}" for one in found)
+    comparisons = compare(models[:1], [[model] for model in models[1:]], [Regret(budget)])
+    return tuple(
+        f"{comparison.measure.name}, {comparison.second.name} against {comparison.first.name}: {_verdict(comparison)}"
+        for comparison in comparisons
+    )
 
 
-def _verdict(one: Comparison) -> str:
-    return f"{interval_text(one.gain.interval, signed=True)}, {verdict(one)}"
+def _verdict(comparison: Comparison) -> str:
+    return f"{interval_text(comparison.gain.interval, signed=True)}, {verdict(comparison)}"

@@ -5,13 +5,15 @@ the time of phases.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
 from mrt_hpc.analysis.intervals import (
     IntervalEstimate,
+    Means,
     mean_of_shares,
     mean_paired_difference,
     paired_difference,
@@ -22,11 +24,6 @@ from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
 from mrt_hpc.mrt.votes import RIGHT, AnswerCounts, majority_at_k
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import TypeVar
-
-    from mrt_hpc.analysis.intervals import Means
-
     Name = TypeVar("Name", int, str)
 
 
@@ -47,7 +44,6 @@ def summarise_evaluation(
     regret_tokens: Literal["sampled", "all"] = "sampled",
     stages: Mapping[str, Mapping[str, float]] | None = None,
     graders: int = 1,
-    seconds: float | None = None,
     settings: str | None = None,
 ) -> EvaluationSummary:
     """The summary of one weights version on one benchmark, from the rewards of every problem's samples.
@@ -66,7 +62,6 @@ def summarise_evaluation(
         regret: as there.
         regret_tokens: as there.
         stages: the mean reward of each problem, by stage and problem id.
-        seconds: as there.
         settings: as there.
 
     Raises:
@@ -98,7 +93,6 @@ def summarise_evaluation(
         stages={name: float(np.mean(list(means.values()))) for name, means in by_stage.items()},
         stages_by_problem=_rows(by_stage),
         graders=graders,
-        seconds=seconds,
         settings=settings,
     )
 
@@ -154,18 +148,18 @@ def mean_of(*benchmarks: Means) -> IntervalEstimate:
     """
     if len(benchmarks) == 1:
         return mean_of_shares(benchmarks[0])
-    found = mean_paired_difference([(dict.fromkeys(one, 0.0), one) for one in benchmarks])
-    return replace(found, low=max(found.low, 0.0))
+    difference = mean_paired_difference([(dict.fromkeys(by_problem, 0.0), by_problem) for by_problem in benchmarks])
+    return replace(difference, low=max(difference.low, 0.0))
 
 
-def passes(one: EvaluationSummary) -> dict[int, Means]:
+def passes(evaluation: EvaluationSummary) -> dict[int, Means]:
     """pass@k of each problem, by k."""
-    return _by_place(list(one.pass_at_k), one.pass_by_problem)
+    return _by_place(list(evaluation.pass_at_k), evaluation.pass_by_problem)
 
 
-def majorities(one: EvaluationSummary) -> dict[int, Means]:
+def majorities(evaluation: EvaluationSummary) -> dict[int, Means]:
     """maj@k of each problem, by k."""
-    return _by_place(list(one.pass_at_k), one.majority_by_problem)
+    return _by_place(list(evaluation.pass_at_k), evaluation.majority_by_problem)
 
 
 def pass_estimates(*benchmarks: EvaluationSummary) -> dict[int, IntervalEstimate]:
@@ -173,35 +167,37 @@ def pass_estimates(*benchmarks: EvaluationSummary) -> dict[int, IntervalEstimate
 
     For k = 1 it is the accuracy with its interval, so that the two agree.
     """
-    found = {k: mean_of(*shares) for k, shares in _shared([passes(one) for one in benchmarks]).items()}
-    if len(benchmarks) == 1 and 1 in found:
-        found[1] = _agreeing(found[1], benchmarks[0])
-    return found
+    estimates = {
+        k: mean_of(*shares) for k, shares in _shared([passes(evaluation) for evaluation in benchmarks]).items()
+    }
+    if len(benchmarks) == 1 and 1 in estimates:
+        estimates[1] = _agreeing(estimates[1], benchmarks[0])
+    return estimates
 
 
 def majority_estimates(*benchmarks: EvaluationSummary) -> dict[int, IntervalEstimate]:
     """maj@k by k: of a benchmark, or the mean over several; empty where a summary has none."""
-    return {k: mean_of(*shares) for k, shares in _shared([majorities(one) for one in benchmarks]).items()}
+    return {k: mean_of(*shares) for k, shares in _shared([majorities(evaluation) for evaluation in benchmarks]).items()}
 
 
-def stage_estimates(one: EvaluationSummary) -> dict[str, IntervalEstimate]:
+def stage_estimates(evaluation: EvaluationSummary) -> dict[str, IntervalEstimate]:
     """The accuracy of each stage, by its name; that of the last one is the result's."""
-    if not one.stages_by_problem:
+    if not evaluation.stages_by_problem:
         return {}
-    shares = _by_place(list(one.stages), one.stages_by_problem)
-    found = {name: mean_of(by_problem) for name, by_problem in shares.items()}
-    last = next(reversed(found))
-    return {**found, last: _agreeing(found[last], one)}
+    shares = _by_place(list(evaluation.stages), evaluation.stages_by_problem)
+    estimates = {name: mean_of(by_problem) for name, by_problem in shares.items()}
+    last = next(reversed(estimates))
+    return {**estimates, last: _agreeing(estimates[last], evaluation)}
 
 
-def accuracy_of(one: EvaluationSummary) -> IntervalEstimate:
+def accuracy_of(evaluation: EvaluationSummary) -> IntervalEstimate:
     """pass@1 of a benchmark with its interval."""
-    return IntervalEstimate(one.accuracy, one.low, one.high)
+    return IntervalEstimate(evaluation.accuracy, evaluation.low, evaluation.high)
 
 
-def _agreeing(found: IntervalEstimate, one: EvaluationSummary) -> IntervalEstimate:
+def _agreeing(estimate: IntervalEstimate, evaluation: EvaluationSummary) -> IntervalEstimate:
     """pass@1 as the summary has it, where this is the same number: of one sample a problem its interval differs."""
-    return accuracy_of(one) if abs(found.mean - one.accuracy) < ROUNDED else found
+    return accuracy_of(evaluation) if abs(estimate.mean - evaluation.accuracy) < ROUNDED else estimate
 
 
 def _by_place(names: Sequence[Name], by_problem: Mapping[str, Sequence[float]]) -> dict[Name, Means]:
@@ -213,8 +209,8 @@ def _by_place(names: Sequence[Name], by_problem: Mapping[str, Sequence[float]]) 
 
 def _shared(benchmarks: Sequence[Mapping[int, Means]]) -> dict[int, list[Means]]:
     """The shares of each benchmark, for every k that all of them have."""
-    ks = sorted(set.intersection(*(set(found) for found in benchmarks)))
-    return {k: [found[k] for found in benchmarks] for k in ks}
+    ks = sorted(set.intersection(*(set(means) for means in benchmarks)))
+    return {k: [means[k] for means in benchmarks] for k in ks}
 
 
 # -- the rows of tables
@@ -275,7 +271,7 @@ def mean_rows(evaluations: Sequence[EvaluationSummary]) -> list[MeanRow]:
     groups = list(by_benchmark(evaluations).values())
     if len(groups) < 2:
         return []
-    by_version = [{one.version: one for one in group} for group in groups]
+    by_version = [{evaluation.version: evaluation for evaluation in group} for group in groups]
     shared = sorted(set.intersection(*(set(versions) for versions in by_version)))
     rows = []
     for version in shared:
@@ -284,7 +280,7 @@ def mean_rows(evaluations: Sequence[EvaluationSummary]) -> list[MeanRow]:
         pairs = [(first.per_problem, this.per_problem) for first, this in zip(firsts, these, strict=True)]
         compared = version != shared[0] and all(before and before.keys() == after.keys() for before, after in pairs)
         gain = mean_paired_difference(pairs) if compared else None
-        rows.append(MeanRow(version, mean_of(*(one.per_problem for one in these)), gain))
+        rows.append(MeanRow(version, mean_of(*(evaluation.per_problem for evaluation in these)), gain))
     return [row for row in rows if row.difference or row.version == shared[0]]
 
 
@@ -328,4 +324,4 @@ def by_benchmark(evaluations: Sequence[EvaluationSummary]) -> dict[str, list[Eva
     groups: dict[str, list[EvaluationSummary]] = {}
     for evaluation in evaluations:
         groups.setdefault(evaluation.benchmark, []).append(evaluation)
-    return {benchmark: sorted(group, key=lambda one: one.version) for benchmark, group in groups.items()}
+    return {benchmark: sorted(group, key=lambda evaluation: evaluation.version) for benchmark, group in groups.items()}

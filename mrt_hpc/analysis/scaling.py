@@ -9,16 +9,17 @@ of which one has to be right (pass@k), at k times the mean tokens of a sample.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text, name_of_file
 from mrt_hpc.analysis.comparing import can_show, quantity
-from mrt_hpc.analysis.figures import Line, LineFigure, Panel
+from mrt_hpc.analysis.figures import Dash, Line, LineFigure, Panel
 from mrt_hpc.analysis.intervals import (
     SIGNIFICANCE,
+    IntervalEstimate,
     MeanGain,
     detectable,
     holm,
@@ -26,18 +27,10 @@ from mrt_hpc.analysis.intervals import (
     mean_of_shares,
     paired_difference,
 )
-from mrt_hpc.analysis.model_samples import VALUED_SUITE
+from mrt_hpc.analysis.model_samples import VALUED_SUITE, EvaluatedBoundary, EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.votes import RULE, AnswerCounts, majority_at_k
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mrt_hpc.analysis.figures import Dash
-    from mrt_hpc.analysis.intervals import IntervalEstimate
-    from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, ModelSamples
-
 
 # -- the points of the curves
 
@@ -146,7 +139,7 @@ class EarlierVote:
     saved: float
     """The tokens that the vote at the last prefix takes more."""
     gain: MeanGain
-    """Of the vote at the last prefix over this one, paired by problem."""
+    """The gain of the vote at the last prefix over this one, paired by problem."""
     corrected_p: float
     """The p-value with Holm's correction for all earlier votes."""
     together: int
@@ -177,7 +170,7 @@ class EqualTokens:
     complete: float
     """The accuracy of complete samples."""
     gain: MeanGain
-    """Of the vote at the last prefix over them, paired by problem."""
+    """The gain of the vote at the last prefix over them, paired by problem."""
 
 
 def earlier_votes(curve: ScalingCurve) -> list[EarlierVote]:
@@ -231,9 +224,9 @@ def progress_verdict(curve: ScalingCurve) -> str | None:
         return f"{head}: a vote at episode {enough.episode} is better by {better}, and would have saved {saved}"
     limit = can_show(measure, enough.problems, enough.detectable)
     if enough.detectable > 1:
-        return f"{head}: whether thinking on gains anything cannot be told: {limit}"
+        return f"{head}: whether thinking on gains anything cannot be known: {limit}"
     as_well = f"a vote at episode {enough.episode} would have done as well, and saved {saved}"
-    return f"{head}: {as_well}: it cannot be told from the last one, and {limit}"
+    return f"{head}: {as_well}: it cannot be distinguished from the last one, and {limit}"
 
 
 def _at_least(votes: Sequence[EarlierVote], measure: MajorityAtK) -> str:
@@ -246,15 +239,15 @@ def equal_tokens_verdict(curve: ScalingCurve, complete: ScalingCurve) -> str:
     """Whether complete samples of equal tokens would have done as well, in one sentence."""
     measure, last = MajorityAtK(curve.voters or 1), curve.points[-1]
     head = f"{curve.model}, {measure.name} at the last prefix against a vote of complete samples of equal tokens"
-    found = equal_tokens(curve, complete)
-    if found is None:
+    equal = equal_tokens(curve, complete)
+    if equal is None:
         return f"{head}: not compared, {_out_of_range(last.tokens, complete)}"
-    gain, problems = found.gain, len(last.by_problem)
-    told = f"{head}: {interval_text(gain.interval, signed=True)}"
+    gain, problems = equal.gain, len(last.by_problem)
+    verdict = f"{head}: {interval_text(gain.interval, signed=True)}"
     if gain.p_value < SIGNIFICANCE:
-        return f"{told}, it is {'better' if gain.mean > 0 else 'worse'} by {quantity(measure, abs(gain.mean))}"
+        return f"{verdict}, it is {'better' if gain.mean > 0 else 'worse'} by {quantity(measure, abs(gain.mean))}"
     limit = can_show(measure, problems, detectable(gain.error, gain.degrees))
-    return f"{told}, cannot be told apart: {limit}"
+    return f"{verdict}, cannot be distinguished: {limit}"
 
 
 def _out_of_range(tokens: float, complete: ScalingCurve) -> str:
@@ -290,13 +283,13 @@ def table_of_equal_tokens(pairs: Sequence[tuple[ScalingCurve, ScalingCurve]]) ->
     Args:
         pairs: votes at prefixes, and votes of complete samples of the same model.
     """
-    found = [one for one in (equal_tokens(*pair) for pair in pairs) if one is not None]
+    equals = [equal for equal in (equal_tokens(*pair) for pair in pairs) if equal is not None]
     rows = [
         (
-            one.curve.model, one.curve.way, one.curve.points[-1].tokens, one.curve.points[-1].accuracy.mean,
-            one.complete, *interval_cells(one.gain.interval), one.gain.p_value,
+            equal.curve.model, equal.curve.way, equal.curve.points[-1].tokens, equal.curve.points[-1].accuracy.mean,
+            equal.complete, *interval_cells(equal.gain.interval), equal.gain.p_value,
         )
-        for one in found
+        for equal in equals
     ]  # fmt: skip
     columns = ("model", "way", "tokens", "accuracy", "complete_samples", "difference", "low", "high", "p")
     return DataTable("equal_tokens", columns, tuple(rows))
@@ -334,12 +327,12 @@ def _verdicts(largest: Sequence[tuple[ScalingCurve, ScalingCurve]]) -> tuple[str
     Args:
         largest: of each model the largest vote at the prefixes, and the vote of complete samples.
     """
-    found = [
+    sentences = [
         sentence
         for curve, votes in largest
         for sentence in (progress_verdict(curve), equal_tokens_verdict(curve, votes))
     ]
-    return tuple(sentence for sentence in found if sentence is not None)
+    return tuple(sentence for sentence in sentences if sentence is not None)
 
 
 # -- what is shown

@@ -1,5 +1,5 @@
 """The reckoning of a run: GPU-hours and core-hours of every attempt, by role and by use. Where the queue keeps an
-account, its seconds and resources count, and the run's events say what they were used for; elsewhere the events tell
+account, its seconds and resources count, and the run's events say what they were used for; elsewhere the events say
 both. Every second of an attempt has one use, so the uses add up to the whole.
 """
 
@@ -7,30 +7,27 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.plan.compile import role_resources
 from mrt_hpc.plan.hours import UseHours
-from mrt_hpc.plan.jobs import Role
+from mrt_hpc.plan.jobs import JobResources, Plan, Role
+from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.run.events import PROGRESS, EventKind, Use, events_by_process
 from mrt_hpc.run.heartbeats import last_beat
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState, shown_task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from mrt_hpc.analysis.measures import EvaluationSummary
-    from mrt_hpc.plan.jobs import JobResources, Plan
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.run.layout import RunLayout
-
     Event = Mapping[str, Any]
 
 
 # -- attempts ----------------------------------------------------------------------------------------------------------
-# The attempts of a run's tasks, as their events tell of them: begin, end, and what the time between was used for.
+# The attempts of a run's tasks, as their events describe them: begin, end, and what the time between was used for.
 
 
 Uses = tuple[tuple[float, Use], ...]
@@ -47,13 +44,13 @@ class SpentTime:
     task: int
     """The index of the task within its job."""
     name: str
-    """On Slurm the task's id, a dot, and how often it was started again."""
+    """The name of an attempt; on Slurm the task's id, a dot, and how often it was started again."""
     started: float
     """When its process began to run the task."""
     began: float
-    """When its job began; where the job script did not tell, the same as ``started``."""
+    """When its job began; where the job script did not say, the same as ``started``."""
     ended: float
-    """When its job ended; where nothing tells, the last sign of life."""
+    """When its job ended; where nothing says it, the last sign of life."""
     uses: tuple[tuple[float, Use], ...]
     """When each use began. The first one began with the attempt."""
     kept: float
@@ -94,8 +91,8 @@ def attempts(layout: RunLayout) -> list[SpentTime]:
     begun = [events for events in processes if events[0]["kind"] == EventKind.TASK_STARTED]
     firsts = [events for events in begun if not events[0]["rank"]]
     companions = {events[0]["attempt"]: events for events in begun if _is_companion(events[0])}
-    found = (_attempt(layout, events, signs, companions.get(events[0]["attempt"], ())) for events in firsts)
-    return sorted(found, key=lambda attempt: attempt.began)
+    by_first_rank = (_attempt(layout, events, signs, companions.get(events[0]["attempt"], ())) for events in firsts)
+    return sorted(by_first_rank, key=lambda attempt: attempt.began)
 
 
 def _is_companion(first: Event) -> bool:
@@ -104,7 +101,7 @@ def _is_companion(first: Event) -> bool:
 
 
 def _signs_of_life(processes: Sequence[Sequence[Event]]) -> dict[str, float]:
-    """By attempt, the end that its job script told, or the last heartbeat that the next attempt found."""
+    """The end of each attempt that its job script wrote, or the last heartbeat that the next attempt found."""
     signs: dict[str, float] = {}
     for event in (event for events in processes for event in events):
         if event["kind"] == EventKind.ALLOCATION_ENDED:
@@ -120,15 +117,15 @@ def _attempt(
 ) -> SpentTime:
     first, name = events[0], str(events[0]["attempt"])
     began = min(first["time"], first.get("began") or first["time"])
-    told = [event for event in events if event["kind"] == EventKind.TASK_ENDED]
-    outcome = TaskState(told[-1]["outcome"]) if told else None
+    endings = [event for event in events if event["kind"] == EventKind.TASK_ENDED]
+    outcome = TaskState(endings[-1]["outcome"]) if endings else None
     uses = _uses(events, began)
     if companion:
         uses = _joined(uses, _uses(companion, companion[0]["time"]))
     events = sorted([*events, *companion], key=lambda event: float(event["time"]))
     waited = max((use for use in uses if use[1] is not Use.ENDING), key=lambda use: use[0])[1] is Use.WAITING
     finished = outcome is TaskState.DONE or (outcome is TaskState.GAVE_BACK and waited)
-    ended = max(events[-1]["time"], signs.get(name, 0.0), 0.0 if told else _last_beat(layout, first))
+    ended = max(events[-1]["time"], signs.get(name, 0.0), 0.0 if endings else _last_beat(layout, first))
     kept = max((event["time"] for event in events if event["kind"] in PROGRESS), default=began)
     return SpentTime(
         job=first["job"],
@@ -185,7 +182,7 @@ def _branch_share(events: Sequence[Event]) -> float:
 
 HOUR_S = 3600.0
 CLOCKS_APART_S = 60.0
-"""At most, between the clock of a node and that of the queue's accounting, seconds."""
+"""The most seconds between the clock of a node and that of the queue's accounting."""
 TRAINING_ROLES = frozenset({Role.PREPARE, Role.INFERENCE, Role.TRAINER, Role.COLOCATED})
 """The roles whose GPU-hours buy accuracy; those of evaluations only measure it."""
 
@@ -199,9 +196,9 @@ class Allocation:
     began: float
     """Seconds since the epoch."""
     seconds: float
-    """Until its end, or until now."""
+    """The seconds until its end, or until now."""
     gpus: int | None
-    """On all of its nodes; None where accounting does not name GPUs."""
+    """The GPUs on all of its nodes; None where accounting does not name GPUs."""
     cpus: int | None
     queued_s: float | None
     """Seconds that it waited in the queue after it could have started; None where that is not known."""
@@ -221,7 +218,7 @@ class Accounts:
     """What is known of a run's jobs beside its events."""
 
     allocations: Sequence[Allocation] = ()
-    """Of the queues that keep an account."""
+    """The allocations of the queues that keep an account."""
     submitted: Mapping[str, float] | None = None
     """When each job was submitted, by its id."""
 
@@ -231,7 +228,7 @@ class SpentAttempt:
     """The reckoning of one attempt."""
 
     held: Allocation
-    """With the resources of the plan where accounting names none."""
+    """The allocation, with the resources of the plan where accounting names none."""
     role: Role
     by_use: Mapping[Use, float]
     """Seconds, which add up to those of ``held``."""
@@ -246,7 +243,7 @@ class PointPrice:
     last: int
     """The first and the last weights version that were evaluated."""
     gain: float
-    """In percentage points."""
+    """The gain in percentage points."""
     gpu_hours: float | None
     """GPU-hours of training for each point; None where nothing was gained."""
     core_hours: float | None
@@ -266,40 +263,40 @@ class Spending:
     @property
     def rows(self) -> list[UseHours]:
         """The hours by role and use, in the order of their definition; what took no time is left out."""
-        found: dict[tuple[Role, Use], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        by_use: dict[tuple[Role, Use], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
         for attempt in self.attempts:
             for use, seconds in attempt.by_use.items():
-                hours = found[attempt.role, use]
+                hours = by_use[attempt.role, use]
                 for column, number in enumerate((1, attempt.held.gpus or 0, attempt.held.cpus or 0)):
                     hours[column] += seconds * number / HOUR_S
-        return [UseHours(role, use, *found[role, use]) for role in Role for use in Use if (role, use) in found]
+        return [UseHours(role, use, *by_use[role, use]) for role in Role for use in Use if (role, use) in by_use]
 
     @property
     def gpu_hours(self) -> float:
-        """Of all attempts."""
+        """The sum of all attempts."""
         return sum(attempt.held.seconds * (attempt.held.gpus or 0) for attempt in self.attempts) / HOUR_S
 
     @property
     def core_hours(self) -> float:
-        """Of all attempts."""
+        """The sum of all attempts."""
         return sum(attempt.held.seconds * (attempt.held.cpus or 0) for attempt in self.attempts) / HOUR_S
 
     @property
     def wall_seconds(self) -> float | None:
-        """From the begin of the first attempt to the end of the last; None before the first."""
+        """The seconds from the begin of the first attempt to the end of the last; None before the first."""
         if not self.attempts:
             return None
         held = [attempt.held for attempt in self.attempts]
-        return max(one.began + one.seconds for one in held) - min(one.began for one in held)
+        return max(attempt.began + attempt.seconds for attempt in held) - min(attempt.began for attempt in held)
 
     @property
     def queue_hours(self) -> dict[Role, float]:
         """The hours that tasks of each role waited in the queue, where they are known. Nothing was allocated then."""
-        found: dict[Role, float] = {}
+        hours: dict[Role, float] = {}
         for attempt in self.attempts:
             if attempt.held.queued_s is not None:
-                found[attempt.role] = found.get(attempt.role, 0.0) + attempt.held.queued_s / HOUR_S
-        return {role: found[role] for role in Role if role in found}
+                hours[attempt.role] = hours.get(attempt.role, 0.0) + attempt.held.queued_s / HOUR_S
+        return {role: hours[role] for role in Role if role in hours}
 
 
 def spending(layout: RunLayout, plan: Plan, recipe: Experiment, accounts: Accounts | None = None) -> Spending:
@@ -313,52 +310,57 @@ def spending(layout: RunLayout, plan: Plan, recipe: Experiment, accounts: Accoun
     """
     accounts = accounts or Accounts()
     every = attempts(layout)
-    found = [attempt for attempt in every if is_job(attempt.job, plan)]
-    allocations = [one for one in accounts.allocations if is_job(one.job, plan)]
-    strange = len(every) - len(found) + len(accounts.allocations) - len(allocations)
-    pairs, rest = matched(allocations, found)
-    known = {one.job_id for one in allocations}
+    of_plan = [attempt for attempt in every if is_job(attempt.job, plan)]
+    allocations = [allocation for allocation in accounts.allocations if is_job(allocation.job, plan)]
+    strange = len(every) - len(of_plan) + len(accounts.allocations) - len(allocations)
+    pairs, rest = matched(allocations, of_plan)
+    known = {allocation.job_id for allocation in allocations}
     uncounted = [a for a in rest if a.task_id.partition("_")[0] in known]
-    spent = [_by_account(one, attempt, plan, recipe) for one, attempt in pairs]
-    ready = Readiness(plan, found, accounts.submitted or {})
+    spent = [_by_account(allocation, attempt, plan, recipe) for allocation, attempt in pairs]
+    ready = Readiness(plan, of_plan, accounts.submitted or {})
     spent += [_by_events(attempt, plan, recipe, ready) for attempt in rest]
     notes = [*_notes(allocations, uncounted, plan, recipe)]
     if strange:
         notes.append(
             f"{strange} attempt(s) do not count, as they name a job that no plan has: their records are damaged"
         )
-    ordered = sorted(spent, key=lambda one: one.held.began)
+    ordered = sorted(spent, key=lambda allocation: allocation.held.began)
     return Spending(tuple(ordered), bool(allocations), tuple(notes))
 
 
 def matched(
-    allocations: Iterable[Allocation], found: Iterable[SpentTime]
+    allocations: Iterable[Allocation], times: Iterable[SpentTime]
 ) -> tuple[list[tuple[Allocation, SpentTime | None]], list[SpentTime]]:
     """Each allocation with the attempt that ran in it, if any wrote events, and the attempts that are left."""
-    left = sorted(found, key=lambda attempt: attempt.started)
+    left = sorted(times, key=lambda attempt: attempt.started)
     pairs: list[tuple[Allocation, SpentTime | None]] = []
-    for one in sorted(allocations, key=lambda one: one.began):
-        mine = [a for a in left if a.task_id == one.task_id and _within(one, a)]
-        attempt = min(mine, key=lambda a: abs(a.started - one.began), default=None)
-        pairs.append((one, attempt))
+    for allocation in sorted(allocations, key=lambda allocation: allocation.began):
+        mine = [a for a in left if a.task_id == allocation.task_id and _within(allocation, a)]
+        attempt = min(mine, key=lambda a: abs(a.started - allocation.began), default=None)
+        pairs.append((allocation, attempt))
         if attempt is not None:
             left.remove(attempt)
     return pairs, left
 
 
-def _within(one: Allocation, attempt: SpentTime) -> bool:
-    return one.began - CLOCKS_APART_S <= attempt.started <= one.began + one.seconds + CLOCKS_APART_S
+def _within(allocation: Allocation, attempt: SpentTime) -> bool:
+    return (
+        allocation.began - CLOCKS_APART_S <= attempt.started <= allocation.began + allocation.seconds + CLOCKS_APART_S
+    )
 
 
-def _by_account(one: Allocation, attempt: SpentTime | None, plan: Plan, recipe: Experiment) -> SpentAttempt:
+def _by_account(allocation: Allocation, attempt: SpentTime | None, plan: Plan, recipe: Experiment) -> SpentAttempt:
     """The reckoning of an allocation. Of one in which no attempt began, only its end is known."""
-    asked = resources_of(one.job, plan, recipe)
+    asked = resources_of(allocation.job, plan, recipe)
     if attempt is not None:
-        by_use = attempt.time_by_use(one.began, one.seconds)
+        by_use = attempt.time_by_use(allocation.began, allocation.seconds)
     else:
-        by_use = {Use.LOST if one.failed else Use.UNACCOUNTED: one.seconds}
-    gpus, cpus = asked.gpus if one.gpus is None else one.gpus, asked.cpus if one.cpus is None else one.cpus
-    return SpentAttempt(replace(one, gpus=gpus, cpus=cpus), role_of(one.job, plan), by_use)
+        by_use = {Use.LOST if allocation.failed else Use.UNACCOUNTED: allocation.seconds}
+    gpus, cpus = (
+        asked.gpus if allocation.gpus is None else allocation.gpus,
+        asked.cpus if allocation.cpus is None else allocation.cpus,
+    )
+    return SpentAttempt(replace(allocation, gpus=gpus, cpus=cpus), role_of(allocation.job, plan), by_use)
 
 
 def _by_events(attempt: SpentTime, plan: Plan, recipe: Experiment, ready: Readiness) -> SpentAttempt:
@@ -371,14 +373,14 @@ def _by_events(attempt: SpentTime, plan: Plan, recipe: Experiment, ready: Readin
 
 @dataclass(frozen=True)
 class Readiness:
-    """Tells from the events when an attempt could have started: after its submission, after the attempt before it, and
+    """Finds from the events when an attempt could have started: after its submission, after the attempt before it, and
     after the jobs that it waits for.
     """
 
     plan: Plan
     attempts: Sequence[SpentTime]
     submitted: Mapping[str, float]
-    """By the id of a job."""
+    """The time of each job's submission, by its id."""
 
     def queued_s(self, attempt: SpentTime) -> float | None:
         """Seconds from then until it started; None for a job of no queue."""
@@ -400,7 +402,7 @@ def _notes(
     plan: Plan,
     recipe: Experiment,
 ) -> Iterable[str]:
-    if any(one.gpus is None and resources_of(one.job, plan, recipe).gpus for one in allocations):
+    if any(allocation.gpus is None and resources_of(allocation.job, plan, recipe).gpus for allocation in allocations):
         yield "accounting does not name GPUs here (AccountingStorageTRES lacks gres/gpu): those of the plan are counted"
     if uncounted:
         yield f"{len(uncounted)} attempt(s) are not in accounting, and count by their own events"
@@ -412,7 +414,7 @@ def role_of(job: str, plan: Plan) -> Role:
     Raises:
         ValueError: no plan has a job of this name.
     """
-    planned = {one.name: one.role for one in plan.jobs}
+    planned = {job.name: job.role for job in plan.jobs}
     return planned[job] if job in planned else Role(re.sub(r"-\d+$", "", job.rpartition(".")[2]))
 
 
@@ -441,15 +443,15 @@ def prices(spent: Spending, evaluations: Iterable[EvaluationSummary]) -> list[Po
     """
     rows = [row for row in spent.rows if row.role in TRAINING_ROLES]
     gpu_hours, core_hours = sum(row.gpu_hours for row in rows), sum(row.core_hours for row in rows)
-    found: dict[str, list[EvaluationSummary]] = defaultdict(list)
-    for one in sorted(evaluations, key=lambda one: one.version):
-        if one.per_problem.keys() == (found[one.benchmark] or [one])[0].per_problem.keys():
-            found[one.benchmark].append(one)
-    told = []
-    for benchmark, versions in found.items():
+    by_benchmark: dict[str, list[EvaluationSummary]] = defaultdict(list)
+    for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.version):
+        if evaluation.per_problem.keys() == (by_benchmark[evaluation.benchmark] or [evaluation])[0].per_problem.keys():
+            by_benchmark[evaluation.benchmark].append(evaluation)
+    prices = []
+    for benchmark, versions in by_benchmark.items():
         first, last = versions[0], versions[-1]
         gain = 100 * (last.accuracy - first.accuracy)
         if first.version != last.version:
             each = (gpu_hours / gain, core_hours / gain) if gain > 0 else (None, None)
-            told.append(PointPrice(benchmark, first.version, last.version, gain, *each))
-    return told
+            prices.append(PointPrice(benchmark, first.version, last.version, gain, *each))
+    return prices

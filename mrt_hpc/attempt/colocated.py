@@ -10,24 +10,18 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from mrt_hpc.attempt.entry import role_function
 from mrt_hpc.attempt.placement import Placement
-from mrt_hpc.plan.jobs import Role
-from mrt_hpc.roles.task.context import Companion, remove_earlier_turns, turn_of
+from mrt_hpc.plan.jobs import JobResources, Role
+from mrt_hpc.roles.task.context import Companion, Task, remove_earlier_turns, turn_of
 from mrt_hpc.roles.task.shutdown import Interrupted
 from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.layout import COMPANION_LOG
 from mrt_hpc.run.process import import_path
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mrt_hpc.plan.jobs import JobResources
-    from mrt_hpc.roles.task.context import Task
 
 
 def run(task: Task) -> None:
@@ -35,7 +29,7 @@ def run(task: Task) -> None:
 
     Raises:
         UserError: training or sampling failed, or gives the nodes back.
-        Interrupted: the task was told to leave.
+        Interrupted: the task was asked to leave.
     """
     if task.rank:
         role_function(task, Role.TRAINER)(task)
@@ -48,7 +42,7 @@ def run(task: Task) -> None:
 def sampling(task: Task) -> Iterator[Task]:
     """The task with its companion. The trainer has the first turn, as what it resumes from decides what is sampled.
 
-    A task that was told to leave records that before it waits for the end of its companion: Slurm may kill it
+    A task that was asked to leave records that before it waits for the end of its companion: Slurm may kill it
     meanwhile, as its other ranks have ended.
     """
     turn = turn_of(task)
@@ -59,7 +53,7 @@ def sampling(task: Task) -> Iterator[Task]:
         turn.take()
         companion = start_companion(task)
         stack.callback(companion.end)
-        task.shutdown.forward = companion.tell
+        task.shutdown.forward = companion.interrupt
         try:
             yield replace(task, turn=turn, companion=companion)
         except Interrupted:

@@ -11,15 +11,12 @@ import re
 import signal
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.run.events import has_progressed, outcomes
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import retrying
 from mrt_hpc.run.task_state import MOST_RETURNS, TaskRecord, TaskState, read_task, write_task
-
-if TYPE_CHECKING:
-    from mrt_hpc.run.layout import RunLayout
 
 TOLD_TO_LEAVE = frozenset({128 + signal.SIGTERM, 128 + signal.SIGALRM})
 """Exit codes that are no failures even though the attempt recorded no outcome: SIGTERM arrived before the process had
@@ -96,7 +93,7 @@ def comes_after(attempt: str, other: str) -> bool:
     """Return whether an attempt is a later one of the same Slurm task, or of a task that was submitted later: their
     names are the id of the job, the index in its array, and how often it was started again.
     """
-    one, two = _ATTEMPT.fullmatch(attempt), _ATTEMPT.fullmatch(other)
-    if one is None or two is None:  # of the local backend, which has one attempt at a time
+    first, second = _ATTEMPT.fullmatch(attempt), _ATTEMPT.fullmatch(other)
+    if first is None or second is None:  # of the local backend, which has one attempt at a time
         return False
-    return tuple(map(int, one.groups())) > tuple(map(int, two.groups()))
+    return tuple(map(int, first.groups())) > tuple(map(int, second.groups()))

@@ -11,18 +11,17 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.attempt.end import STOPPED
 from mrt_hpc.attempt.gpus import require_gpus
-from mrt_hpc.attempt.notify import tell_end
+from mrt_hpc.attempt.notify import notify_end
 from mrt_hpc.attempt.placement import PARENT, Placement, local_placement
 from mrt_hpc.attempt.python_look import no_sampling
 from mrt_hpc.attempt.sole_attempt import sole_attempt
-from mrt_hpc.attempt.stuck import fruitless_waits, patience_of, sign_for, tell_after
+from mrt_hpc.attempt.stuck import fruitless_waits, notify_after, patience_of, sign_for
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.roles.task.context import Task, turn_of
@@ -35,10 +34,6 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.process import signal_at_parent_end
 from mrt_hpc.run.prompt_files import read_experiment
 from mrt_hpc.run.task_state import MOST_RETURNS, TaskRecord, TaskState, read_task, write_task
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
 
 # -- signals -----------------------------------------------------------------------------------------------------------
 # The signal handlers of a task: SIGTERM stops it, SIGUSR2 makes it return its nodes before the time limit.
@@ -68,7 +63,7 @@ def _stop(task: Task, number: int) -> None:
     if task.shutdown.leaving:
         return
     _unwind_in_time()
-    if task.shutdown.tell(Interrupted(128 + number)):
+    if task.shutdown.interrupt(Interrupted(128 + number)):
         signal.alarm(0)  # the sender of the signal ends what takes too long
 
 
@@ -76,7 +71,7 @@ def _give_back(task: Task) -> None:
     if task.shutdown.leaving:
         return
     _unwind_in_time()
-    if task.shutdown.tell(
+    if task.shutdown.interrupt(
         RequeueRequested("gave the nodes back: the time limit is near, or Slurm needs them for another job")
     ):
         signal.signal(signal.SIGALRM, lambda _number, _frame: _force(task))
@@ -96,7 +91,7 @@ def _unwind_in_time() -> None:
 log = logging.getLogger(__name__)
 
 NEAR_LIMIT_S = 150.0
-"""In seconds: a requeue signal that arrives this close to the time limit was sent because of the limit."""
+"""Seconds: a requeue signal that arrives this close to the time limit was sent because of the limit."""
 
 
 RoleFunction = Callable[["Task"], None]
@@ -118,7 +113,7 @@ def run_task(
         index: the task's index within the job.
         placement: which rank this process is, of which attempt.
         role: the role or the function to run; None for the role that the plan names.
-        gone: tells whether jobs have left the queue and will not start again.
+        gone: returns whether jobs have left the queue and will not start again.
 
     Raises:
         UserError: the role failed in a way that it can explain, or gives its nodes back.
@@ -138,9 +133,9 @@ def run_task(
         with _heart(task):
             attempt(task, role or task.job.role, placement.began, earlier)
     finally:
-        tell_after(task)
+        notify_after(task)
         if task.job.role is Role.REPORT:
-            tell_end(layout, job_name, index)
+            notify_end(layout, job_name, index)
         task.turn.remove()
 
 
@@ -269,8 +264,8 @@ def _say_started(task: Task, began: float | None, earlier: tuple[str, float] | N
     where = {"job": task.job.name, "task": task.index, "rank": task.rank}
     # the other ranks may see the heart of the first one already
     lost = None if earlier is None or task.rank else {"attempt": earlier[0], "until": earlier[1]}
-    told = {"attempt": task.attempt, "world_size": task.world_size, "began": began, "earlier": lost}
-    task.events.emit(EventKind.TASK_STARTED, **where, **told)
+    started = {"attempt": task.attempt, "world_size": task.world_size, "began": began, "earlier": lost}
+    task.events.emit(EventKind.TASK_STARTED, **where, **started)
 
 
 def _say_ended(task: Task, error: BaseException | None) -> None:
@@ -302,7 +297,7 @@ def role_function(task: Task, role: Role) -> RoleFunction:
     needs some, are checked before.
     """
     require_gpus(task.job)
-    serves = any(task.job.does(one) for one in (Role.PREPARE, Role.INFERENCE, Role.EVALUATION))
+    serves = any(task.job.does(role) for role in (Role.PREPARE, Role.INFERENCE, Role.EVALUATION))
     if serves and (error := no_sampling(task.experiment)) is not None:
         raise error
     return _imported(role)
@@ -345,7 +340,7 @@ def stop_with_parent() -> None:
 
 def main() -> int:
     """Run one process of a task as a child of the local backend, or the companion of a colocated task as a child of
-    the first rank; the exit code tells whether running again may help.
+    the first rank; the exit code says whether running again may help.
     """
     parser = argparse.ArgumentParser(prog="mrt_hpc.attempt.entry", description=main.__doc__)
     parser.add_argument("run_dir")

@@ -14,13 +14,9 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.plan.jobs import Role
-
-if TYPE_CHECKING:
-    from mrt_hpc.plan.jobs import Job, JobResources
+from mrt_hpc.plan.jobs import Job, JobResources, Role
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 DRIVER_LIBRARY = "libcuda.so.1"
@@ -70,7 +66,7 @@ class GpuView:
     names: tuple[str, ...] = ()
     """The name of each of them, as the driver gives it."""
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         """All fields in one line, for an error message."""
         gpus = ", ".join(f"{major}.{minor}" for major, minor in self.capabilities)
         names = ", ".join(dict.fromkeys(self.names))
@@ -205,7 +201,7 @@ def _refused(
     what: str, view: GpuView, *, expected: str, advice: str, exit_code: ExitCode = ExitCode.FATAL
 ) -> UserError:
     where = f"node {os.uname().nodename}"
-    return UserError(what, where=where, value=view.told(), expected=expected, advice=advice, exit_code=exit_code)
+    return UserError(what, where=where, value=view.in_words(), expected=expected, advice=advice, exit_code=exit_code)
 
 
 def look() -> GpuView:
@@ -234,7 +230,7 @@ def _broken(what: str) -> UserError:
 
 
 def view_of(data: dict[str, object]) -> GpuView:
-    """From JSON, where tuples are lists."""
+    """The view that JSON holds, where tuples are lists."""
     return GpuView(**{name: _as_tuple(value) for name, value in data.items()})  # type: ignore[arg-type]
 
 

@@ -11,30 +11,26 @@ import os
 import re
 import socket
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from mrt_hpc.errors import UserError, word
+from mrt_hpc.plan.jobs import Job
 from mrt_hpc.recipe.load import SiteFile
 from mrt_hpc.recipe.ownership import refuse_changeable
+from mrt_hpc.recipe.site import SiteSettings
 from mrt_hpc.recipe.user_code import import_from, named_modules, origin
 from mrt_hpc.run.atomic import creating, write_json
 from mrt_hpc.run.heartbeats import NO_BEAT, Heart, read_beat
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import Moment, ProcessNumber, UnreadableError, Whole, read_typed, readable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from mrt_hpc.plan.jobs import Job
-    from mrt_hpc.recipe.site import SiteSettings
-    from mrt_hpc.run.layout import RunLayout
-
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.@\[\]-]{0,99}")
 """What an id may look like, of any queue: it becomes part of a file's name, and of lists with colons."""
@@ -92,7 +88,7 @@ class LastSite:
     """The site that the run was submitted to last."""
 
     name: str
-    """Of its profile."""
+    """The name of its profile."""
     file: Path | None = None
     """The profile, which the user may have changed since; None where it is in no file."""
 
@@ -212,7 +208,7 @@ def _site_file(layout: RunLayout, name: str) -> Path:
 
 
 def current_submissions(layout: RunLayout) -> dict[str, list[Submission]]:
-    """For each job of the plan the latest submission of all its tasks, and later ones that sent some of them again.
+    """The latest submission of all tasks of each job of the plan, and later ones that sent some of them again.
 
     Raises:
         UnreadableError: the record of one is damaged.
@@ -222,10 +218,12 @@ def current_submissions(layout: RunLayout) -> dict[str, list[Submission]]:
 
 def latest_of(sent: Iterable[Submission]) -> dict[str, list[Submission]]:
     """As :func:`current_submissions`, of submissions from the oldest to the latest."""
-    found: dict[str, list[Submission]] = {}
-    for one in sent:
-        found[one.job] = [one] if one.tasks is None else [*found.get(one.job, ()), one]
-    return found
+    latest: dict[str, list[Submission]] = {}
+    for submission in sent:
+        latest[submission.job] = (
+            [submission] if submission.tasks is None else [*latest.get(submission.job, ()), submission]
+        )
+    return latest
 
 
 def task_ids(job: Job, parts: Sequence[Submission]) -> list[str]:
@@ -237,7 +235,11 @@ def task_ids(job: Job, parts: Sequence[Submission]) -> list[str]:
     """
     if job.tasks == 1:
         return [parts[-1].job_id]
-    latest = {index: one.job_id for one in parts for index in (range(job.tasks) if one.tasks is None else one.tasks)}
+    latest = {
+        index: submission.job_id
+        for submission in parts
+        for index in (range(job.tasks) if submission.tasks is None else submission.tasks)
+    }
     return [f"{latest.get(index, parts[0].job_id)}_{index}" for index in range(job.tasks)]
 
 

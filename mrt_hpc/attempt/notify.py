@@ -1,7 +1,7 @@
-"""Calls the command of the site profile that tells the user of a run: how it has ended, and that it is stuck.
+"""Calls the command of the site profile that notifies the user of a run: how it has ended, and that it is stuck.
 
-The report is the last job of a run, and starts also where others have failed, so its task tells the end. That a run is
-stuck is told by the task that notices it (see :mod:`mrt_hpc.attempt.stuck`).
+The report is the last job of a run, and starts also where others have failed, so its task notifies of the end. The
+task that notices that a run is stuck notifies of that (see :mod:`mrt_hpc.attempt.stuck`).
 """
 
 from __future__ import annotations
@@ -10,30 +10,26 @@ import logging
 import os
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from mrt_hpc.attempt.ledger import recorded_site, submissions
 from mrt_hpc.errors import UserError
-from mrt_hpc.run.stuck_notices import forget, is_first_to_tell
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.stuck_notices import forget, is_first_notice
 from mrt_hpc.run.task_state import TaskState, read_task
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mrt_hpc.run.layout import RunLayout
 
 log = logging.getLogger(__name__)
 
 FINISHED, FAILED, STUCK = "finished", "failed", "stuck"
 OUTCOMES = {TaskState.DONE: FINISHED, TaskState.FAILED: FAILED}
-"""By the state of the report's task. In any other state the task comes back, and tells then."""
+"""The outcome by the state of the report's task. In any other state the task comes back, and notifies then."""
 LONGEST_S = 60.0
-"""After this many seconds the command is ended."""
+"""Seconds after which the command is ended."""
 EXPECTED_ERRORS = (UserError, OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError)
 """The errors of the command, and of the records that name it."""
 
 
-def tell_end(layout: RunLayout, job: str, index: int) -> None:
+def notify_end(layout: RunLayout, job: str, index: int) -> None:
     """Call the command with ``finished`` or ``failed``, if the report's task has ended for good. A command that fails
     is a warning in the log: the run has ended all the same.
 
@@ -53,24 +49,24 @@ def tell_end(layout: RunLayout, job: str, index: int) -> None:
         _warn(error)
 
 
-def tell_stuck(layout: RunLayout, job: str, cause: str, reason: str, within_s: float = LONGEST_S) -> None:
+def notify_stuck(layout: RunLayout, job: str, cause: str, reason: str, within_s: float = LONGEST_S) -> None:
     """Call the command with ``stuck``, once for each cause. A command that fails is a warning in the log.
 
     Args:
         layout: the run directory.
-        job: the name of the job of which a task tells.
+        job: the name of the job for which a task notifies.
         cause: a name that all tasks give to the same cause, and no other cause has.
         reason: for a person, a sentence.
         within_s: seconds after which the command is ended.
     """
     try:
         command = _command(layout)
-        if command and is_first_to_tell(layout, job, cause):
+        if command and is_first_notice(layout, job, cause):
             log.warning("the run is stuck: %s", reason)
             try:
                 _call(command, layout, STUCK, reason, within_s)
             except BaseException:
-                forget(layout, cause)  # a later attempt, or another task, tells it
+                forget(layout, cause)  # a later attempt, or another task, notifies of it
                 raise
     except EXPECTED_ERRORS as error:
         _warn(error)
@@ -89,13 +85,13 @@ def _call(command: Sequence[str], layout: RunLayout, outcome: str, reason: str, 
         OSError: it cannot be started.
         subprocess.SubprocessError: it has failed, or took too long.
     """
-    told = {"MRT_HPC_RUN": str(layout.root), "MRT_HPC_OUTCOME": outcome, "MRT_HPC_REASON": reason}
-    words, environment = [*command, str(layout.root), outcome], {**os.environ, **told}
+    variables = {"MRT_HPC_RUN": str(layout.root), "MRT_HPC_OUTCOME": outcome, "MRT_HPC_REASON": reason}
+    words, environment = [*command, str(layout.root), outcome], {**os.environ, **variables}
     # Its output goes to the log: what the end of a job script prints on the standard output has a meaning for Slurm.
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=2, env=environment, start_new_session=True)
     try:
         code = process.wait(within_s)
-    except BaseException:  # it took too long, or this task is told to leave
+    except BaseException:  # it took too long, or this task is asked to leave
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise

@@ -1,4 +1,4 @@
-"""Starts a Python as a task would, on this machine or in an image, and tells what it has."""
+"""Starts a Python as a task would, on this machine or in an image, and reports what it has."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from mrt_hpc.recipe.schema import Experiment
 
 STACK = ("torch", "transformers", "vllm", "deepspeed", "math_verify", "submitit")

@@ -8,27 +8,20 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.attempt.end import RUNS_AGAIN, settled
 from mrt_hpc.attempt.placement import Placement
-from mrt_hpc.attempt.stuck import tell_failure
+from mrt_hpc.attempt.stuck import notify_failure
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.plan.jobs import Job, read_plan
 from mrt_hpc.recipe.lock import look_at_lock
 from mrt_hpc.run.access import cache_variables
 from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.task_state import TaskState
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from mrt_hpc.plan.jobs import Job
-    from mrt_hpc.run.task_state import TaskRecord
-
+from mrt_hpc.run.task_state import TaskRecord, TaskState
 
 THREADS_THAT_WAIT = {"OMP_WAIT_POLICY": "passive"}
 """The environment of tasks that may share their cores with other processes. By default the threads of a computation
@@ -49,7 +42,7 @@ class Running:
     gpus: list[str] = field(default_factory=list)
 
     def exit_codes(self) -> list[int | None]:
-        """Of each rank; None while it runs."""
+        """The exit code of each rank; None while it runs."""
         return [child.poll() for child in self.children]
 
 
@@ -90,7 +83,7 @@ def task_code(codes: Sequence[int]) -> int:
     return max(128 - code if code < 0 else code for code in codes)  # a child killed by signal n ends with -n
 
 
-def tell_to_stop(task: Running) -> None:
+def ask_to_stop(task: Running) -> None:
     """Send SIGTERM to the processes of a task that still run."""
     for child in task.children:
         if child.poll() is None:
@@ -99,7 +92,7 @@ def tell_to_stop(task: Running) -> None:
 
 def stop(task: Running) -> None:
     """Ask a task's processes to end, and kill those that do not end within the deadline."""
-    tell_to_stop(task)
+    ask_to_stop(task)
     end = time.monotonic() + STOP_DEADLINE_S
     for child in task.children:
         try:
@@ -141,7 +134,7 @@ def run_one_task(layout: RunLayout, job: Job, index: int, retries: int) -> TaskR
         attempt, code = _run_attempt(layout, job, index)
         record = settled(layout, job.name, index, attempt, code, retries)
         if record.state not in RUNS_AGAIN:
-            tell_failure(layout, job.name, index, record)
+            notify_failure(layout, job.name, index, record)
             return record
 
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.run.layout import collection_of
+from mrt_hpc.plan.jobs import Job, Plan
+from mrt_hpc.run.layout import RunLayout, collection_of
+from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_tasks, shown_tasks
 from mrt_hpc.run.typed_file import readable
 from mrt_hpc.run.weights import published_versions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from mrt_hpc.plan.jobs import Job, Plan
-    from mrt_hpc.run.layout import RunLayout
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,6 @@ def _collected(layout: RunLayout, collection: int) -> int:
     """The number of groups of a collection; those of a damaged archive do not count, as they are sampled again."""
     from mrt_hpc.run.archive import sampled_positions  # it takes a third of a second to import, and few runs collect
     from mrt_hpc.run.groups import complete_groups
-    from mrt_hpc.run.manifest import DamagedError
 
     try:
         return len(sampled_positions(layout, collection))

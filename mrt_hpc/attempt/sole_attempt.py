@@ -13,7 +13,9 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mrt_hpc.attempt.end import job_of
@@ -23,9 +25,6 @@ from mrt_hpc.run.heartbeats import Heart, read_beat
 from mrt_hpc.run.retries import list_directory, retrying
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from mrt_hpc.roles.task.context import Task
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,8 @@
-"""Notices that a run is stuck, so that a person should look, and tells that once for each cause.
+"""Notices that a run is stuck, so that a person should look, and notifies once for each cause.
 
 Three causes: the disk is full; tasks return their nodes again and again because the tasks that they wait for do not
-run; and a task has failed for good that other jobs need, while the report, which tells of failures, cannot start yet.
+run; and a task has failed for good that other jobs need, while the report, which notifies of
+failures, cannot start yet.
 """
 
 from __future__ import annotations
@@ -10,21 +11,18 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mrt_hpc.attempt.notify import LONGEST_S, tell_stuck
+from mrt_hpc.attempt.notify import LONGEST_S, notify_stuck
 from mrt_hpc.attempt.run_progress import reason
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.jobs import DependencyKind, Role, read_plan
+from mrt_hpc.plan.jobs import DependencyKind, Job, Plan, Role, read_plan
 from mrt_hpc.run.events import finished_parts
-from mrt_hpc.run.retries import RetryPolicy
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.retries import RetryPolicy, Shortage
 from mrt_hpc.run.stuck_notices import FULL_DISK, sign, take_back
-from mrt_hpc.run.task_state import TaskState, read_task, read_tasks
+from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, read_tasks
 
 if TYPE_CHECKING:
-    from mrt_hpc.plan.jobs import Job, Plan
     from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.layout import RunLayout
-    from mrt_hpc.run.retries import Shortage
-    from mrt_hpc.run.task_state import TaskRecord
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +41,7 @@ SHORTEST_S = 5.0
 
 @dataclass
 class DiskWatch:
-    """Tells that the tasks of a job wait for room on a full disk, and takes that back when there is room again."""
+    """Notifies that the tasks of a job wait for room on a full disk, and takes that back when there is room again."""
 
     layout: RunLayout
     job: str
@@ -51,37 +49,37 @@ class DiskWatch:
     """Whether this process has waited for long, and not written since what had waited."""
 
     def full(self, what: str, lacking: Shortage) -> None:
-        """Tell that the disk is full.
+        """Notify that the disk is full.
 
         Args:
             what: cannot be written.
             lacking: space, or inodes.
         """
         self.waits = True
-        told = f"{lacking.what}: {self.job} waits for room to write {what}; the run continues when there is room"
-        tell_stuck(self.layout, self.job, FULL_DISK, told)
+        reason_text = f"{lacking.what}: {self.job} waits for room to write {what}; the run continues when there is room"
+        notify_stuck(self.layout, self.job, FULL_DISK, reason_text)
 
     def room(self) -> None:
-        """Take back what was told by a task of this job: there is room again."""
+        """Take back what a task of this job has notified: there is room again."""
         self.waits = False
         try:
             take_back(self.layout, self.job, FULL_DISK)
         except OSError as error:
-            log.warning("a later full disk may not be told: %s", error)
+            log.warning("a later full disk may not be notified: %s", error)
 
 
 def patience_of(layout: RunLayout, job: str, full_disk_minutes: float) -> RetryPolicy:
-    """How a task of a job waits for room on a full disk, and tells that it does."""
+    """How a task of a job waits for room on a full disk, and notifies that it does."""
     return RetryPolicy(full_limit_s=full_disk_minutes * 60, watch=DiskWatch(layout, job))
 
 
 def sign_for(task: Task) -> None:
-    """Prepare what a task needs to tell on a full disk."""
+    """Prepare what a task needs to notify of a full disk."""
     if task.rank == 0:
         try:
             sign(task.layout, task.job.name)
         except OSError as error:
-            log.warning("a full disk is told only until the next submission: %s", error)
+            log.warning("a full disk is notified only until the next submission: %s", error)
 
 
 # -- peers that do not run
@@ -104,8 +102,8 @@ def fruitless_waits(task: Task, before: TaskRecord) -> tuple[int, int]:
 _PEERS = (Role.INFERENCE, Role.TRAINER)
 
 
-def tell_after(task: Task) -> None:
-    """Called when an attempt has ended and its record is written: tell that its peers do not run, where this was the
+def notify_after(task: Task) -> None:
+    """Called when an attempt has ended and its record is written: notify that its peers do not run, where this was the
     last of several attempts; and take back that the disk was full, where the attempt has finished something.
     """
     if task.rank != 0:
@@ -122,19 +120,19 @@ def tell_after(task: Task) -> None:
     mine = record.attempt == task.attempt and record.state is TaskState.GAVE_BACK
     within_s = min(LONGEST_S, task.seconds_left - SPARE_S)
     if mine and record.awaited and record.waits >= TOLD_WAITS and within_s >= SHORTEST_S:
-        told = (
+        reason_text = (
             f"task {task.index} of {task.job.name} has returned its nodes {record.waits} times in a row because "
             f"{', '.join(record.awaited)} did not run, and nothing was finished meanwhile"
         )
         segment = task.job.name.partition(".")[0]
-        tell_stuck(task.layout, task.job.name, f"waiting.{segment}.{record.finished}", told, within_s)
+        notify_stuck(task.layout, task.job.name, f"waiting.{segment}.{record.finished}", reason_text, within_s)
 
 
 # -- a failure
 
 
-def tell_failure(layout: RunLayout, name: str, index: int, record: TaskRecord) -> None:
-    """Tell that a task has failed for good and the run cannot go on, unless the report tells that at once.
+def notify_failure(layout: RunLayout, name: str, index: int, record: TaskRecord) -> None:
+    """Notify that a task has failed for good and the run cannot go on, unless the report does so at once.
 
     Args:
         layout: the run directory.
@@ -152,8 +150,8 @@ def tell_failure(layout: RunLayout, name: str, index: int, record: TaskRecord) -
         log.warning("whether the run is stuck could not be found out: %s", error)
         return
     if not goes_on:
-        told = f"task {index} of {name} has failed for good, so {_listed(lost)} cannot start: {reason(record)}"
-        tell_stuck(layout, name, f"failed.{name}", told)
+        reason_text = f"task {index} of {name} has failed for good, so {_listed(lost)} cannot start: {reason(record)}"
+        notify_stuck(layout, name, f"failed.{name}", reason_text)
 
 
 def jobs_lost_with(plan: Plan, layout: RunLayout, name: str) -> list[str]:

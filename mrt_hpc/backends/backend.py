@@ -13,24 +13,23 @@ itself, and the submitting command lasts as long as the run.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from mrt_hpc.attempt.python_look import samples_on_gpus_only
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.site import SiteSettings
+from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
     from mrt_hpc.analysis.spending import Allocation
     from mrt_hpc.plan.jobs import Job, Plan
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.run.layout import RunLayout
 
 
 class QueueState(StrEnum):
@@ -162,14 +161,14 @@ class JobOrder:
     done: Collection[str]
     """Names of the jobs that are done; no job needs to wait for them."""
     queued: Mapping[str, Sequence[str]]
-    """For each job that is queued or running, by name: the id of the job, or the ids of its tasks, for which other jobs
-    wait. These jobs are not submitted again.
+    """The id of each job that is queued or running, by name: that of the job, or the ids of its tasks, for which other
+    jobs wait. These jobs are not submitted again.
     """
     lost_tasks: Mapping[str, Sequence[int]]
-    """For jobs in ``queued``, by name: the indices of the tasks that have left the queue and are submitted again."""
+    """The indices of the tasks of jobs in ``queued``, by name, that have left the queue and are submitted again."""
     record: Callable[[str, str], None]
     """Called with a job's name and its id as soon as the queue has accepted it. An id holds no underscore."""
-    tell: Callable[[str], None]
+    show: Callable[[str], None]
     """Shows the user a sentence."""
     display: Callable[[RunLayout], AbstractContextManager[Callable[[], None]]]
     """Shows how far a run is while its tasks are children of this process; called at each look."""
@@ -181,7 +180,7 @@ class Backend(Protocol):
     """
 
     place: ClassVar[str]
-    """In words, for messages: ``this machine``, ``the cluster``."""
+    """The place in words, for messages: ``this machine``, ``the cluster``."""
 
     @property
     def queue(self) -> str | None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.spending import Accounts
+from mrt_hpc.analysis.spending import Accounts, Allocation
 from mrt_hpc.attempt.ledger import (
+    LocalProcess,
+    Submission,
     current_submissions,
     latest_of,
     local_process,
@@ -21,21 +23,13 @@ from mrt_hpc.attempt.ledger import (
     recorded_site,
     shown_submissions,
 )
-from mrt_hpc.backends.backend import QueueState, Site
+from mrt_hpc.backends.backend import Backend, QueuedTask, QueueState, Site, WaitReason
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.lock import look_at_lock
 from mrt_hpc.recipe.ownership import refuse_changeable
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import release
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from mrt_hpc.analysis.spending import Allocation
-    from mrt_hpc.attempt.ledger import LocalProcess, Submission
-    from mrt_hpc.backends.backend import Backend, QueuedTask, WaitReason
-    from mrt_hpc.run.layout import RunLayout
-
 
 ENDS_WITHIN_S = 90.0
 """The seconds that a process of this machine has to stop its tasks and to end."""
@@ -48,7 +42,7 @@ class JobQueue:
     name: str
     backend: Backend
     jobs: dict[str, list[str]]
-    """By the job's name, the ids of its current submissions, the oldest first."""
+    """The ids of a job's current submissions, the oldest first, by the job's name."""
 
     @property
     def ids(self) -> list[str]:
@@ -62,17 +56,17 @@ def job_queues(layout: RunLayout, sent: Mapping[str, Sequence[Submission]]) -> l
     Raises:
         UserError: the back end of a site cannot be loaded.
     """
-    found: dict[str, JobQueue] = {}
+    queues: dict[str, JobQueue] = {}
     backends: dict[str, Backend] = {}
     for job, parts in sent.items():
-        for one in parts:
-            if one.site not in backends:
-                backends[one.site] = backend_of(layout, one.site)
-            backend = backends[one.site]
+        for submission in parts:
+            if submission.site not in backends:
+                backends[submission.site] = backend_of(layout, submission.site)
+            backend = backends[submission.site]
             name = str(backend.queue)
-            queue = found.setdefault(name, JobQueue(name, backend, {}))
-            queue.jobs.setdefault(job, []).append(one.job_id)
-    return list(found.values())
+            queue = queues.setdefault(name, JobQueue(name, backend, {}))
+            queue.jobs.setdefault(job, []).append(submission.job_id)
+    return list(queues.values())
 
 
 def backend_of(layout: RunLayout, site_name: str) -> Backend:
@@ -91,7 +85,7 @@ class LiveJob:
     """A job of the run that is queued or running."""
 
     job_id: str
-    """Of its latest submission."""
+    """The id of its latest submission."""
     at_work: bool
     """Whether any task of it runs, so that its dependencies are fulfilled."""
     tasks: Mapping[int, str] = field(default_factory=dict)
@@ -111,7 +105,7 @@ def live_jobs(layout: RunLayout) -> dict[str, LiveJob]:
     Raises:
         UserError: a queue cannot be asked.
     """
-    found = {}
+    live = {}
     for queue in job_queues(layout, current_submissions(layout)):
         states = queue.backend.states(queue.ids)
         alive = {task_id: state for task_id, state in states.items() if not state.ended}
@@ -119,8 +113,8 @@ def live_jobs(layout: RunLayout) -> dict[str, LiveJob]:
             mine = [alive[name] for name in sorted(alive) if alive[name].job_id in ids]
             if mine:
                 at_work = any(task.state is QueueState.RUNNING for task in mine)
-                found[job] = LiveJob(ids[-1], at_work, {task.index: task.task_id for task in mine}, queue.name)
-    return found
+                live[job] = LiveJob(ids[-1], at_work, {task.index: task.task_id for task in mine}, queue.name)
+    return live
 
 
 def refuse_live_jobs(layout: RunLayout, what: str, advice: str) -> None:
@@ -143,13 +137,13 @@ class QueueLook:
     """The answers of the queues about a run's jobs."""
 
     ids: Mapping[str, list[str]]
-    """By the job's name, its ids."""
+    """The ids of each job, by its name."""
     tasks: Mapping[str, list[QueuedTask]]
-    """By the job's name, the states of its tasks; without the jobs of queues that were not reached."""
+    """The states of each job's tasks, by its name; without the jobs of queues that were not reached."""
     unreached: Mapping[str, str]
-    """By the name of a queue, why it was not reached."""
+    """Why a queue was not reached, by its name."""
     backends: Mapping[str, Backend] = field(default_factory=dict)
-    """By the job's name, the back end that it was submitted with last."""
+    """The back end that each job was submitted with last, by its name."""
     unreadable: tuple[str, ...] = ()
     """A line for each submission whose record cannot be read."""
 
@@ -191,7 +185,7 @@ class _RunQueues:
     ids: dict[str, list[str]]
     queues: list[JobQueue]
     unloaded: dict[str, str]
-    """By the names of sites whose back end cannot be loaded, why."""
+    """Why the back end of a site cannot be loaded, by the site's name."""
     faults: list[str]
     """A line for each submission whose record cannot be read."""
 
@@ -199,11 +193,11 @@ class _RunQueues:
     def of(cls, layout: RunLayout) -> _RunQueues:
         readable, faults = shown_submissions(layout)
         sent = latest_of(readable)
-        ids = {job: [one.job_id for one in parts] for job, parts in sent.items()}
+        ids = {job: [submission.job_id for submission in parts] for job, parts in sent.items()}
         try:
             return cls(ids, job_queues(layout, sent), {}, faults)
         except UserError as error:
-            sites = ", ".join(sorted({one.site for parts in sent.values() for one in parts}))
+            sites = ", ".join(sorted({submission.site for parts in sent.values() for submission in parts}))
             return cls(ids, [], {sites: _short(error)}, faults)
 
     def look(self, answers: Mapping[str, dict[str, QueuedTask] | UserError]) -> QueueLook:
@@ -220,7 +214,7 @@ class _RunQueues:
             for task in answer.values():
                 by_id.setdefault(task.job_id, []).append(task)
             for job, mine in queue.jobs.items():
-                tasks.setdefault(job, []).extend(task for one in mine for task in by_id.get(one, ()))
+                tasks.setdefault(job, []).extend(task for job_id in mine for task in by_id.get(job_id, ()))
         return QueueLook(self.ids, tasks, unreached, backends, tuple(self.faults))
 
 
@@ -315,45 +309,49 @@ def accounts(layout: RunLayout) -> tuple[Accounts, list[str]]:
     """Ask each queue for all attempts of all jobs that the run's ledger names.
 
     Returns:
-        The accounts, and a sentence for each queue that has none to tell, and each submission that cannot be read.
+        The accounts, and a sentence for each queue that has none, and each submission that cannot be read.
     """
-    sent, untold = shown_submissions(layout)
-    found: list[Allocation] = []
-    times = {one.job_id: one.time for one in sent}
+    sent, notes = shown_submissions(layout)
+    of_run: list[Allocation] = []
+    times = {submission.job_id: submission.time for submission in sent}
     try:
         queues = [*_by_backend(layout, sent)]
     except UserError as error:
         return Accounts([], times), [
-            *untold,
+            *notes,
             f"accounting was not asked ({error.what}): the hours are those of the run's events",
         ]
     for backend, mine in queues:
-        by_id = {one.job_id: one for one in mine}
+        by_id = {submission.job_id: submission for submission in mine}
         try:
-            told = backend.allocations(list(by_id))
+            allocations = backend.allocations(list(by_id))
         except UserError as error:
-            told = None
-            untold.append(f"accounting was not reached ({error.what}): the hours are those of the run's own events")
+            allocations = None
+            notes.append(f"accounting was not reached ({error.what}): the hours are those of the run's own events")
         else:
-            if told is None:
-                untold.append("this cluster keeps no accounting: the hours are those of the run's own events")
-        found += [replace(one, job=by_id[one.job_id].job) for one in told or () if _is_of_run(one, by_id)]
-    return Accounts(found, times), untold
+            if allocations is None:
+                notes.append("this cluster keeps no accounting: the hours are those of the run's own events")
+        of_run += [
+            replace(allocation, job=by_id[allocation.job_id].job)
+            for allocation in allocations or ()
+            if _is_of_run(allocation, by_id)
+        ]
+    return Accounts(of_run, times), notes
 
 
 def _by_backend(layout: RunLayout, sent: list[Submission]) -> Iterator[tuple[Backend, list[Submission]]]:
     """The back end of each queue, with what was submitted to it; profiles of one queue share it."""
     queues: dict[str | None, tuple[Backend, list[Submission]]] = {}
-    backends = {site: backend_of(layout, site) for site in {one.site for one in sent}}
-    for one in sent:
-        backend = backends[one.site]
-        queues.setdefault(backend.queue, (backend, []))[1].append(one)
+    backends = {site: backend_of(layout, site) for site in {submission.site for submission in sent}}
+    for submission in sent:
+        backend = backends[submission.site]
+        queues.setdefault(backend.queue, (backend, []))[1].append(submission)
     yield from queues.values()
 
 
-def _is_of_run(one: Allocation, sent: dict[str, Submission]) -> bool:
+def _is_of_run(allocation: Allocation, sent: dict[str, Submission]) -> bool:
     """Whether an attempt is of the submission of its id, by their times: a cluster may have given the id to a job of
     long ago.
     """
-    submission = sent.get(one.job_id)
-    return submission is not None and one.began >= submission.time - A_DAY_S
+    submission = sent.get(allocation.job_id)
+    return submission is not None and allocation.began >= submission.time - A_DAY_S

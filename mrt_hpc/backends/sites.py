@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
@@ -25,10 +25,7 @@ from mrt_hpc.recipe.ownership import is_written_by_others, refuse_changeable
 from mrt_hpc.recipe.source import read_source
 from mrt_hpc.recipe.validate import validate
 from mrt_hpc.run.atomic import replacing
-
-if TYPE_CHECKING:
-    from mrt_hpc.run.layout import RunLayout
-
+from mrt_hpc.run.layout import RunLayout
 
 # -- settings ----------------------------------------------------------------------------------------------------------
 # The settings of a user: the site that commands take where none is named. They are one small file in the user's own
@@ -58,7 +55,7 @@ class DefaultSite(NamedTuple):
     """The site that a user has set for all commands."""
 
     name: str
-    """Of its profile, or its path."""
+    """The name of its profile, or its path."""
     source: str
     """Where it is set: the variable, or the settings file."""
 
@@ -147,7 +144,7 @@ def find_site(name: str | None) -> Site:
     try:
         path = find(SITES, default.name, typed=False)
     except UserError as error:
-        raise error.told_as(
+        raise error.in_other_words(
             f"{error.what} as the default site",
             where=default.source,
             advice=f"set another one there (mrt-hpc init writes a profile), or the same command with --site {LOCAL}",

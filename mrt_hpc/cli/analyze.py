@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from mrt_hpc.analysis.model_samples import Counted, ModelSamples, other_settings
 from mrt_hpc.cli import options
 from mrt_hpc.cli.generation import AnalysisAsked, Generation, generated, generating
+from mrt_hpc.cli.options import console_of, print_notes
 from mrt_hpc.errors import UserError
 from mrt_hpc.evaluate.analysed_benchmark import Needs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from mrt_hpc.analysis.analysis_files import Analysis, DataTable
-    from mrt_hpc.analysis.model_samples import Counted, ModelSamples
     from mrt_hpc.analysis.named_models import NamedModel
 
 
@@ -200,9 +200,7 @@ def _write(asked: AnalysisAsked, analyse: Callable[[list[ModelSamples]], Analysi
     yet is generated or queued before.
     """
     from mrt_hpc.analysis.analysis_files import write_analysis
-    from mrt_hpc.analysis.model_samples import other_settings
     from mrt_hpc.analysis.named_models import named_models
-    from mrt_hpc.cli.options import print_notes
 
     what: Sequence[str] = asked.what
     if asked.generation is not None:
@@ -246,8 +244,6 @@ def _read(named: Sequence[NamedModel], benchmark: str | None) -> list[ModelSampl
 
 def _print_table(title: str, table: DataTable) -> None:
     from rich.table import Table
-
-    from mrt_hpc.cli.options import console_of
 
     shown = Table(title=title, title_justify="left")
     for column in table.columns:

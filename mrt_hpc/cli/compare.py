@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 from rich.table import Table
 
 from mrt_hpc.analysis import published
-from mrt_hpc.analysis.comparing import compare, csv_of, notes, row_of
-from mrt_hpc.analysis.named_models import chosen_benchmarks, named_models, read_models
+from mrt_hpc.analysis.comparing import ComparisonRow, compare, csv_of, notes, row_of
+from mrt_hpc.analysis.named_models import NamedModel, chosen_benchmarks, named_models, read_models
 from mrt_hpc.analysis.number_formats import percent
 from mrt_hpc.analysis.problem_measures import measure_of
 from mrt_hpc.cli.options import console_of, print_notes
 from mrt_hpc.cli.status import open_run
 from mrt_hpc.errors import UserError, word
-from mrt_hpc.evaluate.regrade import regrade_run
+from mrt_hpc.evaluate.regrade import Regraded, regrade_run
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.layout import FIRST, LAST
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.analysis.comparing import ComparisonRow
-    from mrt_hpc.analysis.named_models import NamedModel
-    from mrt_hpc.evaluate.regrade import Regraded
+from mrt_hpc.run.records import gold_text
 
 
 @dataclass(frozen=True)
@@ -128,8 +122,8 @@ def _numbers(row: ComparisonRow) -> tuple[str, str, str]:
     factor, digits = (100.0, 1) if shares else (1.0, 0)
 
     def with_interval(mean: float, low: float | None, high: float | None, sign: str = "") -> str:
-        one, *ends = ("" if x is None else f"{x * factor:{sign},.{digits}f}" for x in (mean, low, high))
-        return f"{one} ({' to '.join(ends)})" if all(ends) else one
+        estimate, *ends = ("" if x is None else f"{x * factor:{sign},.{digits}f}" for x in (mean, low, high))
+        return f"{estimate} ({' to '.join(ends)})" if all(ends) else estimate
 
     return (
         f"{row.first}: {with_interval(row.first_mean, row.first_low, row.first_high)}",
@@ -173,11 +167,11 @@ def _own_cells(accuracies: Mapping[str, float]) -> list[str]:
 
 def own_accuracies(rows: Sequence[ComparisonRow]) -> dict[str, dict[str, float]]:
     """pass@1 by model and benchmark."""
-    found: dict[str, dict[str, float]] = {}
+    accuracies: dict[str, dict[str, float]] = {}
     for row in (row for row in rows if row.measure == "pass@1"):
-        found.setdefault(row.first, {})[row.benchmark] = row.first_mean
-        found.setdefault(row.second, {})[row.benchmark] = row.second_mean
-    return found
+        accuracies.setdefault(row.first, {})[row.benchmark] = row.first_mean
+        accuracies.setdefault(row.second, {})[row.benchmark] = row.second_mean
+    return accuracies
 
 
 # -- regrade
@@ -192,14 +186,14 @@ def regrade(runs: Sequence[Path]) -> None:
     console = console_of(sys.stdout)
     for run in runs:
         layout, _ = open_run(run)
-        for one in regrade_run(layout, click.echo):
-            before, now = (percent(accuracy) for accuracy in one.accuracy)
+        for unit in regrade_run(layout, click.echo):
+            before, now = (percent(accuracy) for accuracy in unit.accuracy)
             click.echo(
-                f"version {one.version} on {one.benchmark}: {len(one.changed)} of {one.samples} verdicts changed, "
+                f"version {unit.version} on {unit.benchmark}: {len(unit.changed)} of {unit.samples} verdicts changed, "
                 f"pass@1 {before} -> {now}"
             )
-            if one.changed:
-                console.print(_table(one))
+            if unit.changed:
+                console.print(_table(unit))
         click.echo(f"mrt-hpc report {word(run)} writes the report with these verdicts")
 
 
@@ -207,7 +201,8 @@ def _table(regraded: Regraded) -> Table:
     table = Table(title="changed verdicts", title_justify="left")
     for column in ("problem", "sample", "gold", "answer before", "answer now", "reward before", "reward now"):
         table.add_column(column, overflow="fold")
-    for one in regraded.changed:
-        answers = [answer or "none" for answer in one.answers]
-        table.add_row(one.problem_id, str(one.sample), one.gold, *answers, *(f"{reward:g}" for reward in one.rewards))
+    for pair in regraded.changed:
+        gold = gold_text(regraded.golds[pair[0].problem_id])
+        answers, rewards = [verdict.answer or "none" for verdict in pair], [f"{verdict.reward:g}" for verdict in pair]
+        table.add_row(pair[0].problem_id, str(pair[0].sample), gold, *answers, *rewards)
     return table

@@ -6,18 +6,14 @@ Nothing here raises: an error in the middle of a command line would only be nois
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
 from mrt_hpc.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from mrt_hpc.recipe.find import Kind
+from mrt_hpc.recipe.find import RECIPES, SITES, SUITES, Kind, known_names
 
 RUNS = Path("runs")
 """The folder in which submissions make run directories by default."""
@@ -27,7 +23,6 @@ INDICES = 100
 
 def _named(kind: Kind, incomplete: str, *more: str) -> list[CompletionItem]:
     """The names of files of a kind, and any file."""
-    from mrt_hpc.recipe.find import known_names
 
     names = [*more, *known_names(kind)]
     return [
@@ -38,21 +33,18 @@ def _named(kind: Kind, incomplete: str, *more: str) -> list[CompletionItem]:
 
 def complete_recipe(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of recipes, and files."""
-    from mrt_hpc.recipe.find import RECIPES
 
     return _named(RECIPES, incomplete)
 
 
 def complete_site(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of site profiles, and files."""
-    from mrt_hpc.recipe.find import SITES
 
     return _named(SITES, incomplete, "local")
 
 
 def complete_suite(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of suites, and files."""
-    from mrt_hpc.recipe.find import SUITES
 
     return _named(SUITES, incomplete)
 
@@ -66,8 +58,8 @@ def _runs(incomplete: str) -> list[str]:
     """The run directories whose paths begin with a text, as they would be typed."""
     typed = Path(incomplete)
     folder = typed if incomplete.endswith("/") else typed.parent
-    found = {str(run) for place in (RUNS, folder.expanduser()) for run in _runs_in(place)}
-    return sorted(run for run in found if run.startswith(incomplete))
+    runs = {str(run) for place in (RUNS, folder.expanduser()) for run in _runs_in(place)}
+    return sorted(run for run in runs if run.startswith(incomplete))
 
 
 def _runs_in(folder: Path) -> Iterator[Path]:

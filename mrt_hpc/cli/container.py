@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.cli import options
+from mrt_hpc.cli.options import console_of
 from mrt_hpc.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -148,19 +150,18 @@ def check(image: Path | None, site: str | None, executable: str) -> None:
     from rich.table import Table
 
     from mrt_hpc.backends.slurm.containers import profile_with_image
-    from mrt_hpc.cli.options import console_of
     from mrt_hpc.images import check_image
 
     profile = profile_with_image(image, site)
     how = _container(image, None if profile is None else profile.container, executable)
-    found = check_image(how) if profile is None else check_image(how, profile.setup, profile.environment)
+    results = check_image(how) if profile is None else check_image(how, profile.setup, profile.environment)
     table = Table(title=how.image, title_justify="left")
     for column in ("what", "", "seen", "what to type"):
         table.add_column(column, overflow="fold")
-    for one in found:
-        table.add_row(one.what, "ok" if one.passed else "fails", one.evidence, one.remedy)
+    for result in results:
+        table.add_row(result.what, "ok" if result.passed else "fails", result.evidence, result.remedy)
     console_of(sys.stdout).print(table)
-    if not all(one.passed for one in found):
+    if not all(result.passed for result in results):
         click.get_current_context().exit(int(ExitCode.FATAL))
 
 
@@ -175,7 +176,6 @@ def shell(image: Path | None, site: str | None, executable: str) -> None:
     Examples:
       mrt-hpc container shell mrt-hpc-cuda.sif
     """
-    import os
 
     from mrt_hpc.backends.slurm.containers import profile_with_image
     from mrt_hpc.images import require_apptainer
@@ -188,7 +188,7 @@ def shell(image: Path | None, site: str | None, executable: str) -> None:
     os.execvp(how.executable, [how.executable, "shell", *gpu, *options, how.image])
 
 
-def _container(image: Path | None, found: Container | None, executable: str) -> Container:
+def _container(image: Path | None, kept: Container | None, executable: str) -> Container:
     """The image that is meant, as a site profile has it.
 
     Raises:
@@ -198,10 +198,10 @@ def _container(image: Path | None, found: Container | None, executable: str) -> 
 
     if image is not None:
         return Container(image=str(image.absolute()), executable=executable)
-    if found is None:
+    if kept is None:
         raise UserError(
             "no image is named",
             expected="an image, or a site profile with container.image",
             advice="mrt-hpc container check IMAGE",
         )
-    return found
+    return kept

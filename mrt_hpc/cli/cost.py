@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from io import StringIO
 from pathlib import Path
@@ -12,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mrt_hpc.cli.options import console_of, print_notes
 from mrt_hpc.cli.status import open_run
 from mrt_hpc.errors import word
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mrt_hpc.analysis.spending import PointPrice, Spending
 
 QUEUED = "queued"
@@ -45,16 +45,16 @@ def cost(run: Path, csv_file: Path | None, as_json: bool) -> None:
       mrt-hpc cost runs/mrt-online
       mrt-hpc cost runs/mrt-online --csv cost.csv
     """
-    found = _reckoned(run)
+    reckoned = _reckoned(run)
     if csv_file is not None:
         from mrt_hpc.run.atomic import write_text
 
         csv_file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(csv_file, as_csv(found.spent))
+        write_text(csv_file, as_csv(reckoned.spent))
     if as_json:
-        click.echo(json.dumps(as_data(found), indent=2, allow_nan=False))
+        click.echo(json.dumps(as_data(reckoned), indent=2, allow_nan=False))
         return
-    _print(found, run)
+    _print(reckoned, run)
     if csv_file is not None:
         click.echo(f"hours by role and use: {csv_file}")
 
@@ -89,12 +89,11 @@ def _reckoned(run: Path) -> Reckoning:
     spent = spending(layout, plan, recipe, known)
     if not recipe.trains:
         return Reckoning(spent, (), (*unread, *spent.notes))
-    benchmarks = [benchmark.name for benchmark in recipe.evaluation.benchmarks]
     try:
         settings = evaluation_settings(layout, recipe)
     except UnreadableError as error:
         return Reckoning(spent, (), (*unread, error.line, *spent.notes))
-    measured = read_measurements(layout, 0, recipe.evaluated_versions, benchmarks, settings)
+    measured = read_measurements(layout, 0, recipe.evaluated_versions, settings)
     return Reckoning(spent, prices(spent, measured.evaluations), (*unread, *measured.unreadable, *spent.notes))
 
 
@@ -110,9 +109,9 @@ def as_csv(spent: Spending) -> str:
     return stream.getvalue()
 
 
-def as_data(found: Reckoning) -> dict[str, Any]:
+def as_data(reckoned: Reckoning) -> dict[str, Any]:
     """The numbers for ``--json``."""
-    spent = found.spent
+    spent = reckoned.spent
     return {
         "source": "accounting" if spent.accounted else "events",
         "attempts": len(spent.attempts),
@@ -121,22 +120,21 @@ def as_data(found: Reckoning) -> dict[str, Any]:
         "core_hours": spent.core_hours,
         "by_role_and_use": [asdict(row) for row in spent.rows],
         "queue_hours": spent.queue_hours,
-        "points": [asdict(price) for price in found.prices],
-        "notes": list(found.notes),
+        "points": [asdict(price) for price in reckoned.prices],
+        "notes": list(reckoned.notes),
     }
 
 
-def _print(found: Reckoning, run: Path) -> None:
+def _print(reckoned: Reckoning, run: Path) -> None:
     from mrt_hpc.analysis.number_formats import duration
-    from mrt_hpc.cli.options import console_of, print_notes
     from mrt_hpc.cli.tables import FEW_HOURS, hours_table
 
-    spent = found.spent
+    spent = reckoned.spent
     if not spent.attempts:
         click.echo(f"no task of this run has started, so it has cost nothing yet: mrt-hpc status {word(run)}")
         return
-    digits = 2 if (spent.gpu_hours if found.of_gpus else spent.core_hours) >= FEW_HOURS else 4
-    console_of(sys.stdout).print(hours_table(spent.rows, of_gpus=found.of_gpus, digits=digits))
+    digits = 2 if (spent.gpu_hours if reckoned.of_gpus else spent.core_hours) >= FEW_HOURS else 4
+    console_of(sys.stdout).print(hours_table(spent.rows, of_gpus=reckoned.of_gpus, digits=digits))
     source = "by the cluster's accounting" if spent.accounted else "by the run's own events"
     click.echo(
         f"{spent.gpu_hours:,.2f} GPU-hours and {spent.core_hours:,.2f} core-hours {source}, in {len(spent.attempts)} "
@@ -145,9 +143,9 @@ def _print(found: Reckoning, run: Path) -> None:
     if spent.queue_hours:
         queued = ", ".join(f"{role} {hours:,.2f} h" for role, hours in spent.queue_hours.items())
         click.echo(f"time in the queue, all tasks together, not counted above: {queued}")
-    for price in found.prices:
-        click.echo(price_text(price, of_gpus=found.of_gpus))
-    print_notes(found.notes)
+    for price in reckoned.prices:
+        click.echo(price_text(price, of_gpus=reckoned.of_gpus))
+    print_notes(reckoned.notes)
     click.echo(f"mrt-hpc report {word(run)} writes the report, which has these hours by its events")
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
 
 from mrt_hpc.cli.options import console_of
+from mrt_hpc.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from mrt_hpc.datasets.check import CheckReport, Finding, Place
@@ -143,7 +144,7 @@ def prepare(
 def check(files: tuple[Path, ...], against: tuple[Path, ...], verifier: str, model: Path | None, as_json: bool) -> None:
     """Check each FILE by itself, and each two of them for problems that they share.
 
-    Tells lines that are no problems, ids and problems that repeat, problems that stand in two files (also in nearly the
+    Lists lines that are no problems, ids and problems that repeat, problems that stand in two files (also in nearly the
     same words: 5-grams of words with a Jaccard similarity of at least 0.8), answers that the verifier cannot read,
     texts that a tokenizer reads as special tokens, and files that have changed since they were prepared. The exit
     status is 0 if nothing was found, and 2 otherwise.
@@ -157,7 +158,6 @@ def check(files: tuple[Path, ...], against: tuple[Path, ...], verifier: str, mod
 
     from mrt_hpc.datasets.check import Check
     from mrt_hpc.datasets.check import check as check_files
-    from mrt_hpc.errors import ExitCode
 
     report = check_files(Check(files, against, verifier, model))
     print_checked(report, as_json=as_json)
@@ -186,7 +186,6 @@ def fetch(name: str | None, output: Path | None, listing: bool, drop_bad: bool, 
       mrt-hpc data fetch hub:openai/gsm8k/test
     """
     from mrt_hpc.datasets.named import fetch_data
-    from mrt_hpc.errors import UserError
 
     if listing:
         _print_list()
@@ -256,7 +255,7 @@ def print_prepared(prepared: Prepared) -> None:
             f"  {len(prepared.doubtful)} solutions box different answers, of which the last is the gold answer: "
             f"look at {_printable(shown)}"
         )
-    click.echo(f"  its source is told in {record_file(prepared.output)}")
+    click.echo(f"  its source is written in {record_file(prepared.output)}")
     for row in prepared.dropped:
         click.echo(f"left out {_printable(row.where)}: {_printable(row.reason)}", err=True)
 
@@ -297,10 +296,10 @@ def _pair_table(report: CheckReport) -> Table:
     table = Table(title_justify="left")
     for column in ("file", "other file", *(TITLES[kind] for kind in OF_PAIRS)):
         table.add_column(column, justify="left" if column.endswith("file") else "right", overflow="fold")
-    for one, other in report.compared:
-        counts = [len(report.of(kind, one, other)) for kind in OF_PAIRS]
+    for first, second in report.compared:
+        counts = [len(report.of(kind, first, second)) for kind in OF_PAIRS]
         if any(counts):
-            table.add_row(escape(one), escape(other), *(str(count or "") for count in counts))
+            table.add_row(escape(first), escape(second), *(str(count or "") for count in counts))
     table.title = f"{table.row_count} of {len(report.compared)} pairs of files share problems"
     return table
 
@@ -309,14 +308,14 @@ def _print_kind(console: Console, report: CheckReport, kind: str) -> None:
     """List the findings of one kind, the first of each file or pair of files."""
     from rich.markup import escape
 
-    found = [finding for finding in report.findings if finding.kind == kind]
-    for files in dict.fromkeys(finding.files for finding in found):
-        of_files = [finding for finding in found if finding.files == files]
+    findings = [finding for finding in report.findings if finding.kind == kind]
+    for files in dict.fromkeys(finding.files for finding in findings):
+        of_files = [finding for finding in findings if finding.files == files]
         console.print(f"[bold]{TITLES[kind]}:[/] {escape(' and '.join(files))}", highlight=False, soft_wrap=True)
         for finding in of_files[:SHOWN]:
             console.print(f"  {escape(_line(finding))}", highlight=False, soft_wrap=True)
         if len(of_files) > SHOWN:
-            console.print(f"  and {len(of_files) - SHOWN} more; --json tells all", highlight=False)
+            console.print(f"  and {len(of_files) - SHOWN} more; --json shows all", highlight=False)
 
 
 def _line(finding: Finding) -> str:

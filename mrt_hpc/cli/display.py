@@ -5,24 +5,20 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
 
+from mrt_hpc.backends.queued_jobs import QueueLook
 from mrt_hpc.cli.run_view import view
 from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.view.run_look import ENDED, NO_QUEUES, RunState
+from mrt_hpc.view.snapshot import Snapshot
 from mrt_hpc.view.snapshot_reader import SnapshotReader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-
-    from mrt_hpc.backends.queued_jobs import QueueLook
-    from mrt_hpc.run.layout import RunLayout
-    from mrt_hpc.view.snapshot import Snapshot
 
 LOOK_EVERY_S = 2.0
 """The seconds between two looks at the run directory."""

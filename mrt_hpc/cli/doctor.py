@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from mrt_hpc.cli import options
+from mrt_hpc.cli.options import console_of, site_of_command
+from mrt_hpc.cluster.doctor.checks import CheckResult, CheckVerdict
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.recipe.find import RECIPES, find
+from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
     from mrt_hpc.backends.backend import Site
     from mrt_hpc.backends.sites import ChosenSite
-    from mrt_hpc.cluster.doctor.checks import CheckResult
     from mrt_hpc.cluster.doctor.situation import Situation
     from mrt_hpc.recipe.schema import Recipe
 
@@ -59,13 +62,9 @@ def doctor(
       mrt-hpc doctor --recipe mrt_online --run /shared/me/runs/mrt-online --on-node
       mrt-hpc doctor --recipe quickstart --json
     """
-    from mrt_hpc.cli.options import site_of_command
     from mrt_hpc.cluster.doctor.diagnosis import can_start, diagnose
-    from mrt_hpc.errors import ExitCode
     from mrt_hpc.plan.limits import check_segments
-    from mrt_hpc.recipe.find import RECIPES, find
     from mrt_hpc.recipe.load import load_recipe
-    from mrt_hpc.run.layout import RunLayout
 
     recipe = None if recipe_name is None else load_recipe(find(RECIPES, recipe_name), overrides)
     if recipe is not None:
@@ -87,7 +86,6 @@ def doctor(
 
 def _of_choice(chosen: ChosenSite) -> Iterator[CheckResult]:
     """Why the tasks may not run on this machine, where nothing names it."""
-    from mrt_hpc.cluster.doctor.checks import CheckResult, CheckVerdict
 
     if (error := chosen.refusal()) is not None:
         yield CheckResult("site", CheckVerdict.FAILS, error.evidence, str(error.advice))
@@ -106,10 +104,8 @@ def _with_nodes(situation: Situation, wait_s: float) -> Situation:
     Raises:
         UserError: the site is no Slurm cluster.
     """
-    from dataclasses import replace
 
     from mrt_hpc.cluster.doctor.on_node import ask_nodes
-    from mrt_hpc.errors import UserError
 
     if situation.slurm is None:
         raise UserError(
@@ -123,7 +119,9 @@ def _print_json(results: Sequence[CheckResult]) -> None:
 
     from mrt_hpc.cluster.doctor.diagnosis import can_start
 
-    click.echo(json.dumps({"can_start": can_start(results), "checks": [asdict(one) for one in results]}, indent=2))
+    click.echo(
+        json.dumps({"can_start": can_start(results), "checks": [asdict(result) for result in results]}, indent=2)
+    )
 
 
 def _print_table(results: Sequence[CheckResult]) -> None:
@@ -131,20 +129,18 @@ def _print_table(results: Sequence[CheckResult]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from mrt_hpc.cli.options import console_of
-
     if not sys.stdout.isatty():
-        for one in results:
-            click.echo(f"{one.verdict}: {one.check}: {one.evidence}")
-            if one.remedy:
-                click.echo(f"  next: {one.remedy}")
+        for result in results:
+            click.echo(f"{result.verdict}: {result.check}: {result.evidence}")
+            if result.remedy:
+                click.echo(f"  next: {result.remedy}")
         return
     table = Table("verdict", "what was seen, and what to do")
-    for one in results:
-        seen = f"[bold]{escape(one.check)}:[/] {escape(one.evidence)}"
-        remedy = f"\n[bold]next:[/] {escape(one.remedy)}" if one.remedy else ""
-        colour = COLOURS[one.verdict]
-        table.add_row(f"[{colour}]{one.verdict}[/]", seen + remedy)
+    for result in results:
+        seen = f"[bold]{escape(result.check)}:[/] {escape(result.evidence)}"
+        remedy = f"\n[bold]next:[/] {escape(result.remedy)}" if result.remedy else ""
+        colour = COLOURS[result.verdict]
+        table.add_row(f"[{colour}]{result.verdict}[/]", seen + remedy)
     console_of(sys.stdout).print(table)
 
 
@@ -152,17 +148,14 @@ def _conclusion(
     results: Sequence[CheckResult], site: str | None, recipe: str | None, run: Path | None, *, asked: bool
 ) -> str:
     """How many checks failed, and what to type next."""
-    from mrt_hpc.cluster.doctor.checks import CheckVerdict
 
-    counts = {verdict: sum(one.verdict is verdict for one in results) for verdict in CheckVerdict}
-    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    counts = {verdict: sum(result.verdict is verdict for result in results) for verdict in CheckVerdict}
+    counted = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     place = f" --site {site}" if site else ""
     where = f" --run {run}" if run else ""
     if counts[CheckVerdict.FAILS]:
-        return (
-            f"{told}: a run cannot start. Do what stands below the checks that fail, then type the same command again."
-        )
+        return f"{counted}: a run cannot start. Do what stands below failed checks, then type the same command again."
     if not asked:
         more = f"mrt-hpc doctor{place}{f' --recipe {recipe}' if recipe else ''}{where} --on-node"
-        return f"{told}: a run can start. To ask compute nodes too, type {more}"
-    return f"{told}: a run can start. Type mrt-hpc submit {recipe or 'quickstart'}{place}{where}"
+        return f"{counted}: a run can start. To ask compute nodes too, type {more}"
+    return f"{counted}: a run can start. Type mrt-hpc submit {recipe or 'quickstart'}{place}{where}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,14 +16,11 @@ from mrt_hpc.evaluate.evaluation import evaluation_recipe, submit_evaluation
 from mrt_hpc.evaluate.models import models_asked, refuse_lost_models
 from mrt_hpc.plan.compile import evaluation_plan
 from mrt_hpc.plan.hours import expected_hours, throughput
+from mrt_hpc.recipe.schema import EvaluationRecipe
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from mrt_hpc.backends.sites import ChosenSite
-    from mrt_hpc.recipe.schema import EvaluationRecipe
 
 
 def evaluate(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import textwrap
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
@@ -16,11 +17,6 @@ from mrt_hpc.recipe.load import EXTENDS
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.site import SITES, SiteSettings
 from mrt_hpc.run.atomic import write_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
-
 
 EXTENDS_MEANS = """The path or the name of another recipe, of which this one says only what differs. Sections are merged
 field by field, lists and single values replace, and a section of another type replaces the whole section."""
@@ -69,8 +65,8 @@ def print_fields(words: tuple[str, ...]) -> None:
 
 
 def _within(kind: str, fields: list[DocumentedField], asked: str) -> list[DocumentedField]:
-    found = [field for field in fields if field.is_within(asked)]
-    if not found:
+    below = [field for field in fields if field.is_within(asked)]
+    if not below:
         names = [field.name for field in fields]
         guess = nearest(asked, [*names, *{name.split(".")[0] for name in names}])
         raise UserError(
@@ -79,7 +75,7 @@ def _within(kind: str, fields: list[DocumentedField], asked: str) -> list[Docume
             expected=f"{guess} is the nearest" if guess else "a field, or the first part of its name",
             advice=f"mrt-hpc fields {kind}",
         )
-    return found
+    return below
 
 
 def _lines(field: DocumentedField, width: int) -> Iterator[str]:

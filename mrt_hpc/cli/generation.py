@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,12 +14,11 @@ from click.core import ParameterSource
 
 from mrt_hpc.cli import options
 from mrt_hpc.cli.completion import complete_suite
+from mrt_hpc.cli.options import site_of_command
+from mrt_hpc.evaluate.analysed_benchmark import Needs, analysed_benchmark
+from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from mrt_hpc.evaluate.analysed_benchmark import Needs
     from mrt_hpc.evaluate.models import ModelsAsked
     from mrt_hpc.recipe.schema import EvaluationRecipe
 
@@ -102,12 +103,10 @@ def generated(analysis: AnalysisAsked, how: Generation) -> Path | None:
     """
     from mrt_hpc.analysis.named_models import models_to_evaluate
     from mrt_hpc.attempt.run_progress import progress
-    from mrt_hpc.cli.options import site_of_command
     from mrt_hpc.cli.submit import listener
     from mrt_hpc.evaluate.evaluation import submit_evaluation
     from mrt_hpc.evaluate.models import models_asked
     from mrt_hpc.plan.jobs import read_plan
-    from mrt_hpc.run.layout import RunLayout
 
     asked = models_asked(models_to_evaluate(analysis.what))
     recipe = suiting_recipe(analysis, how, asked)
@@ -128,7 +127,6 @@ def suiting_recipe(analysis: AnalysisAsked, how: Generation, asked: ModelsAsked)
     Raises:
         UserError: suite or data are wrong, or the evaluation does not suit the analysis.
     """
-    from mrt_hpc.evaluate.analysed_benchmark import analysed_benchmark
     from mrt_hpc.evaluate.evaluation import evaluation_recipe, narrowed
 
     def typed(suite: str | None, benchmark: str) -> str:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mrt_hpc.cluster.filesystems import Filesystem
+from mrt_hpc.cluster.login_node import LoginNode, look_at_login_node
+from mrt_hpc.errors import UserError
+
 if TYPE_CHECKING:
     from mrt_hpc.backends.slurm.survey import Survey
-    from mrt_hpc.cluster.filesystems import Filesystem
-    from mrt_hpc.cluster.login_node import LoginNode
     from mrt_hpc.cluster.questions import Question, Wishes
 
 
@@ -51,7 +53,7 @@ def init(
 ) -> None:
     """Look at the cluster, and write a site profile NAME with the reason beside each value.
 
-    Asks what Slurm does not tell, and where there is a choice. NAME is the cluster's own name unless it is given. The
+    Asks what Slurm does not say, and where there is a choice. NAME is the cluster's own name unless it is given. The
     profile is a text file: change it as you like. It becomes the site of all your commands; the line `site:` of
     ~/.config/mrt-hpc/settings.yaml names another, and so does the variable MRT_HPC_SITE.
 
@@ -63,21 +65,20 @@ def init(
     """
     from mrt_hpc.backends.sites import read_settings, write_default_site
     from mrt_hpc.backends.slurm.survey import survey
-    from mrt_hpc.cluster.login_node import look_at_login_node
     from mrt_hpc.cluster.profile import profile_path, refuse_existing, site_name, write_profile
     from mrt_hpc.cluster.questions import Wishes, open_questions
 
-    before, found, node = read_settings().site, survey(), look_at_login_node()
-    name = site_name(name, found)
+    before, surveyed, node = read_settings().site, survey(), look_at_login_node()
+    name = site_name(name, surveyed)
     path = profile_path(name) if output is None else output.absolute()
     if not force:
         refuse_existing(path)
     wishes = Wishes(name, account, partition, gpu_partition, qos, gpu_type, python, _whole(image), scratch, setup)
-    answered = _answered(found, node, wishes, yes=yes)
-    write_profile(path, found, node, answered, force=force)
-    _print_seen(found, node)
+    answered = _answered(surveyed, node, wishes, yes=yes)
+    write_profile(path, surveyed, node, answered, force=force)
+    _print_seen(surveyed, node)
     click.echo(f"wrote {path}")
-    for question in open_questions(found, node, answered):
+    for question in open_questions(surveyed, node, answered):
         click.echo(f"still open: {question.text}.")
         click.echo(f"  next: write it into the profile, or type the command again with {question.option} VALUE --force")
     site = name if output is None else str(path)
@@ -86,18 +87,17 @@ def init(
     _print_next(node)
 
 
-def _answered(found: Survey, node: LoginNode, wishes: Wishes, *, yes: bool) -> Wishes:
+def _answered(surveyed: Survey, node: LoginNode, wishes: Wishes, *, yes: bool) -> Wishes:
     """The wishes, with answers to all questions: the proposed ones with ``--yes``, else the user's.
 
     Raises:
         UserError: there are questions, and no terminal to ask at.
     """
     from mrt_hpc.cluster.questions import open_questions, with_proposals
-    from mrt_hpc.errors import UserError
 
     if yes:
-        return with_proposals(found, node, wishes)
-    while questions := open_questions(found, node, wishes):
+        return with_proposals(surveyed, node, wishes)
+    while questions := open_questions(surveyed, node, wishes):
         question = questions[0]
         if not _is_terminal():
             raise UserError(
@@ -127,16 +127,16 @@ def _answer(question: Question) -> str:
     return free
 
 
-def _print_seen(found: Survey, node: LoginNode) -> None:
+def _print_seen(surveyed: Survey, node: LoginNode) -> None:
     """Print what could not be seen, and where runs may lie."""
-    for problem in dict.fromkeys(found.problems.values()):
-        commands = [command.split(" format=")[0] for command, one in found.problems.items() if one == problem]
+    for problem in dict.fromkeys(surveyed.problems.values()):
+        commands = [command.split(" format=")[0] for command, reason in surveyed.problems.items() if reason == problem]
         click.echo(f"not seen: {problem} ({'; '.join(commands)})")
     if node.filesystems:
         click.echo("folders for runs, the best first:")
     best = node.place_for_runs
-    for one in sorted(node.filesystems, key=lambda one: one is not best):
-        click.echo(f"  {one.path}: {'shared' if one.is_shared else 'not known to be shared'}, {one.told()}")
+    for disk in sorted(node.filesystems, key=lambda disk: disk is not best):
+        click.echo(f"  {disk.path}: {'shared' if disk.is_shared else 'not known to be shared'}, {disk.in_words()}")
 
 
 def _print_default(site: str, before: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,12 @@ import click
 
 from mrt_hpc.cli import options
 from mrt_hpc.cli.completion import RUN
+from mrt_hpc.cli.options import console_of, site_of_command
 from mrt_hpc.cli.status import open_run
 from mrt_hpc.errors import UserError, word
+from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mrt_hpc.run.fork_record import ForkedData
     from mrt_hpc.submit.cleaning import Removal
 
@@ -42,15 +43,14 @@ def extend(run: Path, iterations: int, site: str | None) -> None:
     Examples:
       mrt-hpc extend runs/mrt-online --iterations 300
     """
-    from mrt_hpc.cli.options import site_of_command
     from mrt_hpc.cli.submit import listener
     from mrt_hpc.submit.extension import extended_recipe, schedule_text
-    from mrt_hpc.submit.submission import submit
+    from mrt_hpc.submit.submission import submit_run
 
     layout, _ = open_run(run)
     recipe = extended_recipe(layout, iterations)
     click.echo(schedule_text(layout, recipe))
-    submit(recipe, site_of_command(site, layout).checked().site, layout.root, listener())
+    submit_run(recipe, site_of_command(site, layout).checked().site, layout.root, listener())
 
 
 # -- fork
@@ -83,11 +83,9 @@ def fork(
       mrt-hpc fork runs/mrt-online --at last --set schedule.iterations=100
       mrt-hpc fork runs/mrt-online --at 124 --set algorithm.alpha=0.5 --run runs/half-alpha
     """
-    from mrt_hpc.cli.options import site_of_command
     from mrt_hpc.cli.submit import listener
-    from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.submit.origin import fork_of
-    from mrt_hpc.submit.submission import submit
+    from mrt_hpc.submit.submission import submit_run
 
     layout, _ = open_run(run_before)
     new = fork_of(layout, at, overrides, lambda name: run or layout.root.parent / name, trust=trust)
@@ -95,12 +93,12 @@ def fork(
     click.echo(f"the new run {new.root} begins with weights version {record.version} of {record.run}")
     for change in record.changes:
         click.echo(f"  {change['field']}: {change['old']} becomes {change['new']}")
-    for one in record.data:
-        if one.is_changed:
-            click.echo(changed_data(one, layout.train_data))
+    for file in record.data:
+        if file.is_changed:
+            click.echo(changed_data(file, layout.train_data))
     iterations, schedule = new.recipe.schedule.iterations, new.recipe.training.schedule
     click.echo(f"it trains for {iterations} iteration(s) with a new optimiser and a {schedule} learning-rate schedule")
-    submit(new.recipe, where, new.root, listener(), new.origin)
+    submit_run(new.recipe, where, new.root, listener(), new.origin)
 
 
 def changed_data(data: ForkedData, copy: Path) -> str:
@@ -173,15 +171,17 @@ def clean(run: Path, what: tuple[str, ...], yes: bool) -> None:
     layout, plan = open_run(run)
     refuse_live(layout)
     recipe, asked = read_lock(layout.recipe_lock), tuple(map(Removable, what))
-    found = removals(layout, plan, recipe, asked)
-    if not found:
+    removals_found = removals(layout, plan, recipe, asked)
+    if not removals_found:
         click.echo(f"there is nothing to remove: mrt-hpc status {word(run)}")
         return
-    _print(found)
+    _print(removals_found)
     if not yes and not _agreed(run, what):
         click.echo("nothing was removed")
         return
-    click.echo(f"freed {size(remove(layout, plan, recipe, found, asked))}; mrt-hpc status {word(run)} shows the run")
+    click.echo(
+        f"freed {size(remove(layout, plan, recipe, removals_found, asked))}; mrt-hpc status {word(run)} shows the run"
+    )
 
 
 def _agreed(run: Path, what: Sequence[str]) -> bool:
@@ -200,18 +200,16 @@ def _agreed(run: Path, what: Sequence[str]) -> bool:
     return click.confirm("remove this?")
 
 
-def _print(found: Sequence[Removal]) -> None:
+def _print(removals: Sequence[Removal]) -> None:
     from rich.table import Table
-
-    from mrt_hpc.cli.options import console_of
 
     table = Table(show_footer=True)
     table.add_column("what", "all", no_wrap=True)
-    table.add_column("items", str(sum(len(one.paths) for one in found)), justify="right")
-    table.add_column("frees", size(sum(one.frees for one in found)), justify="right", no_wrap=True)
+    table.add_column("items", str(sum(len(removal.paths) for removal in removals)), justify="right")
+    table.add_column("frees", size(sum(removal.frees for removal in removals)), justify="right", no_wrap=True)
     table.add_column("what it means", overflow="fold")
-    for one in found:
-        table.add_row(str(one.kind), str(len(one.paths)), size(one.frees), one.note)
+    for removal in removals:
+        table.add_row(str(removal.kind), str(len(removal.paths)), size(removal.frees), removal.note)
     console_of(sys.stdout).print(table)
 
 

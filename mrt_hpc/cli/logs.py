@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,13 +15,10 @@ from mrt_hpc.cli import options
 from mrt_hpc.cli.completion import RUN
 from mrt_hpc.cli.status import open_run
 from mrt_hpc.errors import UserError, word
+from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
     from mrt_hpc.plan.jobs import Plan
-    from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.view.logs import LogFollower, LogLine
     from mrt_hpc.view.run_look import RunLook
     from mrt_hpc.view.snapshot_reader import QueueLooks
@@ -55,12 +54,12 @@ def logs(run: Path, role: str | None, lines: int, everything: bool, follow: bool
     from mrt_hpc.view.logs import log_files, written
 
     layout, _ = open_run(run)
-    found = sorted((log.path for log in log_files(layout, role) if log.path.stat().st_size), key=written)
-    if not found:
+    paths = sorted((log.path for log in log_files(layout, role) if log.path.stat().st_size), key=written)
+    if not paths:
         raise UserError(
             "the run has no such log yet", where=layout.logs, value=role, advice=f"mrt-hpc status {word(run)}"
         )
-    for path in found if everything else found[-1:]:
+    for path in paths if everything else paths[-1:]:
         click.secho(f"==> {path}", bold=True)
         with path.open(errors="replace") as stream:
             click.echo("".join(deque(stream, maxlen=lines)), nl=False)

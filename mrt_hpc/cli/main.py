@@ -19,6 +19,7 @@ from mrt_hpc.cli.init import init
 from mrt_hpc.cli.life import cancel, clean, extend, fork, sync
 from mrt_hpc.cli.logs import logs
 from mrt_hpc.cli.models import model
+from mrt_hpc.cli.models import serve as serve_recipe
 from mrt_hpc.cli.options import CommandGroup
 from mrt_hpc.cli.recipes import recipes, validate
 from mrt_hpc.cli.status import explain, report, runs, status
@@ -112,7 +113,6 @@ def serve(
       mrt-hpc serve quickstart --model runs/quickstart/weights/v000000
     """
     from mrt_hpc.backends.sites import refuse_work_here
-    from mrt_hpc.cli.models import serve as serve_recipe
     from mrt_hpc.recipe.load import load_recipe
 
     refuse_work_here(site)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Iterable
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -15,13 +16,11 @@ from rich.console import Console
 from mrt_hpc.cli.completion import complete_override, complete_recipe, complete_run, complete_site
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.recipe.find import RECIPES, expanded, find
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import FULL, error_number, shortage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from mrt_hpc.backends.sites import ChosenSite
-    from mrt_hpc.run.layout import RunLayout
 
 
 ROLES = ["prepare", "inference", "trainer", "colocated", "evaluation", "report"]
@@ -135,18 +134,18 @@ class CommandGroup(click.Group):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            self._tell(ctx, error)
+            self._show(ctx, error)
         except ModuleNotFoundError as error:
             from mrt_hpc.attempt.python_look import light_installation
 
             if (light := light_installation(error)) is None:
                 raise
-            self._tell(ctx, light)
+            self._show(ctx, light)
         except OSError as error:
             if error_number(error) in FULL:
-                self._tell(ctx, full_disk(error))
+                self._show(ctx, full_disk(error))
             elif error_number(error) in NO_PLACE or _working_directory_is_gone(error):
-                self._tell(ctx, no_place(error))
+                self._show(ctx, no_place(error))
             else:
                 raise
         except KeyboardInterrupt:
@@ -154,7 +153,7 @@ class CommandGroup(click.Group):
             ctx.exit(int(ExitCode.INTERRUPTED))
 
     @staticmethod
-    def _tell(ctx: click.Context, error: UserError) -> None:
+    def _show(ctx: click.Context, error: UserError) -> None:
         click.secho("error: ", fg="red", bold=True, nl=False, err=True)
         click.echo(error.message(), err=True)
         ctx.exit(int(error.exit_code))

@@ -5,25 +5,40 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from math import ceil
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mrt_hpc.backends.backend import Backend, StartEstimate
 from mrt_hpc.cli.options import console_of, run_path, site_of_command
 from mrt_hpc.cli.tables import FEW_HOURS, hours_table, memory_json, memory_lines, memory_table, memory_warnings
 from mrt_hpc.datasets.named import fetch_command
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.plan.hours import RATES, expected_hours, expected_uses, late_checkpoint, plan_cost, throughput
+from mrt_hpc.plan.hours import (
+    RATES,
+    ExpectedHours,
+    Throughput,
+    expected_hours,
+    expected_uses,
+    late_checkpoint,
+    plan_cost,
+    throughput,
+)
+from mrt_hpc.plan.jobs import Job, Plan
 from mrt_hpc.plan.memory_fit import fits
 from mrt_hpc.plan.token_counts import lengths_taken
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.schema import Experiment
+from mrt_hpc.recipe.site import SiteSettings
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import prompt_files
 from mrt_hpc.submit.changes import refuse_other_recipe
@@ -31,16 +46,7 @@ from mrt_hpc.submit.create import check_model
 from mrt_hpc.submit.submission import foreseen, jobs_left, kept_recipe, objections_to
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rich.console import Console
-
-    from mrt_hpc.backends.backend import Backend, StartEstimate
     from mrt_hpc.backends.sites import ChosenSite
-    from mrt_hpc.plan.hours import ExpectedHours, Throughput
-    from mrt_hpc.plan.jobs import Job, Plan
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.recipe.site import SiteSettings
 
 TABLE_WIDTH = 140
 """The columns that the table of jobs needs to print every name in one piece."""
@@ -116,12 +122,12 @@ def print_cost(
 
 def print_memory(console: Console, recipe: Experiment, site: SiteSettings, command: str) -> None:
     """Print what each role takes of its memory, how many sequences the caches hold, and what does not fit."""
-    found = fits(recipe, site)
-    if found.roles:
-        console.print(memory_table(found))
-    for line in memory_lines(found):
+    fitted = fits(recipe, site)
+    if fitted.roles:
+        console.print(memory_table(fitted))
+    for line in memory_lines(fitted):
         console.print(line, highlight=False, markup=False, soft_wrap=is_wide(console))
-    for refused, sentence in memory_warnings(found, recipe, site):
+    for refused, sentence in memory_warnings(fitted, recipe, site):
         words = f"does not fit, {command} will refuse" if refused else "doubtful"
         console.print(f"[yellow]{words}:[/] {escape(sentence)}", highlight=False, soft_wrap=is_wide(console))
 
@@ -131,9 +137,9 @@ def print_missing(console: Console, recipe: Experiment, command: str) -> None:
     for model in awaited_models(recipe):
         console.print(f"not there yet, {command} will wait for it: {escape(model)}", highlight=False, soft_wrap=True)
     missing = [*missing_inputs(recipe)]
-    for one in missing:
-        told = f"[yellow]not there yet, {command} will refuse:[/] {escape(one)}"
-        console.print(told, highlight=False, soft_wrap=True)
+    for missing_input in missing:
+        sentence = f"[yellow]not there yet, {command} will refuse:[/] {escape(missing_input)}"
+        console.print(sentence, highlight=False, soft_wrap=True)
     if not any(_missing_of_models(recipe)):
         _print_refused_model(console, recipe, command)
 
@@ -143,15 +149,15 @@ def _print_refused_model(console: Console, recipe: Experiment, command: str) -> 
     try:
         check_model(recipe)
     except UserError as error:
-        told = f"[yellow]{command} will refuse:[/] {escape(f'{error.what}; {error.where}; next: {error.advice}')}"
-        console.print(told, highlight=False, soft_wrap=True)
+        sentence = f"[yellow]{command} will refuse:[/] {escape(f'{error.what}; {error.where}; next: {error.advice}')}"
+        console.print(sentence, highlight=False, soft_wrap=True)
 
 
 def print_objections(console: Console, plan: Plan, recipe: Experiment, chosen: ChosenSite, command: str) -> None:
     """Print what the place of the jobs refuses, and what is doubtful there."""
     if (error := chosen.refusal()) is not None:
-        told = f"[yellow]{command} will refuse:[/] {escape(f'{error.what}; {error.advice}')}"
-        console.print(told, highlight=False, soft_wrap=is_wide(console))
+        sentence = f"[yellow]{command} will refuse:[/] {escape(f'{error.what}; {error.advice}')}"
+        console.print(sentence, highlight=False, soft_wrap=is_wide(console))
         return
     backend = chosen.site.backend()
     objections = objections_to(recipe, plan, backend)
@@ -168,8 +174,8 @@ def print_starts(console: Console, plan: Plan, recipe: Experiment, backend: Back
         jobs = jobs_left(plan, layout) if layout.recipe_lock.is_file() else plan.jobs
         estimates = backend.starts(jobs, recipe, layout)
     except UserError as error:
-        told = f"[yellow]the queue was not asked when the jobs could start:[/] {escape(error.what)}"
-        console.print(told, highlight=False, soft_wrap=is_wide(console))
+        sentence = f"[yellow]the queue was not asked when the jobs could start:[/] {escape(error.what)}"
+        console.print(sentence, highlight=False, soft_wrap=is_wide(console))
         return
     for line in start_lines(plan, estimates, time.time()):
         console.print(line, highlight=False, markup=False, soft_wrap=is_wide(console))
@@ -183,19 +189,19 @@ def start_lines(plan: Plan, estimates: Sequence[StartEstimate], now: float) -> I
         estimates: the queue's answers.
         now: seconds since the epoch.
     """
-    timed = [(one, one.at) for one in estimates if one.at is not None]
+    timed = [(estimate, estimate.at) for estimate in estimates if estimate.at is not None]
     if timed:
-        commands = " and ".join(dict.fromkeys(one.asked for one, _ in timed))
+        commands = " and ".join(dict.fromkeys(estimate.asked for estimate, _ in timed))
         yield f"If it were submitted now and waited for no other job, by the queue's present estimate ({commands}),"
-    for one, at in timed:
-        job, others = plan.job(one.jobs[0]), len(one.jobs) - 1
+    for estimate, at in timed:
+        job, others = plan.job(estimate.jobs[0]), len(estimate.jobs) - 1
         what = f"the first task of {job.name}" if job.tasks > 1 else job.name
         alike = f", and {others} other job(s) of its size," if others else ""
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
         yield f"  {what}{alike} could start at {when} ({_until(at, now)})"
-    for one in estimates:
-        if one.at is None:
-            yield f"No start time for {_names(one.jobs)}: {one.asked} was asked, and answered: {one.answer}"
+    for estimate in estimates:
+        if estimate.at is None:
+            yield f"No start time for {_names(estimate.jobs)}: the answer of {estimate.asked} was {estimate.answer}"
 
 
 def _names(jobs: Sequence[str]) -> str:
@@ -220,7 +226,9 @@ def print_plan_as_json(recipe_path: Path, site_name: str | None, overrides: tupl
     recipe = kept_recipe(layout, recipe, lambda _: None)
     plan, rates = compile_plan(recipe, site), throughput(recipe, site)
     expected = {} if rates is None else expected_hours(plan, recipe, rates)
-    hours = {name: {"hours": one.hours, "gpu_hours": one.gpu_hours} for name, one in expected.items()}
+    hours = {
+        name: {"hours": role_hours.hours, "gpu_hours": role_hours.gpu_hours} for name, role_hours in expected.items()
+    }
     print(json.dumps({**plan.as_json(), "expected": hours, "memory": memory_json(fits(recipe, site))}, indent=2))
 
 

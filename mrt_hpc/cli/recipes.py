@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.cli import options
+from mrt_hpc.cli.options import console_of
+from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.recipe.find import KINDS, RECIPES, SITES, SUITES, CatalogueEntry, entries, expanded, spellings
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Plan
-    from mrt_hpc.recipe.find import CatalogueEntry
     from mrt_hpc.recipe.schema import Recipe
 
 
@@ -51,36 +53,34 @@ def list_recipes(as_json: bool) -> None:
       mrt-hpc recipes list
       mrt-hpc recipes list --json
     """
-    from mrt_hpc.recipe.find import KINDS, entries
 
-    found = [entry for kind in KINDS for entry in entries(kind)]
+    listed = [entry for kind in KINDS for entry in entries(kind)]
     if as_json:
-        _print_json(found)
+        _print_json(listed)
         return
     for kind in KINDS:
-        _print_table(f"{kind.word}s", [entry for entry in found if entry.kind is kind])
+        _print_table(f"{kind.word}s", [entry for entry in listed if entry.kind is kind])
     click.echo("next: mrt-hpc plan NAME, or mrt-hpc recipes copy NAME to edit one")
 
 
-def _print_json(found: list[CatalogueEntry]) -> None:
+def _print_json(listed: list[CatalogueEntry]) -> None:
     import json
 
     rows = [
-        {"kind": entry.kind.word, "name": entry.name, "about": entry.about, "path": str(entry.path)} for entry in found
+        {"kind": entry.kind.word, "name": entry.name, "about": entry.about, "path": str(entry.path)} for entry in listed
     ]
     click.echo(json.dumps(rows, indent=2))
 
 
-def _print_table(title: str, found: list[CatalogueEntry]) -> None:
+def _print_table(title: str, listed: list[CatalogueEntry]) -> None:
     """Print the files of one kind under the folder that each is in, each on one line, which a terminal cuts."""
-    from mrt_hpc.cli.options import console_of
 
     console, piped = console_of(sys.stdout), not sys.stdout.isatty()
-    width = max((len(entry.name) for entry in found), default=0)
-    roots = [_root(entry) for entry in found]
+    width = max((len(entry.name) for entry in listed), default=0)
+    roots = [_root(entry) for entry in listed]
     for root in dict.fromkeys(roots):
         console.print(f"{title} in {root}", style="bold", highlight=False, markup=False, soft_wrap=True)
-        for entry in (entry for entry, place in zip(found, roots, strict=True) if place == root):
+        for entry in (entry for entry, place in zip(listed, roots, strict=True) if place == root):
             line = f"  {entry.name:{width}}  {entry.about}".rstrip()
             console.print(
                 line,
@@ -155,8 +155,6 @@ def _entry(name: str) -> CatalogueEntry:
     Raises:
         UserError: there is none.
     """
-    from mrt_hpc.errors import UserError, nearest
-    from mrt_hpc.recipe.find import KINDS, RECIPES, CatalogueEntry, entries, expanded, spellings
 
     wanted = expanded(name)
     known = [entry for kind in KINDS for entry in entries(kind)]
@@ -179,7 +177,6 @@ def _entry(name: str) -> CatalogueEntry:
 
 def _beside(entry: CatalogueEntry) -> list[Path]:
     """The files in its own folder that a recipe or a suite names by relative paths."""
-    from mrt_hpc.recipe.find import SITES, SUITES
     from mrt_hpc.recipe.load import SECTION, named_paths
     from mrt_hpc.recipe.source import read_source
 
@@ -193,7 +190,6 @@ def _beside(entry: CatalogueEntry) -> list[Path]:
 
 
 def _refuse_existing(wanted: Copy, force: bool) -> None:
-    from mrt_hpc.errors import UserError
 
     for place in (wanted.output, *wanted.beside.values()):
         if place.exists() and not force:
@@ -229,20 +225,19 @@ def validate(recipe: Path, overrides: tuple[str, ...]) -> None:
       mrt-hpc validate mrt_online
       mrt-hpc validate my_recipe.yaml --set training.learning_rate=2e-6
     """
-    from mrt_hpc.cli.options import console_of
     from mrt_hpc.cli.plan import print_missing
     from mrt_hpc.plan.compile import build_plan
     from mrt_hpc.plan.limits import check_segments
     from mrt_hpc.recipe.load import load_recipe
 
-    found = load_recipe(recipe, overrides)
-    check_segments(found)
-    plan = build_plan(found, max_array_size=None)
+    loaded = load_recipe(recipe, overrides)
+    check_segments(loaded)
+    plan = build_plan(loaded, max_array_size=None)
     click.secho("valid", fg="green", bold=True)
-    click.echo(f"  {trained(found)}")
-    click.echo(f"  {evaluated(found, plan)}")
-    print_missing(console_of(sys.stdout), found, "submit")
-    click.echo(f"next: mrt-hpc plan {recipe}{''.join(f' --set {one}' for one in overrides)}")
+    click.echo(f"  {trained(loaded)}")
+    click.echo(f"  {evaluated(loaded, plan)}")
+    print_missing(console_of(sys.stdout), loaded, "submit")
+    click.echo(f"next: mrt-hpc plan {recipe}{''.join(f' --set {override}' for override in overrides)}")
 
 
 def trained(recipe: Recipe) -> str:
@@ -261,7 +256,7 @@ def trained(recipe: Recipe) -> str:
 def evaluated(recipe: Recipe, plan: Plan) -> str:
     """What is evaluated, and the number of jobs, in a line."""
 
-    benchmarks = [f"{one.name} ({one.samples} samples)" for one in recipe.evaluation.benchmarks]
+    benchmarks = [f"{benchmark.name} ({benchmark.samples} samples)" for benchmark in recipe.evaluation.benchmarks]
     count = len(recipe.evaluated_versions)
     evaluated = f"{', '.join(benchmarks)} of {count} weights versions" if benchmarks else "no evaluation"
     return f"{evaluated}; {plan.segments} segment(s), {len(plan.jobs)} jobs, {plan.tasks} tasks"

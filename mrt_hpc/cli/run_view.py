@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.rule import Rule
 from rich.table import Table
@@ -16,13 +16,7 @@ from rich.text import Text
 from mrt_hpc.backends.backend import QueueState
 from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.view.run_look import RunState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from rich.console import RenderableType
-
-    from mrt_hpc.view.snapshot import Evaluated, JobView, Measured, Snapshot, TaskView
+from mrt_hpc.view.snapshot import Evaluated, JobView, Measured, Snapshot, TaskView
 
 COLOURS = {
     RunState.RUNNING: "green",
@@ -112,7 +106,7 @@ def _progress(run: Snapshot, width: int) -> RenderableType:
 
 
 def _series(measured: Iterable[Measured], name: str) -> list[float]:
-    return [value for one in measured if (value := getattr(one, name)) is not None]
+    return [value for iteration in measured if (value := getattr(iteration, name)) is not None]
 
 
 def _range(series: Sequence[float]) -> str:
@@ -178,7 +172,7 @@ def _whys(run: Snapshot, *, everything: bool) -> list[Text]:
     """
     shown = {TaskState.FAILED, TaskState.RETRYING, *((TaskState.STOPPED, TaskState.GAVE_BACK) if everything else ())}
     reasons: dict[tuple[str, str, str], list[TaskView]] = {}
-    for task in sorted(run.tasks, key=lambda one: one.since):
+    for task in sorted(run.tasks, key=lambda task: task.since):
         state, why = ("paused", task.paused) if task.paused else (_word(task), task.reason.strip())
         if task.paused or (why and task.state in shown):
             reasons.setdefault((task.job, state, why if everything else why.partition("\n")[0]), []).append(task)
@@ -296,8 +290,8 @@ def _next(run: Snapshot) -> RenderableType | None:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
-    for one in run.upcoming[:NEXT]:
-        grid.add_row("" if one.at is None else moment(one.at, run.time), one.what)
+    for event in run.upcoming[:NEXT]:
+        grid.add_row("" if event.at is None else moment(event.at, run.time), event.what)
     if run.expected_end is not None:
         what = "training" if run.iterations.planned else "the evaluation"
         grid.add_row(moment(run.expected_end, run.time), f"{what} is expected to end, if nothing interrupts it")

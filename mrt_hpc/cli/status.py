@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +19,10 @@ from mrt_hpc.cli import options
 from mrt_hpc.cli.completion import RUN, complete_task
 from mrt_hpc.cli.options import console_of
 from mrt_hpc.errors import UserError, word
+from mrt_hpc.run.layout import RunLayout, existing_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mrt_hpc.plan.jobs import Plan
-    from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.view.run_list import ListedRun
 
 
@@ -38,7 +37,6 @@ def open_run(run: Path) -> tuple[RunLayout, Plan]:
         UserError: there is no run at this place.
     """
     from mrt_hpc.plan.jobs import read_plan
-    from mrt_hpc.run.layout import existing_run
 
     layout = existing_run(run)
     return layout, read_plan(layout.plan)
@@ -161,25 +159,25 @@ def runs(places: tuple[Path, ...], size: bool, as_json: bool) -> None:
     from mrt_hpc.view.run_list import list_runs
 
     wanted = places or (Path("runs"),)
-    found = list_runs(wanted, QUEUE_WITHIN_S, size=size)
+    listed = list_runs(wanted, QUEUE_WITHIN_S, size=size)
     if as_json:
-        click.echo(json.dumps([run.model_dump(mode="json") for run in found], indent=2))
-    elif found:
-        _print_runs(found, size=size)
+        click.echo(json.dumps([run.model_dump(mode="json") for run in listed], indent=2))
+    elif listed:
+        _print_runs(listed, size=size)
     else:
         click.echo(
             f"no runs in {', '.join(map(str, wanted))}; mrt-hpc submit RECIPE makes one, mrt-hpc runs DIR looks in DIR"
         )
 
 
-def _print_runs(found: Sequence[ListedRun], *, size: bool) -> None:
+def _print_runs(listed: Sequence[ListedRun], *, size: bool) -> None:
     """A table of runs, and what could not be read."""
     from rich.table import Table
 
     from mrt_hpc.cli.run_view import NARROW
 
     console = console_of(sys.stdout)
-    rows = [_row(run, time.time(), size=size) for run in found]
+    rows = [_row(run, time.time(), size=size) for run in listed]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     columns = [name for name in rows[0] if console.width >= NARROW or name not in LEFT_OUT]
     for column in columns:
@@ -187,10 +185,10 @@ def _print_runs(found: Sequence[ListedRun], *, size: bool) -> None:
     for row in rows:
         table.add_row(*(row[column] for column in columns))
     console.print(table)
-    for run in found:
+    for run in listed:
         if run.trouble:
             click.echo(f"{_shown(run.run)}: {run.trouble}", err=True)
-    click.echo(f"next: mrt-hpc status {_shown(found[0].run)}")
+    click.echo(f"next: mrt-hpc status {_shown(listed[0].run)}")
 
 
 def _row(run: ListedRun, now: float, *, size: bool) -> dict[str, str]:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
 from mrt_hpc.cli.options import run_path, site_of_command
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.submit.submission import Listener, submit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+from mrt_hpc.submit.submission import Listener, submit_run
 
 
 def submit_recipe(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
@@ -27,7 +24,7 @@ def submit_recipe(recipe_path: Path, site_name: str | None, overrides: tuple[str
     recipe = load_recipe(recipe_path, overrides)
     root = run_path(recipe.name, run)
     site = site_of_command(site_name, RunLayout(root)).checked().site
-    submit(recipe, site, root, listener())
+    submit_run(recipe, site, root, listener())
 
 
 def listener() -> Listener:

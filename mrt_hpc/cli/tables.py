@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
-from mrt_hpc.plan.memory_fit import unfit
+from mrt_hpc.plan.hours import UseHours
+from mrt_hpc.plan.memory_fit import Fits, RoleFit, unfit
+from mrt_hpc.recipe.schema import Experiment
+from mrt_hpc.recipe.site import SiteSettings
 from mrt_hpc.run.events import Use
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from mrt_hpc.plan.hours import UseHours
-    from mrt_hpc.plan.memory_fit import Fits, RoleFit
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.recipe.site import SiteSettings
-
 
 PARTS = ("weights", "optimiser", "gradients", "exchange", "activations", "logits", "KV cache", "other")
 """The columns, in their order."""
 
 
-def memory_table(found: Fits) -> Table:
+def memory_table(fitted: Fits) -> Table:
     """One row a role: GiB of one process at its peak, by what they are for."""
     table = Table(title="memory of a process at its peak, GiB", title_justify="left")
     table.add_column("role", overflow="fold")
-    parts = [part for part in PARTS if any(part in role.parts for role in found.roles)]
+    parts = [part for part in PARTS if any(part in role.parts for role in fitted.roles)]
     for column in (*parts, "needed", "of", "share"):
         table.add_column(column, justify="right", overflow="fold")
-    for role in found.roles:
+    for role in fitted.roles:
         numbers = [_number(role.parts.get(part)) for part in parts]
         place = f"{role.limit:.1f} {role.place}"
         table.add_row(role.name, *numbers, _number(role.needed), place, f"{role.share:.0%}".replace("%", " %"))
@@ -41,20 +36,20 @@ def _number(gib: float | None) -> str:
     return "" if gib is None else f"{gib:.1f}" if gib >= 0.05 else f"{gib:.3f}"
 
 
-def memory_lines(found: Fits) -> Iterator[str]:
+def memory_lines(fitted: Fits) -> Iterator[str]:
     """What the caches hold, where the limits are from, and what was not checked."""
-    yield from (role.note for role in found.roles if role.note)
-    sources = dict.fromkeys(role.source for role in found.roles if role.place == "GPU")
+    yield from (role.note for role in fitted.roles if role.note)
+    sources = dict.fromkeys(role.source for role in fitted.roles if role.place == "GPU")
     if sources:
         yield f"The memory of a GPU: {'; '.join(sources)}. What a server takes besides its weights is an estimate."
-    yield from found.unchecked
+    yield from fitted.unchecked
 
 
-def memory_warnings(found: Fits, recipe: Experiment, site: SiteSettings) -> Iterator[tuple[bool, str]]:
+def memory_warnings(fitted: Fits, recipe: Experiment, site: SiteSettings) -> Iterator[tuple[bool, str]]:
     """What will be refused (True), and what is doubtful (False), a sentence each."""
-    for role in found.refused:
+    for role in fitted.refused:
         yield True, one_line(role, recipe, site)
-    for role in found.doubtful:
+    for role in fitted.doubtful:
         if role.fits:
             yield False, f"{role.name} needs {role.share:.0%} of its {role.limit:.1f} GiB ({role.source})"
         else:
@@ -67,17 +62,17 @@ def one_line(role: RoleFit, recipe: Experiment, site: SiteSettings) -> str:
     return f"{error.what}; {error.expected}; next: {error.advice}"
 
 
-def memory_json(found: Fits) -> dict[str, Any]:
+def memory_json(fitted: Fits) -> dict[str, Any]:
     """The same as data: GiB by role and part, whether it fits, and what was not checked."""
-    roles = [{**asdict(role), "share": role.share, "fits": role.fits} for role in found.roles]
-    return {"roles": roles, "unchecked": list(found.unchecked)}
+    roles = [{**asdict(role), "share": role.share, "fits": role.fits} for role in fitted.roles]
+    return {"roles": roles, "unchecked": list(fitted.unchecked)}
 
 
 # -- hours -------------------------------------------------------------------------------------------------------------
 
 
 FEW_HOURS = 10.0
-"""Below so many hours a table has more digits after the point."""
+"""The hours below which a table has more digits after the point."""
 
 
 def hours_table(rows: Iterable[UseHours], *, of_gpus: bool, digits: int, expected: bool = False) -> Table:

@@ -13,17 +13,14 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER
 from mrt_hpc.run.access import CACHES
 from mrt_hpc.run.atomic import sync_directory, sync_file
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 SHARED_TYPES = frozenset({
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "panfs", "pvfs2", "orangefs", "cifs", "smb3", "afs",
@@ -89,7 +86,7 @@ class Filesystem:
         known = [self.free_files, None if self.quota is None else self.quota.free_files]
         return min((count for count in known if count is not None), default=None)
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         """The facts in one line."""
         files = "" if self.free_files is None else f", {self.free_files:,} inodes"
         said = f"{self.type} at {self.mount_point}, {gigabytes(self.free_bytes)} free{files}"
@@ -126,14 +123,14 @@ def filesystem(path: Path) -> Filesystem:
 
 def mount_of(place: Path, mountinfo: str) -> tuple[str, str, str]:
     """Mount point, type and source of the filesystem that holds a path, from the text of /proc/self/mountinfo."""
-    found = ("/", "unknown", "")
+    mount = ("/", "unknown", "")
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), before.split()[4])
-        if place.is_relative_to(point) and len(point) >= len(found[0]):
+        if place.is_relative_to(point) and len(point) >= len(mount[0]):
             kind, source = after.split()[:2]
-            found = (point, kind, source)
-    return found
+            mount = (point, kind, source)
+    return mount
 
 
 def quota(place: Path, kind: str, source: str) -> Quota | None:
@@ -207,12 +204,12 @@ def scratch_problems(temporary: Path, variables: Mapping[str, str]) -> dict[str,
         What went wrong, by operation; empty text where it works.
     """
     sockets = temporary if len(str(temporary)) <= LONGEST_SOCKET_FOLDER else Path("/tmp")
-    found = _problems(temporary, SCRATCH) | _problems(sockets, SOCKETS)
+    problems = _problems(temporary, SCRATCH) | _problems(sockets, SOCKETS)
     for name in CACHES:
-        if (told := variables.get(name)) and not Path(told).is_relative_to(temporary):
-            there = _problems(existing_ancestor(Path(told)), COMPILED)
-            found |= {f"{name}, {operation}": problem for operation, problem in there.items()}
-    return found
+        if (named := variables.get(name)) and not Path(named).is_relative_to(temporary):
+            there = _problems(existing_ancestor(Path(named)), COMPILED)
+            problems |= {f"{name}, {operation}": problem for operation, problem in there.items()}
+    return problems
 
 
 def _problems(place: Path, operations: Sequence[Operation]) -> dict[str, str]:
@@ -220,8 +217,8 @@ def _problems(place: Path, operations: Sequence[Operation]) -> dict[str, str]:
         trials = try_operations(place, operations)
     except OSError as error:  # no folder can be made there
         return {name: f"{place}: {error.strerror or error}" for name, _, _ in operations}
-    needed = {one.name: f"{place}: {one.problem}; it is needed so that {one.what_for}" for one in trials}
-    return {one.name: needed[one.name] if one.problem else "" for one in trials}
+    needed = {trial.name: f"{place}: {trial.problem}; it is needed so that {trial.what_for}" for trial in trials}
+    return {trial.name: needed[trial.name] if trial.problem else "" for trial in trials}
 
 
 @contextmanager
@@ -270,11 +267,11 @@ def _rename_folder(folder: Path) -> None:
 
 
 def _link(folder: Path) -> None:
-    one, other = folder / "one", folder / "other"
-    one.touch()
-    os.link(one, other)
+    first, second = folder / "one", folder / "other"
+    first.touch()
+    os.link(first, second)
     try:
-        os.link(one, other)
+        os.link(first, second)
     except FileExistsError:
         return
     raise OSError("a second hard link replaced the first")
@@ -303,10 +300,10 @@ def _owner(folder: Path) -> None:
 
 
 def _lock(folder: Path) -> None:
-    with (folder / "lock").open("w") as one, (folder / "lock").open("w") as other:
-        fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with (folder / "lock").open("w") as first, (folder / "lock").open("w") as second:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
     raise OSError("a file that is locked was locked a second time")

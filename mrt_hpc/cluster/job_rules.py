@@ -4,15 +4,10 @@ many may be queued, and how long they may run.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from mrt_hpc.backends.slurm.survey import ALL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from mrt_hpc.backends.slurm.survey import PartitionFacts, Qos, Survey, User
+from mrt_hpc.backends.slurm.survey import ALL, PartitionFacts, Qos, Survey, User
 
 
 def refusals(partition: PartitionFacts, user: User, accounts: Iterable[str], qos: str | None) -> list[str]:
@@ -24,23 +19,23 @@ def refusals(partition: PartitionFacts, user: User, accounts: Iterable[str], qos
         accounts: the accounts that the job may be charged to, of which one suffices; none if they are not known.
         qos: the QOS of the job; None if it is not known.
     """
-    wanted, found = list(accounts), []
+    wanted, reasons = list(accounts), []
     if partition.root_only:
-        found.append("RootOnly=YES: only root may submit to it")
+        reasons.append("RootOnly=YES: only root may submit to it")
     if partition.allow_groups != ALL and not partition.allow_groups & user.groups:
-        found.append(f"AllowGroups={_told(partition.allow_groups)}: you are in none of these groups")
+        reasons.append(f"AllowGroups={_in_words(partition.allow_groups)}: you are in none of these groups")
     if wanted and partition.allow_accounts != ALL and not partition.allow_accounts & set(wanted):
-        found.append(f"AllowAccounts={_told(partition.allow_accounts)}: not {', '.join(wanted)}")
+        reasons.append(f"AllowAccounts={_in_words(partition.allow_accounts)}: not {', '.join(wanted)}")
     if wanted and partition.allow_accounts == ALL and set(wanted) <= partition.deny_accounts:
-        found.append(f"DenyAccounts={_told(partition.deny_accounts)}")
+        reasons.append(f"DenyAccounts={_in_words(partition.deny_accounts)}")
     if qos is not None and partition.allow_qos != ALL and qos not in partition.allow_qos:
-        found.append(f"AllowQos={_told(partition.allow_qos)}: not {qos}")
+        reasons.append(f"AllowQos={_in_words(partition.allow_qos)}: not {qos}")
     if qos is not None and partition.allow_qos == ALL and qos in partition.deny_qos:
-        found.append(f"DenyQos={_told(partition.deny_qos)}")
-    return found
+        reasons.append(f"DenyQos={_in_words(partition.deny_qos)}")
+    return reasons
 
 
-def _told(names: Iterable[str]) -> str:
+def _in_words(names: Iterable[str]) -> str:
     return ",".join(sorted(names))
 
 
@@ -68,11 +63,11 @@ def preemption(survey: Survey, partition: PartitionFacts, qos: Qos | None) -> Pr
     else:
         mode, grace_s, source = _of_partition(survey, partition)
     mode = mode or next(iter(settings.preempt_modes - {"GANG"}), "OFF")
-    told = f"{settings.preempt_type}, {source}: PreemptMode={mode}"
+    source_text = f"{settings.preempt_type}, {source}: PreemptMode={mode}"
     if mode == "OFF":
-        return Preemption("OFF", 0, told)
+        return Preemption("OFF", 0, source_text)
     wait_s = settings.kill_wait_s or 0
-    return Preemption(mode, grace_s + wait_s, f"{told}, GraceTime={grace_s} s, KillWait={wait_s} s")
+    return Preemption(mode, grace_s + wait_s, f"{source_text}, GraceTime={grace_s} s, KillWait={wait_s} s")
 
 
 def _of_partition(survey: Survey, partition: PartitionFacts) -> tuple[str, int, str]:
@@ -97,41 +92,45 @@ def submit_limits(
     survey: Survey, partitions: Sequence[PartitionFacts], account: str | None, qos: str | None
 ) -> list[tuple[int, str]]:
     """The limits on the jobs and array tasks that a user may have queued, each with its source."""
-    found = [
-        (one.max_submit_jobs, f"sacctmgr show associations: MaxSubmitJobs of account {one.account}")
-        for one in survey.associations_of(account)
-        if one.max_submit_jobs is not None
+    limits = [
+        (association.max_submit_jobs, f"sacctmgr show associations: MaxSubmitJobs of account {association.account}")
+        for association in survey.associations_of(account)
+        if association.max_submit_jobs is not None
     ]
-    found += [
+    limits += [
         (level.max_submit_jobs, f"sacctmgr show qos: MaxSubmitPU of {level.name}")
         for level in _levels(survey, partitions, account, qos)
         if level.max_submit_jobs is not None
     ]
     if survey.settings is not None and survey.settings.max_job_count is not None:
-        found.append((survey.settings.max_job_count, "scontrol show config: MaxJobCount, of all users together"))
-    return found
+        limits.append((survey.settings.max_job_count, "scontrol show config: MaxJobCount, of all users together"))
+    return limits
 
 
 def time_limits(
     survey: Survey, partitions: Sequence[PartitionFacts], account: str | None, qos: str | None
 ) -> list[tuple[int, str]]:
     """The limits on the time limit of a job, minutes, each with its source."""
-    found = [
-        (one.max_minutes, f"scontrol show partition: MaxTime of {one.name}")
-        for one in partitions
-        if one.max_minutes is not None
+    limits = [
+        (limited.max_minutes, f"scontrol show partition: MaxTime of {limited.name}")
+        for limited in partitions
+        if limited.max_minutes is not None
     ]
-    found += [
+    limits += [
         (level.max_minutes, f"sacctmgr show qos: MaxWall of {level.name}")
         for level in _levels(survey, partitions, account, qos)
         if level.max_minutes is not None
     ]
-    walls = [(one.max_minutes, one.account) for one in survey.associations_of(account) if one.max_minutes is not None]
-    return [*found, *((minutes, f"sacctmgr show associations: MaxWall of {name}") for minutes, name in walls)]
+    walls = [
+        (limited.max_minutes, limited.account)
+        for limited in survey.associations_of(account)
+        if limited.max_minutes is not None
+    ]
+    return [*limits, *((minutes, f"sacctmgr show associations: MaxWall of {name}") for minutes, name in walls)]
 
 
 def _levels(survey: Survey, partitions: Sequence[PartitionFacts], account: str | None, qos: str | None) -> list[Qos]:
     """Every QOS whose limits hold for a job: its own and those of its partitions."""
     of_partitions = [(survey.qos or {}).get(partition.qos or "") for partition in partitions]
-    found = [level for level in (survey.qos_of(account, qos), *of_partitions) if level is not None]
-    return list({level.name: level for level in found}.values())
+    levels = [level for level in (survey.qos_of(account, qos), *of_partitions) if level is not None]
+    return list({level.name: level for level in levels}.values())

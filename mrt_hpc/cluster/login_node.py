@@ -17,7 +17,7 @@ from mrt_hpc.cluster.filesystems import Filesystem, filesystem
 
 CONTAINER_COMMANDS = ("apptainer", "singularity")
 BUILDCFG_S = 10.0
-"""Seconds that Apptainer may take to tell its configuration."""
+"""Seconds that Apptainer may take to print its configuration."""
 PLACES = ("SCRATCH", "WORK", "WORKDIR", "PROJECT", "PROJECTS", "DATA", "PWD", "HOME")
 """The variables in which sites name the user's folders on shared filesystems; the home directory comes last."""
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
@@ -70,20 +70,22 @@ def look_at_login_node() -> LoginNode:
 
 
 def mounts_by_kernel(container: str) -> bool | None:
-    """Whether the kernel mounts images, by what Apptainer, or Singularity, tells of its installation: it does with a
+    """Whether the kernel mounts images, by what Apptainer, or Singularity, says of its installation: it does with a
     setuid starter, unless the configuration asks for squashfuse. Since 1.3 Apptainer leaves that open by default.
 
     Args:
         container: the path of the command.
 
     Returns:
-        None where it cannot be told.
+        None where it cannot be known.
     """
     try:
-        told = subprocess.run([container, "buildcfg"], capture_output=True, text=True, check=False, timeout=BUILDCFG_S)
+        printed = subprocess.run(
+            [container, "buildcfg"], capture_output=True, text=True, check=False, timeout=BUILDCFG_S
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    built = dict(line.split("=", 1) for line in told.stdout.splitlines() if "=" in line)
+    built = dict(line.split("=", 1) for line in printed.stdout.splitlines() if "=" in line)
     kind = "SINGULARITY" if "SINGULARITY_SUID_INSTALL" in built else "APPTAINER"
     if f"{kind}_SUID_INSTALL" not in built:
         return None
@@ -96,10 +98,10 @@ def mounts_by_kernel(container: str) -> bool | None:
 def _squashfs_by_kernel(configuration: Path) -> bool | None:
     """Whether Apptainer with a setuid starter has the kernel mount images."""
     try:
-        found = re.search(r"^\s*allow setuid-mount squashfs\s*=\s*(\w+)", configuration.read_text(), re.MULTILINE)
+        allowed = re.search(r"^\s*allow setuid-mount squashfs\s*=\s*(\w+)", configuration.read_text(), re.MULTILINE)
     except OSError:
         return None
-    return {"yes": True, "no": False}.get(found[1]) if found else None
+    return {"yes": True, "no": False}.get(allowed[1]) if allowed else None
 
 
 def _modules() -> str:
@@ -123,7 +125,7 @@ def _is_temporary(path: Path) -> bool:
 
 def _filesystems() -> list[Filesystem]:
     """The filesystem of each place, of those on one mount point the first; one that does not answer is left out."""
-    found: dict[str, Filesystem] = {}
+    filesystems: dict[str, Filesystem] = {}
     for name in PLACES:
         path = os.environ.get(name)
         if not path or not Path(path).is_dir() or not os.access(path, os.W_OK) or _is_temporary(Path(path)):
@@ -132,5 +134,5 @@ def _filesystems() -> list[Filesystem]:
             seen = filesystem(Path(path))
         except OSError:
             continue
-        found.setdefault(seen.mount_point, seen)
-    return list(found.values())
+        filesystems.setdefault(seen.mount_point, seen)
+    return list(filesystems.values())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 import socket
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
@@ -15,23 +17,15 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 import mrt_hpc
 from mrt_hpc.backends.sites import LOCAL
 from mrt_hpc.backends.slurm.site import GpuRequest
-from mrt_hpc.backends.slurm.survey import CONFIG, NODES, PARTITIONS, QOS, associations_command
+from mrt_hpc.backends.slurm.survey import CONFIG, NODES, PARTITIONS, QOS, PartitionFacts, Survey, associations_command
 from mrt_hpc.cluster.job_rules import preemption, submit_limits, time_limits
-from mrt_hpc.cluster.questions import accounts_of, cpu_partitions, gpu_partitions, gpu_types
+from mrt_hpc.cluster.login_node import LoginNode
+from mrt_hpc.cluster.questions import Wishes, accounts_of, cpu_partitions, gpu_partitions, gpu_types
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.base import NAME, PATTERNS
 from mrt_hpc.recipe.find import SITES, folders
 from mrt_hpc.recipe.load import load_site
 from mrt_hpc.run.atomic import creating, replacing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.backends.slurm.survey import PartitionFacts, Survey
-    from mrt_hpc.cluster.login_node import LoginNode
-    from mrt_hpc.cluster.questions import Wishes
-
 
 # -- profile text ------------------------------------------------------------------------------------------------------
 # A site profile as YAML, with the reason beside each value.
@@ -127,7 +121,9 @@ def _account(survey: Survey, wishes: Wishes) -> ProfileEntry:
 
 
 def _qos(survey: Survey, wishes: Wishes) -> ProfileEntry:
-    there = ", ".join(dict.fromkeys(name for one in survey.associations_of(wishes.account) for name in one.qos))
+    there = ", ".join(
+        dict.fromkeys(name for association in survey.associations_of(wishes.account) for name in association.qos)
+    )
     if wishes.qos is not None:
         return ProfileEntry("qos", wishes.qos, f"chosen; your account has {there}" if there else "chosen")
     default = survey.qos_of(wishes.account, None)
@@ -155,7 +151,7 @@ def parse_partitions(survey: Survey, wishes: Wishes) -> Iterator[ProfileEntry]:
         partition = (survey.partitions or {}).get(name or "")
         if partition is not None:
             others = [other for other in names if other != name]
-            yield ProfileEntry(field, name, _told(partition) + (f"; others: {', '.join(others)}" if others else ""))
+            yield ProfileEntry(field, name, _in_words(partition) + (f"; others: {', '.join(others)}" if others else ""))
         elif name is not None:
             yield ProfileEntry(
                 field, name, "chosen; " + _unknown(survey, PARTITIONS, "scontrol shows no such partition")
@@ -165,7 +161,7 @@ def parse_partitions(survey: Survey, wishes: Wishes) -> Iterator[ProfileEntry]:
             yield ProfileEntry(field, None, _unknown(survey, PARTITIONS, f"{what} admits you"))
 
 
-def _told(partition: PartitionFacts) -> str:
+def _in_words(partition: PartitionFacts) -> str:
     """A partition in words: its nodes, its GPUs and its time limit."""
     count = sum(node.count for node in partition.nodes)
     gpus = sorted(
@@ -182,15 +178,15 @@ def _chosen(survey: Survey, wishes: Wishes) -> list[PartitionFacts]:
         wishes.partition or next(iter(cpu_partitions(survey, wishes)), None),
         wishes.gpu_partition or next(iter(gpu_partitions(survey, wishes)), None),
     )
-    found = {name: (survey.partitions or {}).get(name) for name in names if name}
-    return [partition for partition in found.values() if partition is not None]
+    partitions = {name: (survey.partitions or {}).get(name) for name in names if name}
+    return [partition for partition in partitions.values() if partition is not None]
 
 
 def _gpus(survey: Survey, wishes: Wishes) -> Iterator[ProfileEntry]:
     kinds = gpu_types(survey, wishes)
-    slices = sorted({kind for one in _chosen(survey, wishes) for kind in one.slice_types})
+    slices = sorted({kind for partition in _chosen(survey, wishes) for kind in partition.slice_types})
     parts = f"sinfo shows parts of GPUs (MIG) only in your partitions: {', '.join(slices)}" if slices else ""
-    with_gpus = [one for one in _chosen(survey, wishes) if one.gpu_nodes]
+    with_gpus = [partition for partition in _chosen(survey, wishes) if partition.gpu_nodes]
     if with_gpus or survey.partitions is None:
         reason = f"sinfo: nodes of {with_gpus[-1].name} have GRES gpu" if with_gpus else "not seen: the usual way"
         yield ProfileEntry("gpu_request", GpuRequest.GRES.value, reason)
@@ -284,12 +280,12 @@ def _container(node: LoginNode, wishes: Wishes) -> Iterator[ProfileEntry]:
     command = node.container_command
     if wishes.image is not None:
         yield ProfileEntry("container.image", wishes.image, "chosen")
-        found = "found here" if command else "not found here; the compute nodes need it"
-        yield ProfileEntry("container.executable", command or "apptainer", found)
+        note = "found here" if command else "not found here; the compute nodes need it"
+        yield ProfileEntry("container.executable", command or "apptainer", note)
         yield ProfileEntry("container.unpack", *_unpack(node))
     else:
-        found = f"Apptainer is here: {command}" if command else "neither apptainer nor singularity is in PATH here"
-        yield ProfileEntry("container", None, f"tasks run without a container; {found}")
+        note = f"Apptainer is here: {command}" if command else "neither apptainer nor singularity is in PATH here"
+        yield ProfileEntry("container", None, f"tasks run without a container; {note}")
 
 
 def _unpack(node: LoginNode) -> tuple[bool, str]:
@@ -321,8 +317,8 @@ def site_name(given: str | None, survey: Survey) -> str:
         UserError: the name given cannot be that of a profile.
     """
     if given is None:
-        told = (survey.settings.name if survey.settings else "") or socket.gethostname().partition(".")[0]
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", told).strip("-._")[:64]
+        cluster_name = (survey.settings.name if survey.settings else "") or socket.gethostname().partition(".")[0]
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", cluster_name).strip("-._")[:64]
         return name if name not in ("", LOCAL) else "cluster"
     if not re.fullmatch(NAME, given) or given == LOCAL:
         raise UserError(
@@ -367,7 +363,7 @@ def write_profile(path: Path, survey: Survey, node: LoginNode, wishes: Wishes, *
         UserError: a value that was given is wrong, or the file exists.
     """
     head = (
-        f"Site profile {wishes.name}, written by mrt-hpc {mrt_hpc.__version__} init from what Slurm's commands told.",
+        f"Site profile {wishes.name}, written by mrt-hpc {mrt_hpc.__version__} init from what Slurm's commands said.",
         "Change it as you like; `mrt-hpc fields site` lists every field, and `mrt-hpc doctor` checks the values.",
     )
     text = profile_text(entries(survey, node, wishes), head)
@@ -399,8 +395,8 @@ def _write_checked(temporary: Path, text: str) -> None:
     try:
         load_site(temporary)
     except UserError as error:
-        raise error.told_as(
+        raise error.in_other_words(
             f"the profile would be wrong: {error.what}",
-            where="the options of mrt-hpc init, or what Slurm told",
+            where="the options of mrt-hpc init, or what Slurm said",
             advice="the same command with another value (mrt-hpc init --help lists the options)",
         ) from error

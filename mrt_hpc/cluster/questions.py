@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mrt_hpc.backends.slurm.survey import PartitionFacts, Survey
 from mrt_hpc.cluster.job_rules import preemption, refusals
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mrt_hpc.backends.slurm.survey import PartitionFacts, Survey
-    from mrt_hpc.cluster.login_node import LoginNode
-
+from mrt_hpc.cluster.login_node import LoginNode
 
 # -- choices -----------------------------------------------------------------------------------------------------------
 # The accounts, partitions, GPU types and QOS that a user can choose from, the best first.
@@ -25,7 +21,7 @@ FOR_TESTS = re.compile(r"debug|test|interactive|short|devel", re.IGNORECASE)
 
 def accounts_of(survey: Survey) -> list[str]:
     """The user's accounts, the default one first."""
-    names = dict.fromkeys(one.account for one in survey.associations or ())
+    names = dict.fromkeys(association.account for association in survey.associations or ())
     return sorted(names, key=lambda name: name != survey.default_account)
 
 
@@ -61,8 +57,8 @@ def gpu_partitions(survey: Survey, wishes: Wishes) -> list[str]:
 
 
 def _is_preempted(survey: Survey, partition: PartitionFacts, wishes: Wishes) -> bool:
-    found = preemption(survey, partition, survey.qos_of(wishes.account, wishes.qos))
-    return found is not None and found.mode != "OFF"
+    preempted = preemption(survey, partition, survey.qos_of(wishes.account, wishes.qos))
+    return preempted is not None and preempted.mode != "OFF"
 
 
 def gpu_types(survey: Survey, wishes: Wishes) -> list[str]:
@@ -77,10 +73,13 @@ def gpu_types(survey: Survey, wishes: Wishes) -> list[str]:
 
 def qos_choices(survey: Survey, wishes: Wishes) -> list[str]:
     """The QOS to choose from, where an account has neither a default nor the QOS normal."""
-    found = survey.associations_of(wishes.account)
-    if any(one.default_qos or "normal" in one.qos or len(one.qos) < 2 for one in found):
+    associations = survey.associations_of(wishes.account)
+    if any(
+        association.default_qos or "normal" in association.qos or len(association.qos) < 2
+        for association in associations
+    ):
         return []
-    return list(dict.fromkeys(name for one in found for name in one.qos))
+    return list(dict.fromkeys(name for association in associations for name in association.qos))
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ class Question:
 
 def open_questions(survey: Survey, node: LoginNode, wishes: Wishes) -> list[Question]:
     """The questions that the wishes do not answer; an answer to the first may change the others."""
-    return [one for one in _questions(survey, node, wishes) if getattr(wishes, one.wish) is None]
+    return [question for question in _questions(survey, node, wishes) if getattr(wishes, question.wish) is None]
 
 
 def _questions(survey: Survey, node: LoginNode, wishes: Wishes) -> Iterator[Question]:

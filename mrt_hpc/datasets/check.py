@@ -10,6 +10,7 @@ import os
 import re
 import unicodedata
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -33,13 +34,10 @@ from mrt_hpc.recipe.source import UNREADABLE
 from mrt_hpc.recipe.user_code import import_from
 from mrt_hpc.run.atomic import checksum
 from mrt_hpc.run.data import problem_of_line
-from mrt_hpc.run.records import gold_text, golds_of
+from mrt_hpc.run.records import Problem, gold_text, golds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from mrt_hpc.domains.grader_queue import GraderPool
-    from mrt_hpc.run.records import Problem
 
 
 # -- findings ----------------------------------------------------------------------------------------------------------
@@ -50,7 +48,7 @@ class FindingKind(StrEnum):
     """What is wrong."""
 
     CHANGED_FILE = "changed_file"
-    """The file is not the one that its record of the source tells of."""
+    """The file is not the one that its record of the source describes."""
     BAD_LINE = "bad_line"
     """A line is no problem: a run refuses the file."""
     REPEATED_ID = "repeated_id"
@@ -78,7 +76,7 @@ class Place:
     line: int
     """Counted from 1; 0 for the whole file."""
     id: str
-    """Of the problem; empty where the line has none."""
+    """The id of the problem; empty where the line has none."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class Finding:
     detail: str = ""
     """What stands there, or why it is refused."""
     overlap: float | None = None
-    """Of similar problems: the Jaccard similarity of their 5-grams of words."""
+    """The overlap of similar problems: the Jaccard similarity of their 5-grams of words."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -197,7 +195,7 @@ def _read(line: bytes, path: Path, number: int) -> Entry | Finding:
 
 
 def _changed(path: Path, about: CheckedFile) -> Iterator[Finding]:
-    """A finding where the record of the source tells of another content, or cannot be read."""
+    """A finding where the record of the source has another content, or cannot be read."""
     if not about.recorded:
         return
     record_path = record_file(path)
@@ -207,8 +205,8 @@ def _changed(path: Path, about: CheckedFile) -> Iterator[Finding]:
         yield _of_file(FindingKind.CHANGED_FILE, path, f"{record_path.name}: {error.what}: {error.value}")
         return
     if expected != about.sha256:
-        told = f"SHA-256 is {about.sha256[:12]}..., {record_path.name} says {expected[:12]}..."
-        yield _of_file(FindingKind.CHANGED_FILE, path, told)
+        digests = f"SHA-256 is {about.sha256[:12]}..., {record_path.name} says {expected[:12]}..."
+        yield _of_file(FindingKind.CHANGED_FILE, path, digests)
 
 
 def _of_file(kind: FindingKind, path: Path, detail: str) -> Finding:
@@ -226,7 +224,7 @@ def _of_file(kind: FindingKind, path: Path, detail: str) -> Finding:
 GRAM_WORDS = 5
 """The number of consecutive words that make one element."""
 LEAST_OVERLAP = 0.8
-"""The Jaccard similarity from which two texts are told as similar."""
+"""The Jaccard similarity from which two texts count as similar."""
 _ROUNDING = 1e-9
 
 
@@ -249,14 +247,14 @@ def similar_pairs(texts: Sequence[tuple[str, ...]], least: float = LEAST_OVERLAP
     grams = _ranked([_grams(text) for text in texts])
     order = sorted((index for index in range(len(grams)) if len(grams[index])), key=lambda i: (len(grams[i]), i))
     postings: dict[int, list[int]] = defaultdict(list)
-    found = []
+    pairs = []
     for index in order:
         prefix = _prefix(grams[index], least)
         candidates = {other for gram in prefix for other in postings[gram]}
-        found += list(_verified(index, candidates, grams, least))
+        pairs += list(_verified(index, candidates, grams, least))
         for gram in prefix:
             postings[gram].append(index)
-    return sorted(found, key=lambda pair: (pair.first, pair.second))
+    return sorted(pairs, key=lambda pair: (pair.first, pair.second))
 
 
 def _grams(text: tuple[str, ...]) -> np.ndarray:
@@ -346,7 +344,7 @@ class ProblemIndex:
 
     @cached_property
     def by_words(self) -> dict[Words, dict[str, list[Entry]]]:
-        """For the words of each problem the lines that have them, by file."""
+        """The lines that have the words of each problem, by file."""
         found: dict[Words, dict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
         for loaded in self.sets:
             for entry in loaded.entries:
@@ -370,24 +368,24 @@ class ProblemIndex:
                 entries = [first[file][0], second[file][0]]
                 yield _finding(FindingKind.SIMILAR_PROBLEM, entries, overlap)
 
-    def between(self, one: str, other: str) -> Iterator[Finding]:
+    def between(self, file: str, other: str) -> Iterator[Finding]:
         """Problems that stand in both of two files, and then those that do in nearly the same words."""
         for lines in self.by_words.values():
-            if one in lines and other in lines:
-                yield _finding(FindingKind.SHARED_PROBLEM, [*lines[one], *lines[other]])
+            if file in lines and other in lines:
+                yield _finding(FindingKind.SHARED_PROBLEM, [*lines[file], *lines[other]])
         for pair in self.similar:
             for first, second in (pair[:2], pair[1::-1]):
-                if one in first and other in second:
-                    entries = [first[one][0], second[other][0]]
+                if file in first and other in second:
+                    entries = [first[file][0], second[other][0]]
                     yield _finding(FindingKind.SHARED_SIMILAR_PROBLEM, entries, pair[2])
 
 
 def _finding(kind: FindingKind, entries: list[Entry], overlap: float | None = None) -> Finding:
-    """The finding on some lines; it tells where the gold answers differ, since one of them may be wrong."""
+    """The finding on some lines; it says where the gold answers differ, since one of them may be wrong."""
     golds = [golds_of(entry.problem.answer) for entry in reversed(entries)]
     answers = {frozenset(map(words, several)): gold_text(several) for several in golds}
-    told = ", ".join(repr(answer) for answer in reversed(answers.values()))
-    detail = f"the answers differ: {told}" if len(answers) > 1 else ""
+    listed = ", ".join(repr(answer) for answer in reversed(answers.values()))
+    detail = f"the answers differ: {listed}" if len(answers) > 1 else ""
     return Finding(kind, tuple(entry.place for entry in entries), detail, overlap)
 
 
@@ -408,7 +406,7 @@ class Check:
 
     files: tuple[Path, ...]
     against: tuple[Path, ...] = ()
-    """Files whose problems may not stand in ``files``; of their own faults only lines that cannot be read are told."""
+    """Files whose problems may not stand in ``files``; only lines that cannot be read are reported of them."""
     verifier: str = "math"
     """A verifier as in a recipe: its type alone, or its fields in braces. Classes and functions of the user's own may
     lie in the working directory.
@@ -431,14 +429,14 @@ def check(asked: Check) -> CheckReport:
     findings = [finding for loaded in (*files, *against) for finding in loaded.findings]
     for loaded in files:
         findings += [*repeated_ids(loaded), *index.within(loaded.file)]
-    for one, other in pairs:
-        findings += index.between(one.file, other.file)
+    for first, second in pairs:
+        findings += index.between(first.file, second.file)
     findings += _unreadable(files, verifier, asked.grading)
     findings += _special(files, asked.model)
     return CheckReport(
         files=tuple(loaded.about for loaded in files),
         against=tuple(loaded.about for loaded in against),
-        compared=tuple((one.file, other.file) for one, other in pairs),
+        compared=tuple((first.file, second.file) for first, second in pairs),
         findings=tuple(findings),
     )
 
@@ -482,9 +480,9 @@ def _special(files: Sequence[LoadedSet], model: Path | None) -> Iterator[Finding
     """Problems whose text a tokenizer reads as special tokens."""
     pattern = USUAL_SPECIAL if model is None else _special_of(model)
     for entry in (entry for loaded in files for entry in loaded.entries):
-        if found := dict.fromkeys(pattern.findall(entry.problem.problem)):
+        if tokens := dict.fromkeys(pattern.findall(entry.problem.problem)):
             hint = "" if model else ", special in many models; --model DIR asks yours"
-            yield Finding(FindingKind.SPECIAL_TOKEN, (entry.place,), f"{', '.join(found)}{hint}")
+            yield Finding(FindingKind.SPECIAL_TOKEN, (entry.place,), f"{', '.join(tokens)}{hint}")
 
 
 def _special_of(model: Path) -> re.Pattern[str]:

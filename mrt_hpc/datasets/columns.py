@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mrt_hpc.domains.extraction import extract_answer
 from mrt_hpc.domains.simple import LETTERS
 from mrt_hpc.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from mrt_hpc.run.records import Gold
+from mrt_hpc.run.records import Gold
 
 PROBLEM_NAMES = ("problem", "question", "prompt", "query")
 ANSWER_NAMES = ("answer", "final_answer", "expected_answer", "gold_answer", "ground_truth")
@@ -158,15 +155,15 @@ def _ways_out(context: Sequence[str], columns: Columns) -> str:
 
 
 def _required(names: Sequence[str], asked: str | None, known: Sequence[str], kind: str) -> str:
-    found = _chosen(names, asked, known, kind)
-    if found is None:
+    chosen = _chosen(names, asked, known, kind)
+    if chosen is None:
         raise UserError(
             f"no column has a known name for the {kind}",
             value=list(names),
             expected=f"one of {', '.join(known)}",
             advice=f"name the column that holds the {kind}: --{kind} COLUMN",
         )
-    return found
+    return chosen
 
 
 def _chosen(names: Sequence[str], asked: str | None, known: Sequence[str], kind: str) -> str | None:
@@ -225,7 +222,7 @@ def gold_answer(value: object, columns: Columns, choices: Choices | None) -> Gol
     """
     read = answer_text if choices is None else choices.letter
     listed = value if isinstance(value, list) and value else [value]
-    golds = tuple(dict.fromkeys(read(one, columns.answer) for one in listed))
+    golds = tuple(dict.fromkeys(read(item, columns.answer) for item in listed))
     if len(golds) > 1 and not columns.any_answer:
         raise BadRowError(
             f"{columns.answer} is a list of {len(golds)} different answers: --any-answer takes each of them as right, "
@@ -243,10 +240,10 @@ def answer_text(value: object, column: str) -> str:
     """
     text = _text(value, column)
     marked = _MARKED.fullmatch(text.splitlines()[-1])
-    found = marked[1] if marked else extract_answer(text)
-    if found is None and column.split(".")[-1].lower() in SOLUTION_NAMES:
+    answer = marked[1] if marked else extract_answer(text)
+    if answer is None and column.split(".")[-1].lower() in SOLUTION_NAMES:
         raise BadRowError(rf"{column} has no \boxed{{}} with an answer in it")
-    return _text(text if found is None else found, column)
+    return _text(text if answer is None else answer, column)
 
 
 def id_text(value: object, column: str) -> str:
@@ -265,7 +262,7 @@ def boxes_differ(value: object) -> bool:
     """Whether a whole solution has several boxes with different contents, of which the last becomes the answer."""
     if not isinstance(value, str):
         return False
-    edges = [*(found.start() for found in _BOX.finditer(value)), len(value)]
+    edges = [*(match.start() for match in _BOX.finditer(value)), len(value)]
     boxes = (extract_answer(value[start:end]) for start, end in pairwise(edges))
     return len({box for box in boxes if box is not None}) > 1
 

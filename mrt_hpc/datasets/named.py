@@ -135,7 +135,7 @@ SOURCES = (
         keep=AtMost("Year", 2023),
     ),
 )
-"""In the order in which they are listed."""
+"""The data sets, in the order in which they are listed."""
 BY_NAME = {source.name: source for source in SOURCES}
 
 
@@ -230,23 +230,27 @@ def _already_there(order: Order) -> SourceRecord | None:
     if not order.output.exists():
         return None
     record = record_file(order.output)
-    found = SourceRecord.read(record) if record.is_file() else None
-    same = found is not None and found.source == order.source and (found.kept, found.sample_seed) == _part(order)
-    if found is None or not same or (order.problems or found.problems) != found.problems:
+    recorded = SourceRecord.read(record) if record.is_file() else None
+    same = (
+        recorded is not None
+        and recorded.source == order.source
+        and (recorded.kept, recorded.sample_seed) == _part(order)
+    )
+    if recorded is None or not same or (order.problems or recorded.problems) != recorded.problems:
         raise UserError(
             "the output is there already and is not of this source",
             value=str(order.output),
-            where=record if found is not None else None,
+            where=record if recorded is not None else None,
             advice="name another OUT, or replace it with --force",
         )
-    if found.sha256 != checksum(order.output):
+    if recorded.sha256 != checksum(order.output):
         raise UserError(
             "the output was changed since it was made",
             value=str(order.output),
             where=record,
             advice="name another OUT, or replace it with --force",
         )
-    return found
+    return recorded
 
 
 def _part(order: Order) -> tuple[str | None, int | None]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self, cast
+from pathlib import Path
+from typing import Any, Self, cast
 
 from pydantic import BaseModel, ConfigDict
 
@@ -24,19 +26,12 @@ from mrt_hpc.datasets.columns import (
     unread_columns,
     value_of,
 )
-from mrt_hpc.datasets.sources import DataSource, Selection, columns_of, open_source, read_rows
+from mrt_hpc.datasets.sources import DataSource, Row, Selection, columns_of, open_source, read_rows
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.run.atomic import checksums, write_json, write_text
 from mrt_hpc.run.data import problem_lines
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.typed_file import read_typed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.datasets.sources import Row
-
 
 # -- sample ------------------------------------------------------------------------------------------------------------
 # Takes a part of a data set: the rows up to a value of a column, and a sample that a seed decides.
@@ -142,7 +137,7 @@ class SourceRecord(_Model):
     sampled_of: int | None = None
     """The number of problems that the sample was drawn from."""
     sha256: str
-    """Of the data file."""
+    """The checksum of the data file."""
     mrt_hpc_version: str
 
     def write(self, path: Path) -> None:
@@ -216,7 +211,7 @@ class Prepared:
 @dataclass(frozen=True)
 class _Parsed:
     problems: tuple[Problem, ...]
-    """Of the sample, where there is one."""
+    """The problems of the sample, where there is one."""
     bad: tuple[BadRow, ...]
     rows: int
     """The number of rows of the source."""
@@ -264,13 +259,13 @@ def _refuse_itself(output: Path, source: DataSource) -> None:
 
 def _filled(source: DataSource, order: Order) -> dict[str, bool]:
     """All columns, in the order in which the files name them, and whether each holds any text or list."""
-    found: dict[str, bool] = {}
+    columns: dict[str, bool] = {}
     for file in source.files:
         for name, filled in columns_of(file).items():
-            found[name] = found.get(name, False) or filled
-    if not found:
+            columns[name] = columns.get(name, False) or filled
+    if not columns:
         raise UserError("the source holds no rows with columns", where=order.source, advice="name another source")
-    return found
+    return columns
 
 
 def _outcomes(
@@ -331,8 +326,8 @@ def _parsed(outcomes: Iterable[Problem | BadRow | None], sample: Sample | None) 
                 good += 1
                 yield outcome
 
-    found = tuple(problems()) if sample is None else tuple(sample.of(problems()))
-    return _Parsed(found, tuple(bad), rows, good)
+    parsed = tuple(problems()) if sample is None else tuple(sample.of(problems()))
+    return _Parsed(parsed, tuple(bad), rows, good)
 
 
 def _problem(row: Row, columns: Columns, new_id: str, keep: AtMost | None) -> Problem | None:

@@ -11,19 +11,17 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mrt_hpc.datasets.columns import is_part
 from mrt_hpc.errors import UserError
 from mrt_hpc.hub import hub_errors
 from mrt_hpc.recipe.hub_models import PREFIX
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 _NAME = re.compile(
     r"hub:(?P<repository>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[^/@\s]+))?(?:/(?P<split>[\w.-]+))?", re.ASCII
@@ -130,17 +128,17 @@ def hub_name(text: str, options: Selection) -> tuple[str, Selection]:
     Raises:
         UserError: it is no such name, or an option says something else.
     """
-    found = _NAME.fullmatch(text)
-    if found is None:
+    match = _NAME.fullmatch(text)
+    if match is None:
         raise UserError(
             "not the name of a data set of the hub",
             value=text,
             expected="hub:OWNER/NAME[@REVISION][/SPLIT]",
             advice="mrt-hpc data prepare hub:HuggingFaceH4/MATH-500/test data/math500.jsonl",
         )
-    revision = _agreed("revision", found["revision"], options.revision)
-    split = _agreed("split", found["split"], options.split)
-    return found["repository"], replace(options, revision=revision, split=split)
+    revision = _agreed("revision", match["revision"], options.revision)
+    split = _agreed("split", match["split"], options.split)
+    return match["repository"], replace(options, revision=revision, split=split)
 
 
 def _agreed(kind: str, named: str | None, option: str | None) -> str | None:
@@ -249,11 +247,11 @@ def columns_of(file: SourceFile) -> dict[str, bool]:
         with _reading_parquet(file):
             names = [str(name) for name in parquet.read_schema(file.path).names]
         return {name: _holds_text(file, name) for name in names}
-    found: dict[str, bool] = {}
+    columns: dict[str, bool] = {}
     for row in read_rows(file):
         for name, value in row.value.items() if isinstance(row.value, dict) else ():
-            found[str(name)] = found.get(str(name), False) or _counts(str(name), value)
-    return found
+            columns[str(name)] = columns.get(str(name), False) or _counts(str(name), value)
+    return columns
 
 
 def _holds_text(file: SourceFile, column: str) -> bool:
@@ -265,7 +263,7 @@ def _holds_text(file: SourceFile, column: str) -> bool:
 
 def _counts(column: str, value: object) -> bool:
     """Whether a value may belong to the problem: a text or a list; of a column that is named like a part, any."""
-    missing = value is None or value == "" or value != value  # NaN, by which a table tells an empty cell
+    missing = value is None or value == "" or value != value  # NaN, by which a table marks an empty cell
     return _is_text(value) or (is_part(column) and not missing and value is not False)
 
 

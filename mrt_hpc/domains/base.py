@@ -15,20 +15,18 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from pydantic import PrivateAttr
 
 import mrt_hpc.domains
 from mrt_hpc.domains.extraction import RULES, THOUGHT_END
 from mrt_hpc.domains.extraction import after_thought as after_thought  # verifiers of the user's own import it from here
+from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION, Extraction
 from mrt_hpc.recipe.kinds import VerifierSettings
+from mrt_hpc.recipe.sections import Grading
 from mrt_hpc.recipe.user_code import module_file
-
-if TYPE_CHECKING:
-    from mrt_hpc.errors import UserError
-    from mrt_hpc.recipe.sections import Grading
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class Verifier(VerifierSettings):
         """The verdict where it is known at once; None leaves it to ``judge``. Runs in the task, so it must be quick."""
         return None
 
-    def reads(self, gold: str) -> bool | None:  # noqa: ARG002 - some can tell
+    def reads(self, gold: str) -> bool | None:  # noqa: ARG002 - some verifiers know
         """Whether a gold answer can be read, where that is known at once; None asks ``judge``. Runs in the task."""
         return None
 
@@ -85,7 +83,7 @@ class Verifier(VerifierSettings):
         hang, raise anything or exhaust the memory, and the answer then scores 0.
         """
 
-    def may_take_long(self, answer: str) -> bool:  # noqa: ARG002 - some can tell
+    def may_take_long(self, answer: str) -> bool:  # noqa: ARG002 - some verifiers know
         """Whether an answer looks as if judging it took long: others then do not wait for it."""
         return False
 
@@ -123,14 +121,14 @@ def grader_digest(verifier: Verifier, time_limit_s: float, memory_limit_gib: flo
         time_limit_s: processor seconds for one answer.
         memory_limit_gib: of a grader process.
     """
-    told = {
+    described = {
         "verifier": {"type": verifier.type, **verifier.model_dump(mode="json")},
         "extraction": verifier.extraction,
         "packages": {name: _version(name) for name in PACKAGES},
         "limits": [time_limit_s, memory_limit_gib],
         "code": [hashlib.sha256(_syntax(path).encode()).hexdigest() for path in _code(verifier)],
     }
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
 def _code(verifier: Verifier) -> list[Path]:

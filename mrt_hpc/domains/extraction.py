@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from mrt_hpc.recipe.choices import Extraction
-
+from mrt_hpc.recipe.choices import Extraction
 
 # -- boxed -------------------------------------------------------------------------------------------------------------
 # Finds the final answer in a completion.
@@ -132,18 +129,18 @@ class Found:
     """Where it starts, with its delimiter."""
     end: int
     content: str
-    """Without its delimiters and without blank space around it."""
+    """The content without its delimiters and without blank space around it."""
 
 
 def last_mathematics_in(text: str) -> str | None:
     """What the last word "answer" announces that announces any mathematics, else the last; None where there is none."""
-    found = list(_mathematics(text))
-    starts = [piece.start for piece in found]
+    texts = list(_mathematics(text))
+    starts = [piece.start for piece in texts]
     for word in reversed(list(_ANSWER.finditer(text))):
         following = bisect_left(starts, word.end())
-        if following < len(found) and starts[following] - word.end() <= ANNOUNCED_WITHIN:
-            return found[following].content
-    return found[-1].content if found else None
+        if following < len(texts) and starts[following] - word.end() <= ANNOUNCED_WITHIN:
+            return texts[following].content
+    return texts[-1].content if texts else None
 
 
 def _mathematics(text: str) -> Iterator[Found]:
@@ -157,8 +154,8 @@ def _mathematics(text: str) -> Iterator[Found]:
 
 
 def _calculations(text: str, start: int, end: int) -> Iterator[Found]:
-    for found in _CALCULATION.finditer(text, start, end):
-        yield Found(found.start(), found.end(), found[0])
+    for match in _CALCULATION.finditer(text, start, end):
+        yield Found(match.start(), match.end(), match[0])
 
 
 def _formulas(text: str) -> Iterator[Found]:

@@ -15,24 +15,19 @@ import signal
 import time
 import traceback
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Protocol, Self
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
-from mrt_hpc.domains.base import Judgement
+from mrt_hpc.domains.base import Judgement, Verifier
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.process import die_with_pool_owner
 from mrt_hpc.run.records import Gold, golds_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mrt_hpc.domains.base import Verifier
-
 
 # -- worker ------------------------------------------------------------------------------------------------------------
 # The code of a grader process: its limits, its end with the pool's owner, and the judgement of one pair.
@@ -317,7 +312,7 @@ class GraderPool:
         self.fast.stop()
         self.slow.stop()
 
-    async def grade(self, pairs: Sequence[Pair], *, tell: bool = True) -> list[Verdict]:
+    async def grade(self, pairs: Sequence[Pair], *, log_failures: bool = True) -> list[Verdict]:
         """The verdict on each pair, in order; equal pairs are graded once.
 
         Of several gold answers the verifier is asked about each, until one takes the answer. Never raises for what an
@@ -325,14 +320,14 @@ class GraderPool:
 
         Args:
             pairs: answer and gold answer each.
-            tell: whether answers that hang or cannot be read are logged; candidates that no trace gave need not be.
+            log_failures: whether answers that hang or cannot be read are logged; not needed for candidates of no trace.
 
         Raises:
             UserError: the grader processes cannot be started (again).
         """
         unique = list(dict.fromkeys(pairs))
         verdicts = dict(
-            zip(unique, await asyncio.gather(*(self._verdict(*pair, tell) for pair in unique)), strict=True)
+            zip(unique, await asyncio.gather(*(self._verdict(*pair, log_failures) for pair in unique)), strict=True)
         )
         return [verdicts[pair] for pair in pairs]
 
@@ -361,17 +356,17 @@ class GraderPool:
             )
         return judged[0].readable
 
-    async def _verdict(self, answer: str | None, gold: Gold, tell: bool) -> Verdict:
+    async def _verdict(self, answer: str | None, gold: Gold, log_failures: bool) -> Verdict:
         if answer is None or not answer.strip():
             return NO_ANSWER
-        certain = {one: self.verifier.certain(answer, one) for one in golds_of(gold)}
-        unknown = [one for one, verdict in certain.items() if verdict is None]
+        certain = {text: self.verifier.certain(answer, text) for text in golds_of(gold)}
+        unknown = [text for text, verdict in certain.items() if verdict is None]
         if any(certain.values()) or not unknown:
             return Verdict(float(any(certain.values())), VerdictStatus.GRADED, 0.0)
         if (cached := self._cache.get((answer, gold))) is not None:
             return cached
         verdict = await self._by_any(answer, unknown)
-        if tell and verdict.status in (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED):
+        if log_failures and verdict.status in (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED):
             why = verdict.status if verdict.error is None else f"{verdict.status}, {verdict.error},"
             logger.warning("answer scores 0, %s after %.2f s: %r", why, verdict.seconds, answer[:LOGGED_CHARS])
         self._remember(answer, gold, verdict)
@@ -381,13 +376,13 @@ class GraderPool:
         """The verdict of the first gold answer that takes the answer. Where none does, that of the first comparison
         that hung or could not be made, as it may have hidden a right answer.
         """
-        found: list[Verdict] = []
+        verdicts: list[Verdict] = []
         for gold in golds:
-            found.append(await self._grade_in_process(answer, gold))
-            if found[-1].reward == 1.0:
+            verdicts.append(await self._grade_in_process(answer, gold))
+            if verdicts[-1].reward == 1.0:
                 break
-        chosen = max(found, key=lambda v: (v.reward, v.status is not VerdictStatus.GRADED))
-        return replace(chosen, seconds=sum(v.seconds for v in found))
+        chosen = max(verdicts, key=lambda v: (v.reward, v.status is not VerdictStatus.GRADED))
+        return replace(chosen, seconds=sum(v.seconds for v in verdicts))
 
     async def _grade_in_process(self, answer: str, gold: str) -> Verdict:
         judged = await self._judged(answer, gold)

@@ -21,11 +21,8 @@ import os
 import resource
 import sys
 import types
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import BinaryIO
+from collections.abc import Callable
+from typing import Any, BinaryIO
 
 ANSWER_NAME = "answer"
 """The name of the module that the answer is: as a module that is imported, it leaves out what it would do as a program
@@ -78,7 +75,7 @@ def encode(value: Any, refer: Callable[[Any], int]) -> Any:
     return ["object", refer(value)]
 
 
-def decode(data: Any, found: Callable[[int], Any]) -> Any:
+def decode(data: Any, object_of: Callable[[int], Any]) -> Any:
     """The value of some JSON; nothing but plain values, and what ``found`` gives for the number of an object.
 
     Raises:
@@ -100,18 +97,18 @@ def decode(data: Any, found: Callable[[int], Any]) -> Any:
     if kind == "range":
         return range(*content)
     if kind == "dict":
-        return {decode(key, found): decode(item, found) for key, item in content[0]}
+        return {decode(key, object_of): decode(item, object_of) for key, item in content[0]}
     if kind == "object":
-        return found(int(content[0]))
-    return _MAKERS[kind](decode(item, found) for item in content[0])
+        return object_of(int(content[0]))
+    return _MAKERS[kind](decode(item, object_of) for item in content[0])
 
 
 def _from_text(name: str, text: str) -> Any:
     """The value that :data:`BY_TEXT` names."""
     reader = BY_TEXT[name]
     module, _, kind = name.partition(".")
-    found = getattr(importlib.import_module(module), kind)
-    return found(text) if reader is None else getattr(found, reader)(text)
+    kind_named = getattr(importlib.import_module(module), kind)
+    return kind_named(text) if reader is None else getattr(kind_named, reader)(text)
 
 
 # -- the process of the answer
@@ -149,7 +146,7 @@ class AnswerSide:
         except BaseException as error:  # SystemExit too
             kinds = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
             reply = {"raised": next(kinds), "says": str(error)}
-        if any(isinstance(one, list | dict | set) for one in (*given, *options.values())):
+        if any(isinstance(argument, list | dict | set) for argument in (*given, *options.values())):
             reply["arguments"] = [encode(given, self.refer), encode(options, self.refer)]
         return reply
 
@@ -176,9 +173,9 @@ class AnswerSide:
 
 def _special_method(target: Any, name: str) -> Callable[..., Any]:
     """A method such as ``__len__``, which Python looks for in the class."""
-    if (found := getattr(type(target), name, None)) is None:
+    if (method := getattr(type(target), name, None)) is None:
         raise TypeError(f"an object of class {type(target).__name__} has no {name}")
-    return functools.partial(found, target)
+    return functools.partial(method, target)
 
 
 # -- the process of the gold answer

@@ -9,17 +9,15 @@ import math
 import os
 import re
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from mrt_hpc.domains.base import Judgement, Verifier, after_thought
 from mrt_hpc.domains.extraction import THOUGHT_END
 from mrt_hpc.domains.sandbox import Limits, does_not_work, evaluate_apart
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.base import Gib, Seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Place = tuple[int, int]
 """Line and column of an assertion."""
@@ -147,8 +145,12 @@ def assertions(gold: str) -> Assertions:
     if not unknown or not _can_be_evaluated(tree, unknown):
         return Assertions()
     known = set(dir(builtins)) | _imported(tree)
-    found = [(one, branch) for one, branch in _asserted(tree, _names(tree, ast.Load)) if _can_fail(one, known)]
-    places = [((one.lineno, one.col_offset), branch) for one, branch in found]
+    asserted = [
+        (assertion, branch)
+        for assertion, branch in _asserted(tree, _names(tree, ast.Load))
+        if _can_fail(assertion, known)
+    ]
+    places = [((assertion.lineno, assertion.col_offset), branch) for assertion, branch in asserted]
     return Assertions(
         frozenset(place for place, branch in places if not branch),
         frozenset(place for place, branch in places if branch),
@@ -166,9 +168,9 @@ def _asserted(node: ast.AST, used: set[str], *, branch: bool = False) -> Iterato
             yield from _asserted(child, used, branch=branch or isinstance(child, BRANCHES))
 
 
-def _can_fail(one: ast.Assert, known: set[str]) -> bool:
+def _can_fail(assertion: ast.Assert, known: set[str]) -> bool:
     """Whether what is asserted depends on more than constants and names of Python's own."""
-    return not isinstance(one.test, ast.Tuple) and bool(_names(one.test, ast.Load) - known)
+    return not isinstance(assertion.test, ast.Tuple) and bool(_names(assertion.test, ast.Load) - known)
 
 
 def _can_be_evaluated(tree: ast.Module, unknown: set[str]) -> bool:
@@ -207,15 +209,15 @@ def _imported(tree: ast.Module) -> set[str]:
 
 def _bound(tree: ast.Module) -> set[str]:
     """The names that a gold answer gives a meaning to."""
-    found = _names(tree, ast.Store) | _imported(tree)
+    names = _names(tree, ast.Store) | _imported(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.arg):
-            found.add(node.arg)
+            names.add(node.arg)
         elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
-            found.add(node.name)
-    return found
+            names.add(node.name)
+    return names
 
 
 def is_python(text: str) -> bool:

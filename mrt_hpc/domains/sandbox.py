@@ -18,18 +18,15 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import Any, BinaryIO
 
 from mrt_hpc.domains import program_runner
 from mrt_hpc.errors import ExitCode, UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import BinaryIO
 
 RUNNER = "/runner.py"
 """Where the program of the sandbox is seen in it."""
@@ -69,8 +66,8 @@ def bwrap() -> str:
     Raises:
         UserError: there is none.
     """
-    if (found := shutil.which("bwrap")) is not None:
-        return found
+    if (path := shutil.which("bwrap")) is not None:
+        return path
     raise UserError(
         "programs of answers run in a sandbox only, and this machine has no bubblewrap",
         value="bwrap",

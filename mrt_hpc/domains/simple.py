@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -12,10 +13,6 @@ from pydantic_core import PydanticCustomError
 
 from mrt_hpc.domains.base import Judgement, Verifier
 from mrt_hpc.recipe.registry import imported
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _CHOICE = re.compile(
@@ -50,8 +47,8 @@ class ChoiceVerifier(Verifier):
 
     def letter(self, answer: str) -> str | None:
         """The letter of a choice that an answer gives; None where it gives none, or one beyond the choices."""
-        found = _CHOICE.fullmatch(answer)
-        letter = (found[1] or found[2]).upper() if found else ""
+        match = _CHOICE.fullmatch(answer)
+        letter = (match[1] or match[2]).upper() if match else ""
         return letter if letter and letter in LETTERS[: self.choices] else None
 
 
@@ -110,8 +107,8 @@ class FunctionVerifier(Verifier):
     @property
     def function(self) -> Callable[[str, str], object]:
         """The function itself."""
-        found: Callable[[str, str], object] = imported(self.type)
-        return found
+        function: Callable[[str, str], object] = imported(self.type)
+        return function
 
     def judge(self, answer: str, gold: str) -> Judgement:
         """What the function returns.

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from pebble import ProcessExpired
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from mrt_hpc.domains.base import Judgement, Verifier
 from mrt_hpc.domains.grader_queue import REPLACEMENTS, START_LIMIT_S, Lane
 from mrt_hpc.errors import ExitCode, UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mrt_hpc.domains.base import Judgement, Verifier
 
 MOST_AT_A_TIME = 100_000
 """Pairs that one actor holds: they wait in its lane, which grades some at a time."""
@@ -34,7 +31,7 @@ class NotJudged:
     """Why a pair has no judgement. Errors lose what they say on their way between the processes of Ray."""
 
     exit_code: int | None
-    """Of the grader process; None for a pair that took too long on the clock."""
+    """The exit code of the grader process; None for a pair that took too long on the clock."""
 
 
 class NodeGrader:
@@ -69,7 +66,7 @@ class SpreadLane:
 
     verifier: Verifier
     processes: int
-    """Of each node."""
+    """The processes of each node."""
     memory_limit_bytes: int
     niceness: int = 0
     nodes: Sequence[str] = ()

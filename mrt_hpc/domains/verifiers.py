@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.math.verifier import MathVerifier
+from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION
-from mrt_hpc.recipe.sections import ProblemSource
+from mrt_hpc.recipe.schema import Experiment
+from mrt_hpc.recipe.sections import Grading, ProblemSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
-
     from mrt_hpc.domains.grader_queue import GraderPool
-    from mrt_hpc.errors import UserError
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.recipe.sections import Grading
 
 
 def verifier_of(problems: ProblemSource, grading: Grading) -> Verifier:
@@ -39,8 +37,8 @@ def verifiers_of(recipe: Experiment) -> list[Verifier]:
 
 def refusals(recipe: Experiment) -> list[UserError]:
     """The reasons why answers to problems of a recipe cannot be judged on this machine; most have none."""
-    found = (verifier.refusal() for verifier in verifiers_of(recipe))
-    return [refusal for refusal in found if refusal is not None]
+    refused = (verifier.refusal() for verifier in verifiers_of(recipe))
+    return [refusal for refusal in refused if refusal is not None]
 
 
 def unreadable_answers(

@@ -4,6 +4,7 @@ it is submitted: it would take GPU-hours.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,6 @@ from mrt_hpc.analysis.published import BENCHMARKS
 from mrt_hpc.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from mrt_hpc.recipe.schema import EvaluationRecipe
     from mrt_hpc.recipe.sections import Benchmark
 

@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mrt_hpc.backends.backend import Site
 from mrt_hpc.errors import UserError
-from mrt_hpc.evaluate.models import pin_models, refuse_lost_models
+from mrt_hpc.evaluate.models import ModelsAsked, pin_models, refuse_lost_models
 from mrt_hpc.plan.compile import evaluation_plan
 from mrt_hpc.plan.memory_fit import refuse_unfit
 from mrt_hpc.recipe.find import SUITES, find
 from mrt_hpc.recipe.hub_models import hub_model_of
 from mrt_hpc.recipe.load import SECTION, apply, read_suite, with_absolute_paths, with_open_forced_texts, with_prompt_of
 from mrt_hpc.recipe.lock import FREE_SECTIONS
-from mrt_hpc.recipe.schema import EvaluationRecipe
-from mrt_hpc.recipe.sections import Prompt
+from mrt_hpc.recipe.schema import EvaluationRecipe, Recipe
+from mrt_hpc.recipe.sections import Benchmark, Prompt
 from mrt_hpc.recipe.user_code import import_from, own_files
 from mrt_hpc.recipe.validate import validate
 from mrt_hpc.run.atomic import checksum
 from mrt_hpc.run.prompt_files import prompt_files
 from mrt_hpc.submit.create import create_or_open
-from mrt_hpc.submit.submission import refuse_objections, start
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mrt_hpc.backends.backend import Site
-    from mrt_hpc.evaluate.models import ModelsAsked
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.recipe.sections import Benchmark
-    from mrt_hpc.submit.submission import Listener
+from mrt_hpc.submit.submission import Listener, refuse_objections, start
 
 TAKEN = ("prompt", "episodes", "serving", "grading", "resources", "resilience", "expected")
 """The sections that an evaluation takes over from the recipe of the run whose weights it evaluates."""
@@ -123,11 +116,11 @@ def _states_strict(benchmarks: Any) -> bool:
     """Whether the verifier of every benchmark is one that does not ask ``grading.strict``."""
     if not isinstance(benchmarks, list):
         return False
-    found = [
+    marked = [
         b["problems"].get("verifier") for b in benchmarks if isinstance(b, dict) and isinstance(b.get("problems"), dict)
     ]
-    return len(found) == len(benchmarks) and all(
-        isinstance(v, dict) and (v.get("type") != "math" or v.get("strict") is not None) for v in found
+    return len(marked) == len(benchmarks) and all(
+        isinstance(v, dict) and (v.get("type") != "math" or v.get("strict") is not None) for v in marked
     )
 
 
@@ -180,8 +173,8 @@ def inputs_of(recipe: EvaluationRecipe) -> dict[str, str]:
 
 def _state(directory: Path) -> str:
     """A digest of the names, sizes and times of the files of a directory."""
-    found = [(path.name, *_size_and_time(path)) for path in sorted(directory.iterdir()) if path.is_file()]
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+    files = [(path.name, *_size_and_time(path)) for path in sorted(directory.iterdir()) if path.is_file()]
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
@@ -200,7 +193,7 @@ def narrowed(recipe: EvaluationRecipe, benchmark: Benchmark) -> EvaluationRecipe
 
 
 def name_of(recipe: EvaluationRecipe) -> str:
-    """A name that tells models and suite, and that other models, settings and suites do not share."""
+    """A name that shows models and suite, and that other models, settings and suites do not share."""
     content = recipe.model_dump(mode="json", exclude={"name", "expected", *FREE_SECTIONS})
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:DIGITS]
     model = recipe.models[0]

@@ -7,10 +7,10 @@ from __future__ import annotations
 import errno
 import os
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.attempt.ledger import local_process
 from mrt_hpc.backends.queued_jobs import job_ids_of, live_jobs
@@ -20,14 +20,9 @@ from mrt_hpc.plan.kept_weights import stays
 from mrt_hpc.recipe.find import expanded
 from mrt_hpc.recipe.hub_models import HubModel, found_in_cache, hub_model_of, is_hub_name
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.recipe.schema import EvaluatedModel
+from mrt_hpc.recipe.schema import EvaluatedModel, EvaluationRecipe, Recipe
 from mrt_hpc.run.layout import AT, FIRST, LAST, RunLayout, split_at, version_named
 from mrt_hpc.run.weights import full_versions, of_runs, pin, published_versions, refuse_delta, release
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mrt_hpc.recipe.schema import EvaluationRecipe, Recipe
 
 
 @dataclass(frozen=True)
@@ -62,9 +57,9 @@ def models_asked(texts: Sequence[str]) -> ModelsAsked:
             models.append(_model(run.root, versions))
             continue
         recipes.append(read_recipe_lock(run.recipe_lock, looking=True))
-        found = sorted({_number(run, version) for version in (LAST if versions is None else versions).split(",")})
-        models += [_model_of_run(run, version) for version in found]
-        awaited += chain.from_iterable(publishing_jobs(run, found).values())
+        numbers = sorted({_number(run, version) for version in (LAST if versions is None else versions).split(",")})
+        models += [_model_of_run(run, version) for version in numbers]
+        awaited += chain.from_iterable(publishing_jobs(run, numbers).values())
     return ModelsAsked(with_unique_names(_each_once(models)), tuple(recipes), tuple(dict.fromkeys(awaited)))
 
 
@@ -165,12 +160,12 @@ def publishing_jobs(layout: RunLayout, versions: Sequence[int]) -> dict[int, lis
     missing = [version for version in versions if version not in published]
     live = live_jobs(layout) if missing else {}
     trainers = [job for job in read_plan(layout.plan).jobs if job.does(Role.TRAINER) or job.does(Role.PREPARE)]
-    found: dict[int, list[str]] = {}
+    publishers: dict[int, list[str]] = {}
     for version in missing:
         makers = [job.name for job in trainers if version in _published_by(job.role, job.iterations)]
         ahead = version > max(published, default=-1)
-        found[version] = job_ids_of([live[name] for name in makers if name in live]) if ahead else []
-    return found
+        publishers[version] = job_ids_of([live[name] for name in makers if name in live]) if ahead else []
+    return publishers
 
 
 def _published_by(role: Role, iterations: range) -> range:

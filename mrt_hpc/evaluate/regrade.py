@@ -4,49 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mrt_hpc.analysis.collect import read_summary
 from mrt_hpc.attempt.ledger import claimed
 from mrt_hpc.backends.queued_jobs import refuse_live_jobs
-from mrt_hpc.roles.benchmarks.regrading import Regrader
+from mrt_hpc.recipe.schema import Experiment
+from mrt_hpc.recipe.sections import Benchmark
+from mrt_hpc.roles.benchmarks.regrading import Regrader, changed_verdicts
 from mrt_hpc.roles.benchmarks.stored_parts import grader_of
 from mrt_hpc.roles.benchmarks.summary import summary_of
-from mrt_hpc.run.data import read_problems
-from mrt_hpc.run.groups import commit_group, read_group
+from mrt_hpc.run.evaluation_settings import versions_evaluated
+from mrt_hpc.run.groups import Sampled, commit_group, read_group
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.prompt_files import read_experiment
 from mrt_hpc.run.quarantine import set_aside
-from mrt_hpc.run.records import gold_text
-from mrt_hpc.run.retries import list_directory, retrying
+from mrt_hpc.run.records import Gold, Rollout
+from mrt_hpc.run.retries import retrying
 from mrt_hpc.run.weights import full_versions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.recipe.sections import Benchmark
-    from mrt_hpc.run.groups import Sampled
-    from mrt_hpc.run.layout import RunLayout
-    from mrt_hpc.run.records import Gold, Rollout
-
-
-@dataclass(frozen=True)
-class ChangedVerdict:
-    """A sample whose verdict is another one than before."""
-
-    version: int
-    benchmark: str
-    problem_id: str
-    sample: int
-    gold: str
-    answers: tuple[str | None, str | None]
-    """The answer that was found before, and the one that is found now."""
-    rewards: tuple[float, float]
-    """Before and now."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +35,22 @@ class Regraded:
     version: int
     benchmark: str
     samples: int
-    changed: tuple[ChangedVerdict, ...]
+    changed: tuple[tuple[Rollout, Rollout], ...]
+    """The samples whose verdict is another one, as they were before and as they are now."""
+    golds: Mapping[str, Gold]
+    """The gold answer of each problem."""
     accuracy: tuple[float, float]
     """pass@1 before and now."""
 
 
-def regrade_run(layout: RunLayout, tell: Callable[[str], None]) -> list[Regraded]:
+def regrade_run(layout: RunLayout, show: Callable[[str], None]) -> list[Regraded]:
     """Judge all finished evaluations of a run again that another grader has judged.
 
     What they had is moved to ``set_aside``, and their summaries are computed again.
 
     Args:
         layout: the run directory.
-        tell: called with a sentence about each evaluation that needs nothing.
+        show: called with a sentence about each evaluation that needs nothing.
 
     Raises:
         UserError: tasks of the run are queued or running, or the grader processes cannot be started.
@@ -81,42 +63,38 @@ def regrade_run(layout: RunLayout, tell: Callable[[str], None]) -> list[Regraded
             "tasks of the run are queued or running",
             f"wait for their end (mrt-hpc status {layout.word}), or mrt-hpc cancel {layout.word}",
         )
-        found = [_regrade(layout, experiment, *unit, tell) for unit in finished(layout, experiment)]
-    return [one for one in found if one is not None]
+        units = [_regrade(layout, experiment, *unit, show) for unit in finished(layout, experiment)]
+    return [unit for unit in units if unit is not None]
 
 
 def finished(layout: RunLayout, experiment: Experiment) -> Iterator[tuple[int, Benchmark]]:
     """The weights versions and benchmarks whose evaluation has a summary."""
-    numbers = (layout.version_of(path) for path in list_directory(layout.root / "evals"))
-    for version in sorted(number for number in numbers if number is not None):
+    for version in versions_evaluated(layout):
         for benchmark in experiment.evaluation.benchmarks:
             if layout.evaluation_summary(version, benchmark.name).is_file():
                 yield version, benchmark
 
 
 def _regrade(
-    layout: RunLayout, experiment: Experiment, version: int, benchmark: Benchmark, tell: Callable[[str], None]
+    layout: RunLayout, experiment: Experiment, version: int, benchmark: Benchmark, show: Callable[[str], None]
 ) -> Regraded | None:
     """Judge one evaluation again; None where today's grader has judged it."""
-    shards = range(experiment.evaluation.problem_shards)
-    paths = [layout.evaluation_shard(version, benchmark.name, shard) for shard in shards]
+    paths = layout.evaluation_shards(version, benchmark.name, experiment.evaluation.problem_shards)
     grader, waiting = grader_of(experiment, benchmark), layout.regraded(version, benchmark.name)
     interrupted = _finish_interrupted(waiting, paths)
     if not interrupted and all(read_manifest(path).about.get("grader") == grader for path in paths):
-        tell(f"version {version} on {benchmark.name}: this grader has judged it already")
+        show(f"version {version} on {benchmark.name}: this grader has judged it already")
         return None
     before = [read_group(path) for path in paths]
-    golds = {p.id: p.answer for p in read_problems(layout.benchmark_data(benchmark.name))}
-    regrader = Regrader.of(experiment, benchmark, tokenizer_of(layout, experiment, version))
-    now = asyncio.run(regrader.all(before, golds))
+    regrader = Regrader(layout, experiment, benchmark, tokenizer_of(layout, experiment, version))
+    now = asyncio.run(regrader.all(before))
     _replace(layout, waiting, paths, now, grader)
     old = read_summary(layout, version, benchmark.name)
     new = summary_of(layout, experiment, benchmark, version, now)
     new.write(layout.evaluation_summary(version, benchmark.name))
     retrying(lambda: shutil.rmtree(waiting), f"removing {waiting}")
-    pairs = [(b, n) for one, other in zip(before, now, strict=True) for b, n in _pairs(one, other)]
-    changed = [_changed(version, benchmark.name, golds, *pair) for pair in pairs if pair[0].reward != pair[1].reward]
-    return Regraded(version, benchmark.name, len(pairs), tuple(changed), (old.accuracy, new.accuracy))
+    samples, changed = sum(len(part.rollouts) for part in now), tuple(changed_verdicts(before, now))
+    return Regraded(version, benchmark.name, samples, changed, regrader.golds, (old.accuracy, new.accuracy))
 
 
 def tokenizer_of(layout: RunLayout, experiment: Experiment, version: int) -> Path:
@@ -153,21 +131,3 @@ def _finish_interrupted(waiting: Path, paths: Sequence[Path]) -> bool:
     shutil.rmtree(waiting)
     waiting.mkdir()
     return True
-
-
-def _pairs(before: Sampled, now: Sampled) -> Iterator[tuple[Rollout, Rollout]]:
-    there = {(r.problem_id, r.sample): r for r in now.rollouts}
-    for rollout in before.rollouts:
-        yield rollout, there[rollout.problem_id, rollout.sample]
-
-
-def _changed(version: int, benchmark: str, golds: dict[str, Gold], before: Rollout, now: Rollout) -> ChangedVerdict:
-    return ChangedVerdict(
-        version,
-        benchmark,
-        before.problem_id,
-        before.sample,
-        gold_text(golds[before.problem_id]),
-        (before.answer, now.answer),
-        (before.reward, now.reward),
-    )

@@ -7,8 +7,11 @@ other task may use it at the same time, as it holds one weights version at a tim
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 import httpx
 
@@ -16,11 +19,6 @@ from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.server_control import ServerControl, refuse_no_weights
 from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from types import TracebackType
 
 log = logging.getLogger(__name__)
 

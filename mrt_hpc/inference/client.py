@@ -7,14 +7,14 @@ the client tries again for the samples that have not arrived yet; it does not re
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import aiohttp
 import msgspec
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.protocol import (
@@ -26,15 +26,8 @@ from mrt_hpc.inference.protocol import (
     ServedSample,
     read_sample_line,
 )
-from mrt_hpc.inference.server_control import READ_LOG
+from mrt_hpc.inference.server_control import READ_LOG, Address
 from mrt_hpc.run.records import SLIGHTLY_ABOVE_ONE, FinishReason
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-
-    from tenacity import RetryCallState
-
-    from mrt_hpc.inference.server_control import Address
 
 __all__ = ["Completion", "GenerationClient", "Request", "SamplingSettings", "connect"]
 
@@ -96,8 +89,8 @@ class GenerationClient:
 
     async def complete(self, prompt_ids: list[int], seeds: list[int], settings: SamplingSettings) -> list[Completion]:
         """Return all samples of one prompt, in the order of their seeds."""
-        found = [c async for c in self.stream([Request(prompt_ids, seeds, settings)])]
-        return sorted(found, key=lambda c: c.sample)
+        completions = [c async for c in self.stream([Request(prompt_ids, seeds, settings)])]
+        return sorted(completions, key=lambda c: c.sample)
 
     async def stream(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Yield the samples of all requests, each as soon as it is finished.
@@ -224,7 +217,7 @@ async def connect(
         revive: awaited before a broken request is sent again, to restart a server that died.
         attempts: the number of times that a request is sent before the client gives up.
         where: the place that errors name, such as the server's log; by default its address.
-        advice: the next command to type, told in errors.
+        advice: the next command to type, shown in errors.
     """
     socket = address.socket
     async with aiohttp.ClientSession(

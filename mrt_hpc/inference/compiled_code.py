@@ -21,20 +21,18 @@ import shutil
 import stat
 import time
 import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.access import CACHES, is_private, node_caches
 from mrt_hpc.run.atomic import checksum, creating, is_temporary, temporary_sibling, tree
 from mrt_hpc.run.retries import list_directory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +91,7 @@ class CompiledCode:
 
     @contextmanager
     def in_use(self, has_ended: Callable[[], bool]) -> Iterator[None]:
-        """For the length of a server's start: fetch the code before, and keep it afterwards. Errors of the filesystem
+        """Surrounds a server's start: fetch the code before, and keep it afterwards. Errors of the filesystem
         are logged, and the server compiles.
 
         The lock is shared by servers that are starting on this node: the last one that has started keeps the code,
@@ -169,9 +167,9 @@ class CompiledCode:
         Nothing else in the folder is touched.
         """
         archives = (path for path in list_directory(self.archive.parent) if _ARCHIVE.search(path.name))
-        found = sorted(((path.lstat().st_mtime, path) for path in archives if path.is_file()), reverse=True)
+        newest_first = sorted(((path.lstat().st_mtime, path) for path in archives if path.is_file()), reverse=True)
         stay = 0
-        for taken, path in found:
+        for taken, path in newest_first:
             is_other = is_temporary(path) or not path.name.startswith(_prefix())
             if stay >= MOST_ARCHIVES or (is_other and time.time() - taken > UNUSED_S):
                 path.unlink(missing_ok=True)
@@ -192,10 +190,10 @@ class CompiledCode:
         """
         stream = os.fdopen(os.open(self.archive, os.O_RDONLY | os.O_NONBLOCK), "rb")
         try:
-            found = os.fstat(stream.fileno())
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
                 raise ValueError("it is no file of this user alone")
-            digest, left = hashlib.sha256(), found.st_size - DIGEST_BYTES
+            digest, left = hashlib.sha256(), status.st_size - DIGEST_BYTES
             while part := stream.read(max(0, min(left, PART_BYTES))):
                 digest.update(part)
                 left -= len(part)

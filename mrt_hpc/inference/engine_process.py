@@ -1,4 +1,4 @@
-"""On CPU, the engine of a vLLM server is a fork of its API server: what both import is imported once.
+"""The engine of a vLLM server on CPU is a fork of its API server: what both import is imported once.
 
 vLLM's CPU platform asks for ``spawn``, with which the engine's process imports everything again. A fork is sound as
 long as the thread that forks has never computed with several threads: the OpenMP of the child would wait for threads

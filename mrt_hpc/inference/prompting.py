@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,16 +13,13 @@ from typing import TYPE_CHECKING
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.tokens import BYTE_LEVEL_SPACE, SPACE_MARK, load_tokenizer
 from mrt_hpc.recipe.chat_template import COMPLETION, QUESTION, CheckedTemplate, given_to, opened, template_text, user
-from mrt_hpc.run.data import read_examples
+from mrt_hpc.recipe.sections import Prompt
+from mrt_hpc.run.data import SolvedProblem, read_examples
+from mrt_hpc.run.records import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from transformers import PreTrainedTokenizerFast
 
-    from mrt_hpc.recipe.sections import Prompt
-    from mrt_hpc.run.data import SolvedProblem
-    from mrt_hpc.run.records import Problem
 
 BEFORE = ("\n", "7", ".")
 """Texts that are put before a text to get its tokens without the tokenizer's leading space, if the tokens do not merge.
@@ -61,8 +59,8 @@ class Prompter:
                 advice="add eos_token to that file, or fetch all files of the model again",
             )
         examples = read_examples(Path(prompt.examples)) if prompt.examples is not None and prompt.shots else []
-        found = Prompter(tokenizer, prompt, tuple(dict.fromkeys(stops)), tuple(examples))
-        return replace(found, stop_token_ids=(*found.stop_token_ids, *found.unnamed_stops()))
+        prompter = Prompter(tokenizer, prompt, tuple(dict.fromkeys(stops)), tuple(examples))
+        return replace(prompter, stop_token_ids=(*prompter.stop_token_ids, *prompter.unnamed_stops()))
 
     def text(self, problem: str) -> str:
         """Return the prompt of a problem, up to the opening of the thought."""
@@ -126,8 +124,8 @@ class Prompter:
         if self.template is None:
             return opened(f"\n\n{question}\n\n", self.prompt.thought_start)
         text = self.template.render([user("1"), {"role": "assistant", "content": COMPLETION}, user(question)], True)
-        _, found, between = text.partition(COMPLETION)
-        if not found:
+        _, marker, between = text.partition(COMPLETION)
+        if not marker:
             raise UserError(
                 "the chat template leaves out what the model wrote in an earlier turn, so a prompt cannot hold it",
                 where=self.prompt.chat_template or self.tokenizer.name_or_path or None,
@@ -195,9 +193,9 @@ class Prompter:
         """Return the special tokens, and the tags of the thought, that the tokenizer reads in a text of somebody."""
         tags = {tag.strip() for tag in (self.prompt.thought_start, self.prompt.thought_end)}
         special = self._special_ids
-        found = [token for token in special if token in text]
-        read = set(self._plain_ids(text)) if found else set()
-        return [*(token for token in found if special[token] in read), *(tag for tag in tags if tag and tag in text)]
+        present = [token for token in special if token in text]
+        read = set(self._plain_ids(text)) if present else set()
+        return [*(token for token in present if special[token] in read), *(tag for tag in tags if tag and tag in text)]
 
     @cached_property
     def _special_ids(self) -> dict[str, int]:
@@ -271,7 +269,7 @@ def _further_stops(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[i
     Raises:
         UserError: a text is no single token.
     """
-    found = []
+    stops = []
     for text in prompt.stop_tokens:
         ids = tokenizer.encode(text, add_special_tokens=False)
         if len(ids) != 1:
@@ -282,5 +280,5 @@ def _further_stops(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[i
                 expected=f"one token; it is {len(ids)}: {tokenizer.convert_ids_to_tokens(ids)}",
                 advice="name a token of the tokenizer's vocabulary in prompt.stop_tokens, or leave it out",
             )
-        found += ids
-    return found
+        stops += ids
+    return stops

@@ -99,7 +99,7 @@ class ServedSample(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def not_finite(sample: ServedSample) -> str | None:
     """Return which number of a sample is NaN or infinite, behind ``NOT_FINITE``; None where all are finite. JSON holds
-    neither, so the server has to tell it.
+    neither, so the server has to report it.
     """
     for name, values in (("logprobs", sample.logprobs), ("scores", sample.scores), ("tops", sample.top_logprobs)):
         if not all(map(isfinite, values)):

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
@@ -25,9 +25,6 @@ from mrt_hpc.run.access import cache_variables
 from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.process import import_path
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 LOOPBACK = "127.0.0.1"
 STAYS_ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -41,7 +38,7 @@ LONGEST_FOLDER = 24
 socket has at most 107.
 """
 INNER_FOLDER = "r"
-"""Of Ray, below the private one: Ray opens its folder to all users."""
+"""The folder of Ray, below the private one: Ray opens its folder to all users."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ class RayNode:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Told to end, Ray would wait for half a minute; it has nothing to save.
+        # Asked to end, Ray would wait for half a minute; it has nothing to save.
         with contextlib.suppress(ProcessLookupError):  # all of its processes have ended
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -132,7 +129,7 @@ class RayNode:
 
         Args:
             deadline_s: seconds after which the wait ends with an error.
-            advice: the next command to type, told in that error.
+            advice: the next command to type, shown in that error.
 
         Raises:
             UserError: it ended, or did not in time.

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
 from mrt_hpc.inference.protocol import Request
-from mrt_hpc.inference.tokens import thought_and_answer
-from mrt_hpc.inference.traces import SampledTrace, Valuation
+from mrt_hpc.inference.tokens import TokenBytes, thought_and_answer
+from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start, Valuation
 from mrt_hpc.mrt.episodes import cut_episodes
 from mrt_hpc.recipe.sections import Episodes
 from mrt_hpc.run.records import FinishReason
 from mrt_hpc.run.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-
     from mrt_hpc.inference.client import Completion
-    from mrt_hpc.inference.tokens import TokenBytes
-    from mrt_hpc.inference.traces import PromptedGroup, Start
 
 
 class Generator(Protocol):
@@ -115,13 +112,13 @@ class _PartOfGroup:
     @property
     def starts(self) -> list[tuple[int, range]]:
         """Return the starts that have traces in this part, by number, each with its samples in this part."""
-        found = []
+        starts = []
         for number, start in enumerate(self.group.starts):
             first = self.group.samples_before(number)
             here = range(max(first, self.samples.start), min(first + start.samples, self.samples.stop))
             if here:
-                found.append((number, here))
-        return found
+                starts.append((number, here))
+        return starts
 
 
 @dataclass

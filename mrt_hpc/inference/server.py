@@ -12,9 +12,12 @@ import secrets
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 import httpx
 
@@ -24,6 +27,7 @@ from mrt_hpc.inference.server_start import (
     STOP_DEADLINE_S,
     ServerCommand,
     ServerProcess,
+    ServerSettings,
     on_cpu,
     private_directory,
     refuse_stranger,
@@ -32,20 +36,15 @@ from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.waiting import wait_until
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from types import TracebackType
-
-    from mrt_hpc.inference.server_start import ServerSettings
-
 RECOVERY_DEADLINE_S = 60.0
 """The time after which a server that runs but does not answer counts as dead."""
 _LOOK_EVERY_S = 0.2
 READ_LOG = "read the end of that log; the same submit command starts the server again"
 """The advice in the error when a server has failed."""
 _LOG_TAIL_BYTES, _CAUSE_BYTES = 4000, 64_000
-"""Of the log: what an error shows, and what is searched for a known cause, which stands above the last traceback."""
+"""The bytes of the log: what an error shows, and what is searched for a known cause, which stands above the last
+traceback.
+"""
 _OR_IMAGE = "or use an image of `mrt-hpc container build`"
 NODE_LACKS = {
     "Failed to find C compiler": f"load a compiler in setup of the site profile (`module load gcc`), {_OR_IMAGE}",
@@ -263,7 +262,7 @@ class VllmServer:
             raise UserError(
                 "the vLLM server was closed",
                 where=self.log,
-                advice="nothing where the task was told to end; the same submit command starts the server again",
+                advice="nothing where the task was asked to end; the same submit command starts the server again",
                 exit_code=ExitCode.RETRYABLE,
             )
 

@@ -5,9 +5,10 @@ They are the same for a server that a task has started and for one that runs alr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import httpx
 import msgspec
@@ -16,9 +17,6 @@ from mrt_hpc.errors import ExitCode, UserError, word
 from mrt_hpc.inference.protocol import PAUSE_PATH, SERVED_PATH, ServedSettings
 from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.run.retries import list_directory
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 CONTROL_TIMEOUT_S = 60.0
 """The time-out for control routes that answer without waiting."""
@@ -215,7 +213,7 @@ class ServerControl:
             directory: of the weights.
             version: their number.
             swap: what happens to running samples. Unless they are drained, each continues with the new weights, and
-                tells which weights have sampled which of its tokens.
+                says which weights have sampled which of its tokens.
             pause_deadline_s: the seconds in which the engine has to pause, and to finish running samples that are
                 drained.
             read_deadline_s: the seconds in which it has to read the model.

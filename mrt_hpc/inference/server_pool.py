@@ -7,21 +7,20 @@ The requests of one problem go to one of them.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mrt_hpc.inference.protocol import Request
+from mrt_hpc.inference.sampler import Generator
 from mrt_hpc.recipe.sections import WeightSwap
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-    from pathlib import Path
-    from types import TracebackType
-
     from mrt_hpc.inference.client import Completion
-    from mrt_hpc.inference.protocol import Request
-    from mrt_hpc.inference.sampler import Generator
     from mrt_hpc.inference.server import VllmServer
 
 
@@ -36,10 +35,10 @@ class ServerPool:
     """Servers that a task starts and ends together, used as a context manager."""
 
     each: tuple[VllmServer, ...]
-    """At least one; none of them runs yet."""
+    """One server or more; none of them runs yet."""
 
     def __enter__(self) -> ServerPool:
-        self._at_once([partial(one.start, one.while_starting) for one in self.each], until_failure=True)
+        self._at_once([partial(server.start, server.while_starting) for server in self.each], until_failure=True)
         return self
 
     def __exit__(
@@ -56,13 +55,13 @@ class ServerPool:
         Raises:
             UserError: a server could not load them. The others have ended their load, and hold one version each.
         """
-        reports = self._at_once([partial(one.load_weights, directory, version, swap) for one in self.each])
+        reports = self._at_once([partial(server.load_weights, directory, version, swap) for server in self.each])
         return max(reports, key=lambda report: float(report["seconds"]))
 
     def close(self) -> None:
         """End all servers at once; afterwards no thread restarts one of them."""
         with ThreadPoolExecutor(len(self.each)) as threads:
-            list(threads.map(lambda one: one.close(), self.each))
+            list(threads.map(lambda server: server.close(), self.each))
 
     def _at_once(self, work: Sequence[Callable[[], T]], *, until_failure: bool = False) -> list[T]:
         """Do one piece of work for each server, each in a thread of its own, and return the results in order.
@@ -76,13 +75,13 @@ class ServerPool:
             BaseException: the first failure.
         """
         with ThreadPoolExecutor(len(work), thread_name_prefix="server") as threads:
-            running = [threads.submit(one) for one in work]
+            running = [threads.submit(call) for call in work]
             try:
                 _wait_for(running, until_failure=until_failure)
             except BaseException:
                 self.close()
                 raise
-        return [one.result() for one in running]
+        return [call.result() for call in running]
 
 
 def _wait_for(running: Sequence[Future[Any]], *, until_failure: bool) -> None:
@@ -95,8 +94,8 @@ def _wait_for(running: Sequence[Future[Any]], *, until_failure: bool) -> None:
     while left:
         done, left = wait(left, _LOOK_EVERY_S, FIRST_EXCEPTION)
         if until_failure:
-            for one in done:
-                one.result()
+            for call in done:
+                call.result()
 
 
 # Spreads the requests of a task over its servers: those of one problem go to the same server, because its prefix cache

@@ -10,10 +10,10 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
@@ -22,18 +22,12 @@ import torch
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.compiled_code import CompiledCode
 from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS, SERVED_VARIABLE, ServedSettings
-from mrt_hpc.inference.server_control import CONTROL_TIMEOUT_S, READ_LOG
+from mrt_hpc.inference.server_control import CONTROL_TIMEOUT_S, READ_LOG, Address
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
 from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER, folder_variables
 from mrt_hpc.run.access import ON_LOOPBACK
 from mrt_hpc.run.process import import_path
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mrt_hpc.inference.server_control import Address
-
 
 _EAGER = "--enforce-eager"
 _CPU_FLAGS = (_EAGER, "--no-enable-chunked-prefill")
@@ -153,7 +147,7 @@ class ServerCommand:
 
     @property
     def _environment(self) -> dict[str, str]:
-        """Of these variables none depends on :attr:`compiled_code`."""
+        """The variables, none of which depends on :attr:`compiled_code`."""
         environment = {
             **os.environ,
             **import_path(),

@@ -1,13 +1,10 @@
-"""The folder of the sockets of a server or of a Ray node: how long its path may be, and how processes are told of it.
+"""The folder of the sockets of a server or of a Ray node: how long its path may be, and how processes learn it.
 Without imports of the training stack, so that login nodes can check it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 LONGEST_SOCKET_PATH = 100
 """Characters; the system takes 107."""

@@ -6,18 +6,16 @@ continued or forced to answer); the sampler does not depend on where these come 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, PrefixValue, Rollout
+from mrt_hpc.inference.protocol import SamplingSettings
+from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, PrefixValue, Problem, Rollout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from mrt_hpc.inference.client import Completion
-    from mrt_hpc.inference.protocol import SamplingSettings
     from mrt_hpc.mrt.values import Estimate
-    from mrt_hpc.run.records import Problem
 
 
 @dataclass(frozen=True)
@@ -137,8 +135,9 @@ class ScoredAnswer:
     boundary: int
     answer: str
     probability: float
-    """Of the answer followed by the end of its box, over all tokens that may write it; see ``scoring`` for what is left
-    out at most."""
+    """The probability of the answer followed by the end of its box, over all tokens that may write it; see ``scoring``
+    for what is left out at most.
+    """
 
 
 @dataclass(frozen=True)

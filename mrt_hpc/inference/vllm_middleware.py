@@ -11,6 +11,7 @@ import asyncio
 import hmac
 import itertools
 import os
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,8 +32,6 @@ from mrt_hpc.inference.protocol import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
     from vllm.engine.protocol import EngineClient
 
     Scope = dict[str, Any]

@@ -9,6 +9,7 @@ server counts tokens when they arrive, and a server whose counters stand still c
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,15 +18,12 @@ from numpy.typing import NDArray
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
-from vllm.v1.outputs import LogprobsLists
+from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.outputs import ModelRunnerOutput
 
 
 LONGEST_S = 0.5
@@ -52,12 +50,12 @@ class HoldingScheduler(Scheduler):
         Returns:
             What is to be passed on now, by client.
         """
-        found: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
-        for outputs in found.values():
-            outputs.outputs = [self._with_held(one) for one in outputs.outputs if not self._holds(one)]
+        updated: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
+        for outputs in updated.values():
+            outputs.outputs = [self._with_held(output) for output in outputs.outputs if not self._holds(output)]
         if self._is_paused or time.monotonic() - self._passed_on > LONGEST_S:
-            self._pass_all_on(found)
-        return found
+            self._pass_all_on(updated)
+        return updated
 
     def has_finished_requests(self) -> bool:
         """Whether another step is needed although nothing is sampled: a pause begins when none is."""
@@ -86,10 +84,10 @@ class HoldingScheduler(Scheduler):
         held = self._held.pop(output.request_id, None)
         return output if held is None else joined([*held, output])
 
-    def _pass_all_on(self, found: dict[int, EngineCoreOutputs]) -> None:
+    def _pass_all_on(self, updated: dict[int, EngineCoreOutputs]) -> None:
         """Add everything that is held to what is passed on."""
         for name, held in self._held.items():
-            found.setdefault(self.requests[name].client_index, EngineCoreOutputs()).outputs.append(joined(held))
+            updated.setdefault(self.requests[name].client_index, EngineCoreOutputs()).outputs.append(joined(held))
         self._held, self._passed_on = {}, time.monotonic()
 
 
@@ -101,13 +99,13 @@ def joined(outputs: Sequence[EngineCoreOutput]) -> EngineCoreOutput:
     """
     last = outputs[-1]
     last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
-    told = [output.new_logprobs for output in outputs if output.new_logprobs is not None]
-    if told:
-        columns = min(one.logprobs.shape[1] for one in told)
+    given = [output.new_logprobs for output in outputs if output.new_logprobs is not None]
+    if given:
+        columns = min(part.logprobs.shape[1] for part in given)
         last.new_logprobs = LogprobsLists(
-            np.concatenate([one.logprob_token_ids[:, :columns] for one in told]),
-            np.concatenate([one.logprobs[:, :columns] for one in told]),
-            np.concatenate([one.sampled_token_ranks for one in told]),
+            np.concatenate([part.logprob_token_ids[:, :columns] for part in given]),
+            np.concatenate([part.logprobs[:, :columns] for part in given]),
+            np.concatenate([part.sampled_token_ranks for part in given]),
         )
     return last
 

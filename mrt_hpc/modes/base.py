@@ -8,18 +8,15 @@ own anywhere, named in the recipe as ``mode: {type: my_module:MyMode}`` of a ben
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import Literal
 
+from mrt_hpc.inference.prompting import Prompter
+from mrt_hpc.inference.sampler import TraceSampler
+from mrt_hpc.modes.writer import Writer
 from mrt_hpc.recipe.base import misfit
 from mrt_hpc.recipe.kinds import ModeSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mrt_hpc.inference.prompting import Prompter
-    from mrt_hpc.inference.sampler import TraceSampler
-    from mrt_hpc.modes.writer import Writer
-    from mrt_hpc.recipe.sections import BenchmarkSampling
+from mrt_hpc.recipe.sections import BenchmarkSampling
 
 
 class Mode(ModeSettings):
@@ -39,7 +36,7 @@ class Mode(ModeSettings):
 
 
 def needs_tags(sampling: BenchmarkSampling, mode: ModeSettings) -> None:
-    """Refuse a prompt without a closing tag: no place tells where a thought ends that is to be cut or continued."""
+    """Refuse a prompt without a closing tag: nothing marks where a thought ends that is to be cut or continued."""
     if not sampling.prompt.thought_end:
         raise misfit("prompt.thought_end", f"a closing tag with mode {mode.type}, which ends or continues thoughts")
 

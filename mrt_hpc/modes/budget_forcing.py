@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from mrt_hpc.inference.prompting import Prompter
+from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
 from mrt_hpc.modes.base import Mode, closes_thought, needs_tags, needs_words
-from mrt_hpc.modes.writer import Draft
+from mrt_hpc.modes.writer import Draft, Thought, Writer
 from mrt_hpc.recipe.base import Tokens, misfit
 from mrt_hpc.recipe.kinds import DEFAULT_FORCED_TEXT
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from mrt_hpc.inference.prompting import Prompter
-    from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
-    from mrt_hpc.modes.writer import Thought, Writer
-    from mrt_hpc.recipe.sections import BenchmarkSampling
+from mrt_hpc.recipe.sections import BenchmarkSampling
 
 ANSWER_TOKENS = 64
 """The expected number of tokens of a forced answer."""

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from mrt_hpc.inference.prompting import Prompter
+from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
 from mrt_hpc.modes.base import Mode
-from mrt_hpc.modes.writer import Draft
+from mrt_hpc.modes.writer import Draft, Writer
 from mrt_hpc.recipe.base import Count, Tokens
-from mrt_hpc.run.records import FinishReason
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from mrt_hpc.inference.prompting import Prompter
-    from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
-    from mrt_hpc.modes.writer import Writer
-    from mrt_hpc.recipe.sections import BenchmarkSampling
-    from mrt_hpc.run.records import Problem
+from mrt_hpc.recipe.sections import BenchmarkSampling
+from mrt_hpc.run.records import FinishReason, Problem
 
 DEFAULT_SEND_BACK = (
     "Part of this may be wrong. Go back to the last step that holds, and go on from there to the answer."
 )
-"""Sends the model back to its own attempt in an evaluation, where no value tells which step holds."""
+"""Sends the model back to its own attempt in an evaluation, where no value shows which step holds."""
 
 
 @dataclass(frozen=True)

@@ -5,23 +5,20 @@ Every request continues from the tokens of the one before it, so the server find
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.protocol import Request, SamplingSettings
-from mrt_hpc.inference.sampler import tokens_reaching, tokens_within
-from mrt_hpc.inference.traces import Start
+from mrt_hpc.inference.sampler import Generator, RolloutPlan, TraceCutter, tokens_reaching, tokens_within
+from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
 from mrt_hpc.run.records import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mrt_hpc.inference.client import Completion
-    from mrt_hpc.inference.prompting import Prompter
-    from mrt_hpc.inference.sampler import Generator, RolloutPlan, TraceCutter
-    from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,14 @@ given the text before it). This module leaves out the sampling of attempts and r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mrt_hpc.mrt.sft import ASSISTANT, USER, Conversation, Message, Suffix
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 
 class Variant(StrEnum):
@@ -141,8 +137,8 @@ def revise(attempt: Attempt, variant: Variant, *, min_loss_sigmas: float) -> Rev
     cut = variant is Variant.NO_FULL_ROLLOUT
     end = first_loss(values, rollouts, min_loss_sigmas) if cut else len(attempt.steps)
     boundary = 0 if variant is Variant.RESAMPLE else best_boundary(values[: end + 1])
-    found = attempt.right_continuation(boundary)
-    if found is None:
+    continuation = attempt.right_continuation(boundary)
+    if continuation is None:
         return None
     shown = attempt.prefix(end) + (attempt.ending if end == len(attempt.steps) else "")
     repeated = attempt.prefix(boundary) if variant is Variant.SHARED_PREFIX else ""
@@ -151,7 +147,7 @@ def revise(attempt: Attempt, variant: Variant, *, min_loss_sigmas: float) -> Rev
         problem=attempt.problem,
         attempt=shown,
         boundary=boundary,
-        revised=repeated + found,
+        revised=repeated + continuation,
     )
 
 

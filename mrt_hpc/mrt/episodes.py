@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mrt_hpc.recipe.sections import Episodes
 
 _BLANK_LINE = re.compile(rb"\n\n")

@@ -5,14 +5,10 @@ This module computes only the advantage. The clipped objective, which all algori
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Sequence
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 STD_FLOOR = 1e-6
 """A number added to a group's standard deviation, so that a group of equal rewards gives zero, not a division by zero.

@@ -8,16 +8,12 @@ and a length is compared with those of the problem's other right answers, so tha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mrt_hpc.mrt.grpo import group_members
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    from numpy.typing import NDArray
 
 
 def penalised_rewards(

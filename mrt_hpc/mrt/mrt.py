@@ -18,14 +18,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mrt_hpc.mrt.grpo import STD_FLOOR, leave_one_out
 from mrt_hpc.run.seeds import derive_seed
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 class Bonus(StrEnum):

@@ -7,18 +7,14 @@ The estimation of the values is in :mod:`values`.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mrt_hpc.mrt.grpo import leave_one_out, outcome_advantages
 from mrt_hpc.mrt.progress import normalise, per_token, progress
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,8 @@ branch there (Neyman). A number that is no integer is rounded at random, so that
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 
 def expected_branches(

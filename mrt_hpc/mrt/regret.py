@@ -11,15 +11,11 @@ prompt, prefix, the prover's text and the answer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 
 def area_under_values(tokens: NDArray[np.float64], values: NDArray[np.float64], budget: float) -> float:
@@ -85,7 +81,7 @@ class TraceCurve:
 def area_of_episodes(curve: TraceCurve, episodes: int, budget: float) -> float:
     """Return the area of a trace that is stopped after its first episodes, with the value held that it has there.
 
-    Divided by the area of the whole trace it tells how much of the success comes from these episodes.
+    Divided by the area of the whole trace it says how much of the success comes from these episodes.
 
     Args:
         curve: the values of the trace.

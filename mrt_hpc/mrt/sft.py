@@ -6,15 +6,11 @@ truth value per token. Chat template and tokenizer are arguments.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 USER, ASSISTANT = "user", "assistant"
 

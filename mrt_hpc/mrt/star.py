@@ -6,17 +6,13 @@ The likelihood objective is part of the trainer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mrt_hpc.mrt.progress import progress
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 
 def select_correct(rewards: Sequence[float], *, keep: int | None = None) -> list[int]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from mrt_hpc.mrt.regret import TraceCurve
+from mrt_hpc.mrt.regret import TraceCurve
 
 
 def reward_within(

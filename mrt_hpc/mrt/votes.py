@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb, exp, log, log1p
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
     FloatArray = NDArray[np.float64]
 
 RIGHT = 1.0
@@ -52,7 +49,7 @@ class AnswerCounts:
 
     right: int
     wrong: tuple[int, ...] = ()
-    """By class, most frequent first."""
+    """The counts by class, the most frequent first."""
     none: int = 0
     """The texts without an answer."""
 
@@ -114,10 +111,10 @@ def majority_at_k(counts: AnswerCounts, k: int) -> float:
 
 def _chances(size: int, most: int, chance: float) -> FloatArray:
     """[most + 1] the binomial chance that 0, 1 .. of so many answers are drawn."""
-    found = np.zeros(most + 1)
+    chances = np.zeros(most + 1)
     for drawn in range(min(size, most) + 1):
-        found[drawn] = exp(log(comb(size, drawn)) + drawn * log(chance) + (size - drawn) * log1p(-chance))
-    return found
+        chances[drawn] = exp(log(comb(size, drawn)) + drawn * log(chance) + (size - drawn) * log1p(-chance))
+    return chances
 
 
 def _share(classes: Sequence[FloatArray], none: FloatArray, votes: int, k: int) -> float:

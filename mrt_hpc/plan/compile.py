@@ -10,20 +10,15 @@ behind its trainer, off the critical path; the report waits for everything, howe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
-from typing import TYPE_CHECKING
 
 from mrt_hpc.plan.jobs import Dependency, DependencyKind, EvaluationUnit, Job, JobResources, Plan, Role
 from mrt_hpc.plan.limits import check_evaluation_limits, check_limits, check_segments
-from mrt_hpc.recipe.sections import Coupling, nodes_of
+from mrt_hpc.recipe.schema import EvaluationRecipe, Experiment, Recipe
+from mrt_hpc.recipe.sections import Coupling, RoleResources, TrainerResources, nodes_of
+from mrt_hpc.recipe.site import SiteSettings
 from mrt_hpc.run.layout import COLLECTION, collection_of, is_collection
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mrt_hpc.recipe.schema import EvaluationRecipe, Experiment, Recipe
-    from mrt_hpc.recipe.sections import RoleResources, TrainerResources
-    from mrt_hpc.recipe.site import SiteSettings
 
 PREPARE = "prepare"
 COLLECTION_JOB = "collection.inference"

@@ -10,28 +10,20 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mrt_hpc.plan.jobs import Role
+from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan, Role
 from mrt_hpc.plan.token_counts import tokens_per_value
 from mrt_hpc.recipe.hub_models import hub_model_of
-from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.recipe.sections import Coupling, HuggingFaceModel
+from mrt_hpc.recipe.schema import EvaluatedModel, Experiment, Recipe
+from mrt_hpc.recipe.sections import Coupling, HuggingFaceModel, Problems
+from mrt_hpc.recipe.site import MeasuredThroughput, SiteSettings
 from mrt_hpc.run.events import Use
 from mrt_hpc.run.layout import is_collection
 from mrt_hpc.run.typed_file import file_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan
-    from mrt_hpc.recipe.schema import EvaluatedModel, Experiment
-    from mrt_hpc.recipe.sections import Problems
-    from mrt_hpc.recipe.site import MeasuredThroughput, SiteSettings
-
 
 # -- hours of the time limits ------------------------------------------------------------------------------------------
 
@@ -81,7 +73,7 @@ PUBLISH_S, CHECKPOINT_S = 6.0, 27.0
 are written, read for their checksums, and gathered from the ranks before.
 """
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Of a number, by the name of its format in recipes and in config.json."""
+"""The bytes of a number, by the name of its format in recipes and in config.json."""
 ASSUMED_GPU = "a100"
 RATES = ("sampled_tokens_per_second", "trained_tokens_per_second")
 """The fields of a site profile that replace the stated rates, below ``throughput``."""
@@ -107,7 +99,7 @@ STATED = {
     "h100": StatedRates((5500, 2400), (12500, 5900)),
     "a100": StatedRates((3700, 1500), (5900, 2000)),
 }
-"""By the GPU's name, as a site profile's ``gpu_type`` gives it."""
+"""The figures by the GPU's name, as a site profile's ``gpu_type`` gives it."""
 
 
 @dataclass(frozen=True)
@@ -162,8 +154,8 @@ def _evaluation_share(recipe: Experiment) -> float:
 
 
 def _stated(recipe: Experiment, site: SiteSettings) -> Throughput | None:
-    """By the table; None for jobs without GPUs, and for models of unknown size. Nothing is trained by an evaluation on
-    its own.
+    """The throughput by the table; None for jobs without GPUs, and for models of unknown size. Nothing is trained by an
+    evaluation on its own.
     """
     billions, sampling, training = model_billions(recipe), _sampling_gpus(recipe), _training_gpus(recipe)
     if billions is None or not sampling or training == 0:
@@ -217,14 +209,14 @@ def _billions(directory: Path) -> float | None:
 
 
 def _evaluated_billions(model: EvaluatedModel) -> float | None:
-    """Of a weights version that a run has yet to publish, the size is that of another one of the run."""
+    """The billions of parameters; those of another version where a run has yet to publish this one."""
     path = Path(model.path)
     others = sorted(path.parent.glob("v*")) if model.run is not None else []
     return next(filter(None, map(_billions, (path, *others))), None)
 
 
 def _by_files(directory: Path) -> float | None:
-    """By the size of the safetensors files and the number format that config.json names."""
+    """The billions by the size of the safetensors files and the number format that config.json names."""
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     try:
         config = json.loads(file_bytes(directory / "config.json"))
@@ -236,8 +228,8 @@ def _by_files(directory: Path) -> float | None:
 
 def _by_name(name: str) -> float | None:
     """As in DeepSeek-R1-Distill-Qwen-1.5B."""
-    found = re.search(r"(?<![0-9.])(\d+(?:\.\d+)?)B(?![a-zA-Z])", name, re.IGNORECASE)
-    return float(found[1]) if found else None
+    match = re.search(r"(?<![0-9.])(\d+(?:\.\d+)?)B(?![a-zA-Z])", name, re.IGNORECASE)
+    return float(match[1]) if match else None
 
 
 # -- expected hours ----------------------------------------------------------------------------------------------------
@@ -268,19 +260,19 @@ class ExpectedHours:
 
 
 def expected_hours(plan: Plan, recipe: Experiment, throughput: Throughput) -> dict[str, ExpectedHours]:
-    """By job name; a job is left out where its problems cannot be counted because their file is not there."""
-    found = {job.name: _tasks(job, recipe, throughput) for job in plan.jobs}
-    return {job.name: _hours_of(job, tasks) for job in plan.jobs if (tasks := found[job.name]) is not None}
+    """The hours by job name; a job is left out where its problems cannot be counted because their file is not there."""
+    seconds = {job.name: _tasks(job, recipe, throughput) for job in plan.jobs}
+    return {job.name: _hours_of(job, tasks) for job in plan.jobs if (tasks := seconds[job.name]) is not None}
 
 
 def expected_uses(plan: Plan, expected: Mapping[str, ExpectedHours]) -> list[UseHours]:
     """The hours of all jobs whose hours are known, by role and use, in the order of their definition."""
-    found: dict[tuple[Role, Use], UseHours] = {}
+    uses: dict[tuple[Role, Use], UseHours] = {}
     for job in (job for job in plan.jobs if job.name in expected):
         for use, hours in expected[job.name].by_use.items():
-            before = found.get((job.role, use), UseHours(job.role, use, 0.0, 0.0, 0.0))
-            found[job.role, use] = _with(before, hours * job.tasks, job)
-    return [found[role, use] for role in Role for use in Use if (role, use) in found]
+            before = uses.get((job.role, use), UseHours(job.role, use, 0.0, 0.0, 0.0))
+            uses[job.role, use] = _with(before, hours * job.tasks, job)
+    return [uses[role, use] for role in Role for use in Use if (role, use) in uses]
 
 
 def _with(before: UseHours, hours: float, job: Job) -> UseHours:
@@ -320,9 +312,9 @@ def _tasks(job: Job, recipe: Experiment, throughput: Throughput) -> list[Seconds
     if job.role in (Role.PREPARE, Role.REPORT):
         return [{Use.PREPARING if job.role is Role.PREPARE else Use.REPORTING: SHORT_JOB_S}]
     if job.role is Role.EVALUATION:
-        found = [_unit_seconds(unit, recipe, throughput) for unit in job.evaluations]
-        known = [_added([{Use.STARTING: START_S}, one]) for one in found if one is not None]
-        return None if len(known) < len(found) else known
+        units = [_unit_seconds(unit, recipe, throughput) for unit in job.evaluations]
+        known = [_added([{Use.STARTING: START_S}, unit]) for unit in units if unit is not None]
+        return None if len(known) < len(units) else known
     assert isinstance(recipe, Recipe), "an evaluation on its own has no other jobs"
     iterations = [_iteration_seconds(job, recipe, iteration, throughput) for iteration in job.iterations]
     parts = [iteration for iteration in iterations if iteration is not None]
@@ -404,7 +396,7 @@ def late_checkpoint(recipe: Recipe, site: SiteSettings, throughput: Throughput) 
 
 def _unit_seconds(unit: EvaluationUnit, recipe: Experiment, throughput: Throughput) -> Seconds | None:
     evaluation = recipe.evaluation
-    benchmark = next(b for b in evaluation.benchmarks if b.name == unit.benchmark)
+    benchmark = recipe.benchmark(unit.benchmark)
     problems = count_problems(benchmark.problems)
     if problems is None:
         return None

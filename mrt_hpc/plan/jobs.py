@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from mrt_hpc.run.typed_file import UnreadableError, read_typed
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Role(StrEnum):
@@ -105,7 +103,7 @@ class Job(PlanPart):
     end_iteration: int = 0
     """One past its last iteration."""
     evaluations: tuple[EvaluationUnit, ...] = ()
-    """For evaluation jobs: the work of each task, by its index in this job."""
+    """The work of each task of an evaluation job, by its index in this job."""
     resources: JobResources
     after: tuple[Dependency, ...] = ()
     max_parallel: int | None = None
@@ -117,7 +115,7 @@ class Job(PlanPart):
 
     @property
     def iterations(self) -> range:
-        """Of the segment; none for jobs of no segment."""
+        """The iterations of the segment; none for jobs of no segment."""
         return range(self.first_iteration, self.end_iteration)
 
 
@@ -146,7 +144,7 @@ class Plan(PlanPart):
         return sum(job.tasks for job in self.jobs)
 
     def as_json(self) -> dict[str, Any]:
-        """For plan.json."""
+        """The form in plan.json."""
         return self.model_dump(mode="json")
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mrt_hpc.recipe.kinds import AlgorithmSettings
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.weights import is_delta, pinned_versions, published_versions, with_bases
-
-if TYPE_CHECKING:
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.run.layout import RunLayout
 
 
 def needed_versions(layout: RunLayout, recipe: Recipe, version: int) -> set[int]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import Coupling
+from mrt_hpc.recipe.site import SiteSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mrt_hpc.plan.jobs import Plan
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.recipe.site import SiteSettings
 
 
 MAX_SEGMENTS = 10_000

@@ -6,19 +6,15 @@ import json
 import re
 from dataclasses import dataclass, fields, replace
 from math import ceil, lcm
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from mrt_hpc.plan.hours import BYTES
 from mrt_hpc.recipe.choices import Precision
 from mrt_hpc.recipe.model_files import text_config
+from mrt_hpc.recipe.sections import Training
+from mrt_hpc.recipe.site import SiteSettings
 from mrt_hpc.run.typed_file import file_bytes
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.recipe.sections import Training
-    from mrt_hpc.recipe.site import SiteSettings
-
 
 GIB = 2**30
 
@@ -273,7 +269,7 @@ class TrainerMemory:
     """Bytes of one rank."""
 
     weights: float = 0.0
-    """With the frozen reference of the KL term."""
+    """The weights, with the frozen reference of the KL term."""
     optimizer: float = 0.0
     """Weights in 32 bits, and both moments of AdamW."""
     gradients: float = 0.0
@@ -282,7 +278,7 @@ class TrainerMemory:
     activations: float = 0.0
     logits: float = 0.0
     host: float = 0.0
-    """In the memory of the node, where the optimiser is offloaded from a GPU."""
+    """The bytes in the memory of the node, where the optimiser is offloaded from a GPU."""
 
     @property
     def whole(self) -> float:
@@ -345,14 +341,14 @@ def _offloaded(states: TrainerMemory, setting: TrainerSetting) -> TrainerMemory:
 
 
 def _scoring(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
-    """At the end of the forward pass, when the logits are there."""
+    """The memory at the end of the forward pass, when the logits are there."""
     casts = 2 * setting.shape.parameters if setting.training.precision is Precision.BF16_AUTOCAST else 0.0
     exchange = _around_layers(setting) * setting.shape.parameters + casts
     return replace(states, exchange=exchange, activations=kept_bytes(setting), logits=logit_bytes(setting))
 
 
 def _recomputing(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
-    """At the beginning of the backward pass through the layers, when the logits are gone."""
+    """The memory at the beginning of the backward pass through the layers, when the logits are gone."""
     exchange = _around_layers(setting) * setting.shape.parameters
     return replace(states, exchange=exchange, activations=activation_bytes(setting))
 
@@ -387,7 +383,7 @@ def _half_of_the_live(setting: TrainerSetting) -> float:
 
 
 def _step(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
-    """While the optimiser takes its step, with a copy of the gradients of its part."""
+    """The memory while the optimiser takes its step, with a copy of the gradients of its part."""
     count = setting.shape.parameters
     if setting.stage == 0 or (setting.stage == 1 and setting.width == 2):
         return states

@@ -7,10 +7,11 @@ says so.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel
 
@@ -20,8 +21,11 @@ from mrt_hpc.plan.jobs import Role
 from mrt_hpc.plan.memory import (
     GIB,
     SMALL_WORLD,
+    GpuMemory,
+    ModelShape,
     ServerMemory,
     ServerSetting,
+    TrainerMemory,
     TrainerSetting,
     UnknownShapeError,
     activation_bytes,
@@ -34,17 +38,9 @@ from mrt_hpc.plan.memory import (
 from mrt_hpc.plan.token_counts import PROMPT_TOKENS, sequence_tokens
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.model_files import divides
-from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.recipe.sections import HuggingFaceModel, ServerLayout, nodes_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mrt_hpc.plan.memory import GpuMemory, ModelShape, TrainerMemory
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.recipe.sections import RoleResources
-    from mrt_hpc.recipe.site import SiteSettings
-
+from mrt_hpc.recipe.schema import Experiment, Recipe
+from mrt_hpc.recipe.sections import HuggingFaceModel, RoleResources, ServerLayout, nodes_of
+from mrt_hpc.recipe.site import SiteSettings
 
 TIGHT = 0.9
 """The share of the memory above which a role may fail: an estimate is right within some 15 %."""
@@ -73,7 +69,7 @@ class RoleFit:
     place: str
     """GPU or memory."""
     parts: dict[str, float]
-    """By what it is for."""
+    """The bytes by what they are for."""
     needed: float
     """The least that the process has to get."""
     limit: float
@@ -408,20 +404,20 @@ def nearest_change(role: Role, recipe: Experiment, site: SiteSettings) -> Change
     """
     for change in ((), *_changes(role, recipe, site)):
         whole = _with_memory(change, role, recipe, site)
-        if all(one.fits for one in _of_role(role, changed(recipe, whole), site)):
+        if all(need.fits for need in _of_role(role, changed(recipe, whole), site)):
             return whole
     return None
 
 
 def _of_role(role: Role, recipe: Experiment, site: SiteSettings) -> list[RoleFit]:
-    return [one for one in fits(recipe, site).roles if one.role is role]
+    return [need for need in fits(recipe, site).roles if need.role is role]
 
 
 def _with_memory(change: Changes, role: Role, recipe: Experiment, site: SiteSettings) -> Changes:
     """A change, with as much memory of the node as the role then needs."""
     source = f"resources.{role}.memory_gib"
-    found = _of_role(role, changed(recipe, change), site)
-    lacking = [one.needed for one in found if one.source == source and not one.fits]
+    needs = _of_role(role, changed(recipe, change), site)
+    lacking = [need.needed for need in needs if need.source == source and not need.fits]
     return (*change, (source, float(rounded_up(max(lacking))))) if lacking else change
 
 
@@ -446,7 +442,7 @@ def _changes(role: Role, recipe: Experiment, site: SiteSettings) -> Iterator[Cha
         return
     resources = getattr(recipe.resources, str(role))
     if not resources.gpus:
-        shares = [one.share for one in _of_role(role, recipe, site) if one.source == KV_CACHE]
+        shares = [need.share for need in _of_role(role, recipe, site) if need.source == KV_CACHE]
         yield from (((KV_CACHE, float(rounded_up(share * recipe.serving.kv_cache_gib))),) for share in shares)
         return
     current = recipe.serving.gpu_memory_utilization
@@ -468,7 +464,7 @@ def _trainer_changes(recipe: Recipe) -> Iterator[Changes]:
     together = tuple((f"training.{name}", value) for name, value in savings.items() if getattr(training, name) != value)
     if training.zero_stage < 2:
         yield (("training.zero_stage", 2),)
-    yield from ((one,) for one in together)
+    yield from ((change,) for change in together)
     packed: Changes = (("training.batching", "packed"),) if training.batching == "padded" else ()
     for parts in (training.sequence_parallel * factor for factor in GROWTH):
         if not (ranks % parts or heads % parts):
@@ -476,9 +472,9 @@ def _trainer_changes(recipe: Recipe) -> Iterator[Changes]:
     if recipe.resources.trainer.gpus and training.zero_stage:
         yield (("training.offload_optimizer", True),)
     more = [] if _takes_turns(recipe) else [("resources.trainer.ranks", ranks * factor) for factor in GROWTH]
-    yield from ((one,) for one in more)
+    yield from ((change,) for change in more)
     yield together
-    yield from ((*together, one) for one in more)
+    yield from ((*together, change) for change in more)
 
 
 def _more_gpus(role: Role, recipe: Experiment, gpus: int) -> Iterator[Changes]:
@@ -494,10 +490,10 @@ def _gpus_for(role: Role, recipe: Experiment, width: int) -> tuple[tuple[str, in
     """The GPUs of each role whose number has to change for servers of so many each, that of ``role`` first: as many
     servers as the recipe states, or as few GPUs more as leave none without a server.
     """
-    found = []
-    for one in (role, *(other for other in (Role.INFERENCE, Role.EVALUATION) if other is not role)):
-        gpus = getattr(recipe.resources, str(one)).gpus
+    changes = []
+    for role_changed in (role, *(other for other in (Role.INFERENCE, Role.EVALUATION) if other is not role)):
+        gpus = getattr(recipe.resources, str(role_changed)).gpus
         needed = width * (recipe.serving.servers or ceil(gpus / width))
         if gpus and needed != gpus:
-            found.append((f"resources.{one}.gpus", needed))
-    return tuple(found)
+            changes.append((f"resources.{role_changed}.gpus", needed))
+    return tuple(changes)

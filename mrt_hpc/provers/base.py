@@ -7,21 +7,20 @@ class of your own anywhere, named in the recipe as ``prover: {type: my_module:My
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
+from mrt_hpc.inference.traces import BoundaryPlan, SampledTrace, Valuation
+from mrt_hpc.provers.box_tokens import Closing, Writing
 from mrt_hpc.recipe.base import Count, Tokens
 from mrt_hpc.recipe.kinds import BOX, ProverSettings
+from mrt_hpc.run.records import AnswerProbability, Branch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from mrt_hpc.inference.traces import BoundaryPlan, SampledTrace, Valuation
     from mrt_hpc.mrt.values import Estimate
-    from mrt_hpc.provers.box_tokens import Closing, Writing
     from mrt_hpc.provers.branches import Fork
     from mrt_hpc.provers.history import AnswerHistory
-    from mrt_hpc.run.records import AnswerProbability, Branch
 
 
 def every_boundary(trace: SampledTrace) -> Sequence[int]:
@@ -37,7 +36,7 @@ class GradedBoundary:
     branches: Sequence[Branch]
     answers: Sequence[AnswerProbability]
     same: Mapping[str, str] = field(default_factory=dict)
-    """For a vote: another answer that says the same as an answer, and stands for it."""
+    """Another answer that, in a vote, says the same as an answer, and stands for it."""
 
 
 class Estimator(Protocol):

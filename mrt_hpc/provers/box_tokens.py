@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.inference.tokens import TokenBytes
 
 _BRACE = re.compile(rb"\\.|[{}]", re.DOTALL)
 r"""The first alternative swallows escaped characters, so that the brace of ``\}`` closes nothing."""
@@ -76,8 +73,8 @@ class Writing:
     @property
     def beginnings(self) -> list[tuple[int, ...]]:
         """The beginnings of the tokenizer's own tokens, from none of them on, as far as the box can still be closed."""
-        found = [self.token_ids[:n] for n in range(len(self.token_ids) + 1)]
-        return [prefix for prefix in found if (step := self.step(prefix)) and (step.closing or step.following)]
+        beginnings = [self.token_ids[:n] for n in range(len(self.token_ids) + 1)]
+        return [prefix for prefix in beginnings if (step := self.step(prefix)) and (step.closing or step.following)]
 
     @property
     def longest(self) -> int:

@@ -7,29 +7,25 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from mrt_hpc.inference.protocol import Request, SamplingSettings
-from mrt_hpc.inference.traces import CandidateLook, SampledBranch, ScoringCost
+from mrt_hpc.inference.sampler import Generator
+from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.inference.traces import CandidateLook, SampledBranch, SampledTrace, ScoringCost, Trust
 from mrt_hpc.mrt.values import BranchStep, look_ahead
-from mrt_hpc.provers.box_tokens import box_end, could_end
+from mrt_hpc.provers.box_tokens import Closing, box_end, could_end
 from mrt_hpc.run.records import FinishReason
 from mrt_hpc.run.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
     from mrt_hpc.inference.client import Completion
-    from mrt_hpc.inference.sampler import Generator
-    from mrt_hpc.inference.tokens import TokenBytes
-    from mrt_hpc.inference.traces import SampledTrace, Trust
-    from mrt_hpc.provers.box_tokens import Closing
 
 
 @dataclass(frozen=True)

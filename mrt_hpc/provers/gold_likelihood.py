@@ -2,22 +2,17 @@ r"""The probability of the gold answer after the forced ``\boxed{``, without sam
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from mrt_hpc.inference.traces import BoundaryPlan
+from mrt_hpc.inference.traces import BoundaryPlan, SampledTrace, Valuation
 from mrt_hpc.mrt.values import Estimate, KnownAnswer, likelihood
-from mrt_hpc.provers.base import Prover, with_box
+from mrt_hpc.provers.base import GradedBoundary, Prover, ProverTools, with_box
+from mrt_hpc.provers.box_tokens import Writing
 from mrt_hpc.provers.scoring import Scorer
 from mrt_hpc.recipe.base import Tokens
 from mrt_hpc.recipe.kinds import BOX
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mrt_hpc.inference.traces import SampledTrace, Valuation
-    from mrt_hpc.provers.base import GradedBoundary, ProverTools
-    from mrt_hpc.provers.box_tokens import Writing
 
 
 class GoldLikelihood(Prover):

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mrt_hpc.inference.traces import Trust
 from mrt_hpc.mrt.planner import draw_counts, expected_branches
-from mrt_hpc.run.records import golds_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from mrt_hpc.run.records import Gold
+from mrt_hpc.run.records import Gold, golds_of
 
 
 @dataclass
@@ -79,7 +74,7 @@ class AnswerHistory:
 
 @dataclass
 class Planner:
-    """Decides how many branches each boundary gets beside its first, whose likely tokens tell how open the answer is.
+    """Decides how many branches each boundary gets beside its first, whose likely tokens show how open the answer is.
 
     What it looks at, the probabilities of the first token, is the same whichever branch was drawn, and how open answers
     are in general it takes from before the trace's first branch: the mean of all branches stays unbiased.

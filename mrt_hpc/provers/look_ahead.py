@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from mrt_hpc.inference.traces import BoundaryPlan, Valuation
+from mrt_hpc.inference.traces import BoundaryPlan, SampledTrace, Valuation
 from mrt_hpc.mrt.values import Estimate, monte_carlo
-from mrt_hpc.provers.base import BoxedProver
+from mrt_hpc.provers.base import BoxedProver, GradedBoundary, ProverTools
 from mrt_hpc.provers.branches import Branches, openness
+from mrt_hpc.provers.history import AnswerHistory, Planner
 from mrt_hpc.provers.monte_carlo import MonteCarlo
-
-if TYPE_CHECKING:
-    from mrt_hpc.inference.traces import SampledTrace
-    from mrt_hpc.provers.base import GradedBoundary, ProverTools
-    from mrt_hpc.provers.history import AnswerHistory, Planner
 
 
 class LookAhead(BoxedProver):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from mrt_hpc.mrt.values import Estimate, Vote, majority
-from mrt_hpc.provers.base import SamplingProver
+from mrt_hpc.provers.base import GradedBoundary, ProverTools, SamplingProver
 from mrt_hpc.provers.branches import Branches
 from mrt_hpc.provers.monte_carlo import MonteCarlo
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from mrt_hpc.provers.base import GradedBoundary, ProverTools
-    from mrt_hpc.run.records import Branch
+from mrt_hpc.run.records import Branch
 
 
 class Majority(SamplingProver):

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from mrt_hpc.inference.traces import BoundaryPlan, Valuation
+from mrt_hpc.inference.traces import BoundaryPlan, SampledTrace, Valuation
 from mrt_hpc.mrt.values import Estimate, monte_carlo
-from mrt_hpc.provers.base import BoxedProver, SamplingProver
+from mrt_hpc.provers.base import BoxedProver, GradedBoundary, ProverTools, SamplingProver
 from mrt_hpc.provers.branches import Branches
 from mrt_hpc.recipe.base import Count
-
-if TYPE_CHECKING:
-    from mrt_hpc.inference.traces import SampledTrace
-    from mrt_hpc.provers.base import GradedBoundary, ProverTools
 
 
 @dataclass(frozen=True)

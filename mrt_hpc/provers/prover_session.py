@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.protocol import SamplingSettings
+from mrt_hpc.inference.sampler import Generator
 from mrt_hpc.inference.tokens import TokenBytes, answer_start
-from mrt_hpc.provers.base import Prover, ProverTools, every_boundary
+from mrt_hpc.inference.traces import SampledTrace
+from mrt_hpc.provers.base import Estimator, Prover, ProverTools, every_boundary
 from mrt_hpc.provers.box_tokens import Closing, Writing
 from mrt_hpc.provers.branches import Fork
 from mrt_hpc.provers.history import AnswerHistory
 from mrt_hpc.recipe.base import as_kind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mrt_hpc.inference.sampler import Generator
-    from mrt_hpc.inference.traces import SampledTrace
-    from mrt_hpc.provers.base import Estimator
-    from mrt_hpc.recipe.kinds import ProverSettings
+from mrt_hpc.recipe.kinds import ProverSettings
 
 
 @dataclass(frozen=True)
@@ -31,7 +26,9 @@ class ProverModel:
     prompter: Prompter
     tokens: TokenBytes
     policy_tokens: TokenBytes | None = None
-    """Of the policy, where mu is another model and reads its traces as text; None where mu is the policy itself."""
+    """The tokens of the policy, where mu is another model and reads its traces as text; None where mu is the policy
+    itself.
+    """
 
     @staticmethod
     def of(prompter: Prompter) -> ProverModel:
@@ -103,11 +100,11 @@ class ProverFactory:
         is long enough for.
         """
         problem = trace.group.problem
-        found = [
+        writings = [
             self.closing.writing(answer, self.model.prompter.ids(answer))
             for answer in self.history.answers(problem.id, problem.answer)
         ]
-        return [w for w in found if 0 < w.longest <= self.prover.max_tokens]
+        return [w for w in writings if 0 < w.longest <= self.prover.max_tokens]
 
     def _fork(self, generator: Generator, boundaries: Callable[[SampledTrace], Sequence[int]]) -> Fork:
         prover, prompter, text = self.prover, self.model.prompter, self.prover.question

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from mrt_hpc.inference.traces import BoundaryPlan
+from mrt_hpc.inference.traces import BoundaryPlan, SampledTrace, Valuation
 from mrt_hpc.mrt.values import Estimate, KnownAnswer, rao_blackwell
-from mrt_hpc.provers.base import BoxedProver
+from mrt_hpc.provers.base import BoxedProver, GradedBoundary, ProverTools
+from mrt_hpc.provers.box_tokens import Writing
 from mrt_hpc.provers.branches import Branches
+from mrt_hpc.provers.history import AnswerHistory
 from mrt_hpc.provers.scoring import Scorer
 from mrt_hpc.recipe.base import Count
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mrt_hpc.inference.traces import SampledTrace, Valuation
-    from mrt_hpc.provers.base import GradedBoundary, ProverTools
-    from mrt_hpc.provers.box_tokens import Writing
-    from mrt_hpc.provers.history import AnswerHistory
 
 
 class RaoBlackwell(BoxedProver):

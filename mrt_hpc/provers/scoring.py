@@ -9,21 +9,16 @@ behind it. What is left out is bounded: it is less than the probability of all b
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from mrt_hpc.inference.protocol import MOST_LOGPROBS, Request, SamplingSettings
-from mrt_hpc.inference.traces import ScoredAnswer, ScoringCost, Valuation
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from mrt_hpc.inference.traces import SampledTrace
-    from mrt_hpc.provers.box_tokens import Writing
-    from mrt_hpc.provers.branches import Fork
+from mrt_hpc.inference.traces import SampledTrace, ScoredAnswer, ScoringCost, Valuation
+from mrt_hpc.provers.box_tokens import Writing
+from mrt_hpc.provers.branches import Fork
 
 Prefix = tuple[int, ...]
 Looks = dict[tuple[int, Prefix], set[int]]

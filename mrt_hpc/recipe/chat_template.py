@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from functools import cached_property
@@ -20,8 +21,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from mrt_hpc.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from jinja2.nodes import Node
     from jinja2.parser import Parser
 
@@ -56,8 +55,8 @@ def template_text(directory: Path, prompt: Prompt) -> str | None:
         return _read(Path(prompt.chat_template))
     if (path := directory / OWN_FILES[0]).is_file():
         return _read(path)
-    found = (_json(directory / name).get("chat_template") for name in OWN_FILES[1:])
-    return _default(next((one for one in found if one), None), directory)
+    templates = (_json(directory / name).get("chat_template") for name in OWN_FILES[1:])
+    return _default(next((template for template in templates if template), None), directory)
 
 
 def _read(path: Path) -> str:
@@ -76,7 +75,7 @@ def _default(stored: Any, directory: Path) -> str | None:
     """The one template that is used, of a text or of a list of named ones."""
     if stored is None or isinstance(stored, str):
         return stored
-    named = {one.get("name"): one.get("template") for one in stored if isinstance(one, dict)}
+    named = {template.get("name"): template.get("template") for template in stored if isinstance(template, dict)}
     if isinstance(text := named.get("default"), str):
         return text
     raise UserError(
@@ -89,12 +88,12 @@ def _default(stored: Any, directory: Path) -> str | None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes()) if path.is_file() else {}
+        content = json.loads(path.read_bytes()) if path.is_file() else {}
     except (ValueError, RecursionError) as error:
         raise _damaged(path, str(error)) from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise _damaged(path, "it holds no JSON object")
-    return found
+    return content
 
 
 def _damaged(path: Path, reason: str) -> UserError:
@@ -135,10 +134,12 @@ class _Generation(Extension):
 
 def _environment() -> ImmutableSandboxedEnvironment:
     """What transformers gives to templates."""
-    found = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    found.filters["tojson"] = _to_json
-    found.globals["raise_exception"] = _raise
-    return found
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    return environment
 
 
 def _raise(message: str) -> NoReturn:
@@ -146,7 +147,7 @@ def _raise(message: str) -> NoReturn:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Without the escapes of HTML that jinja2's own filter writes."""
+    """JSON without the escapes of HTML that jinja2's own filter writes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
@@ -233,7 +234,7 @@ class CheckedTemplate:
             value=", ".join(message["role"] for message in messages),
             where=self.where,
             expected="a template that writes messages of a user and an assistant, without tools",
-            advice="set prompt.chat_template to a file with such a template" + self._variables_told(),
+            advice="set prompt.chat_template to a file with such a template" + self._variables_hint(),
         )
 
     def check(self, *, variables: bool = True) -> None:
@@ -343,10 +344,10 @@ class CheckedTemplate:
             where=self.where,
             expected=expected or wanted,
             advice="set prompt.chat_template to a file with a template that does so, or prompt.thought_start and "
-            "prompt.thought_end to the model's own tags" + self._variables_told(),
+            "prompt.thought_end to the model's own tags" + self._variables_hint(),
         )
 
-    def _variables_told(self) -> str:
+    def _variables_hint(self) -> str:
         """The variables of the template that may concern thoughts."""
         try:
             known = sorted(
@@ -355,8 +356,8 @@ class CheckedTemplate:
             )
         except TemplateError:
             return ""
-        told = f"; this template reads {', '.join(known)}, as in "
-        return f"{told}--set 'prompt.template_variables={{{known[0]}: true}}'" if known else ""
+        hint = f"; this template reads {', '.join(known)}, as in "
+        return f"{hint}--set 'prompt.template_variables={{{known[0]}: true}}'" if known else ""
 
 
 def user(content: str) -> dict[str, str]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.base import misfit
-from mrt_hpc.recipe.sections import Coupling, ServerLayout, WeightSwap, nodes_of
+from mrt_hpc.recipe.sections import Coupling, Prompt, ServerLayout, WeightSwap, nodes_of
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Experiment, Recipe
-    from mrt_hpc.recipe.sections import Prompt
 
 
 def names_fit(field: str, names: list[str]) -> None:

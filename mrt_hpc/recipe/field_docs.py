@@ -10,21 +10,18 @@ import re
 import textwrap
 import types
 import typing
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from mrt_hpc.recipe.base import PATTERNS, Because
 from mrt_hpc.recipe.registry import Registry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
 
 BOUNDS = ("ge", "gt", "le", "lt")
 SCALARS = {
@@ -133,13 +130,13 @@ def _scalar(kind: Any, constraints: list[Any]) -> str:
 def reason_of_range(annotation: Any) -> str | None:
     """Why the range of a field ends where it does; None where its annotation does not say."""
     arguments = get_args(annotation)
-    own = [one.reason for one in _flat(arguments[1:]) if isinstance(one, Because)]
+    own = [marker.reason for marker in _flat(arguments[1:]) if isinstance(marker, Because)]
     return next(iter([*own, *filter(None, map(reason_of_range, arguments))]), None)
 
 
 def _range(bounds: dict[str, float]) -> str:
-    told = {name: f"{bound:,}" for name, bound in bounds.items()}
-    match told:
+    bounds_in_words = {name: f"{bound:,}" for name, bound in bounds.items()}
+    match bounds_in_words:
         case {"ge": low, "le": high}:
             return f"from {low} to {high}"
         case {"ge": low, "lt": high}:
@@ -152,7 +149,7 @@ def _range(bounds: dict[str, float]) -> str:
             return f"of at least {low}"
         case {"gt": low}:
             return f"above {low}"
-    return " and ".join(f"at most {b}" if name == "le" else f"below {b}" for name, b in told.items())
+    return " and ".join(f"at most {b}" if name == "le" else f"below {b}" for name, b in bounds_in_words.items())
 
 
 def _flat(constraints: Iterable[Any]) -> Iterator[Any]:
@@ -179,14 +176,14 @@ class Choice:
 
 def choices_of(annotation: Any) -> tuple[Choice, ...]:
     """The documented choices of a field whose annotation is an enumeration or null; none for other fields."""
-    found = _enumeration(annotation)
-    return () if found is None else _documented(found)
+    enumeration = _enumeration(annotation)
+    return () if enumeration is None else _documented(enumeration)
 
 
 def _enumeration(annotation: Any) -> type[Enum] | None:
     if isinstance(annotation, type):
         return annotation if issubclass(annotation, Enum) else None
-    return next((found for inner in typing.get_args(annotation) if (found := _enumeration(inner))), None)
+    return next((enumeration for inner in typing.get_args(annotation) if (enumeration := _enumeration(inner))), None)
 
 
 @cache
@@ -271,16 +268,16 @@ class DocumentedField:
 
 def documented_fields(model: type[BaseModel], prefix: str = "") -> list[DocumentedField]:
     """Every field below ``model``."""
-    found: list[DocumentedField] = []
+    documented: list[DocumentedField] = []
     for name, field in model.model_fields.items():
         dotted = f"{prefix}{name}"
         text = " ".join((field.description or "").split())
         choices = choices_of(field.annotation)
-        found.append(DocumentedField(dotted, field_in_words(field), _default_text(field), text, choices))
+        documented.append(DocumentedField(dotted, field_in_words(field), _default_text(field), text, choices))
         for section in models_of(whole_annotation(field)):
             tag = tag_of(section)
-            found += documented_fields(section, f"{dotted}[{tag}]." if tag else f"{dotted}.")
-    return found
+            documented += documented_fields(section, f"{dotted}[{tag}]." if tag else f"{dotted}.")
+    return documented
 
 
 def _default_text(field: FieldInfo) -> str | None:
@@ -355,10 +352,10 @@ def _holder(annotation: Any, data: Any, step: int | str) -> type[BaseModel] | No
 def _default_below(model: type[BaseModel], location: Location) -> Any:
     """The default of a field, or of one below it; None where it is required, or is a section."""
     field = model.model_fields[str(location[0])]
-    found = None if field.is_required() else field.get_default(call_default_factory=True)
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
     for step in location[1:]:
-        found = getattr(found, str(step), None)
-    return None if isinstance(found, BaseModel) else found
+        default = getattr(default, str(step), None)
+    return None if isinstance(default, BaseModel) else default
 
 
 def child(data: Any, step: int | str) -> Any:
@@ -387,5 +384,7 @@ def _inner(annotation: Any, kind: type) -> tuple[Any, ...]:
     if typing.get_origin(annotation) is kind:
         return typing.get_args(annotation)
     if typing.get_origin(annotation) in (Union, types.UnionType, Annotated):
-        return next((found for a in typing.get_args(annotation) if (found := _inner(a, kind))), ())
+        return next(
+            (arguments_of_inner for a in typing.get_args(annotation) if (arguments_of_inner := _inner(a, kind))), ()
+        )
     return ()

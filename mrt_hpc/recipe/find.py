@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import mrt_hpc
 from mrt_hpc.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 SUFFIXES = (".yaml", ".yml")
 OTHER_KINDS = frozenset({"bases", "suites"})
@@ -136,11 +133,11 @@ def entries(kind: Kind) -> list[CatalogueEntry]:
     """All files of a kind by their names, sorted, and those of subfolders last. Of several with one name only the first
     is there, as it is the one that commands take.
     """
-    found: dict[str, CatalogueEntry] = {}
+    named: dict[str, CatalogueEntry] = {}
     for folder in folders(kind):
         for entry in _entries_in(kind, folder):
-            found.setdefault(entry.name, entry)
-    return list(found.values())
+            named.setdefault(entry.name, entry)
+    return list(named.values())
 
 
 def _entries_in(kind: Kind, folder: Path) -> Iterator[CatalogueEntry]:
@@ -180,7 +177,7 @@ def _not_found(kind: Kind, name: str, path: Path, within: Path) -> UserError:
     return UserError(
         f"there is no such {kind.word}",
         value=name,
-        where="\n            ".join(f"{place}: {_told(place, names)}" for place, names in places.items()),
+        where="\n            ".join(f"{place}: {_names_in_words(place, names)}" for place, names in places.items()),
         expected=f"{guess} is the nearest" if guess else "one of these names, or a path" if known else "a path",
         advice=kind.command.format(name=guess) if guess else _any_of(kind) if known else kind.fields,
     )
@@ -190,7 +187,7 @@ def _any_of(kind: Kind) -> str:
     return f"{kind.command.format(name='NAME')}, NAME being one of these"
 
 
-def _told(place: Path, names: list[str]) -> str:
+def _names_in_words(place: Path, names: list[str]) -> str:
     """The files of a kind in one place, in words."""
     if not place.is_dir():
         return "not there"

@@ -51,9 +51,9 @@ class HubModel:
         Raises:
             UserError: it is no such name.
         """
-        found = _NAME.fullmatch(text.removeprefix(PREFIX))
+        match = _NAME.fullmatch(text.removeprefix(PREFIX))
         parts = text.split("/")
-        if found is None or ".." in parts or "--" in found["repository"]:
+        if match is None or ".." in parts or "--" in match["repository"]:
             raise UserError(
                 "not the name of a model of the hub",
                 value=text,
@@ -61,7 +61,7 @@ class HubModel:
                 expected="OWNER/NAME or OWNER/NAME@REVISION; in a recipe hub:OWNER/NAME@REVISION",
                 advice="mrt-hpc model fetch deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
             )
-        return cls(found["repository"], found["revision"] or MAIN)
+        return cls(match["repository"], match["revision"] or MAIN)
 
     @property
     def name(self) -> str:
@@ -102,10 +102,10 @@ class CachedModel:
         if self.model.is_pinned:
             return self.model.revision
         try:
-            found = self.ref.read_text().strip()
+            commit = self.ref.read_text().strip()
         except (OSError, UnicodeDecodeError):
             return None
-        return found if _COMMIT.fullmatch(found) else None
+        return commit if _COMMIT.fullmatch(commit) else None
 
     @property
     def ref(self) -> Path:
@@ -181,8 +181,8 @@ def with_cached_models(data: dict[str, Any]) -> dict[str, Any]:
     for section, field in MODEL_FIELDS:
         inner = data.get(section)
         if isinstance(inner, dict) and isinstance(text := inner.get(field), str):
-            found = found_in_cache(text, where=f"{section}.{field}")
-            data = {**data, section: {**inner, field: found}}
+            cached = found_in_cache(text, where=f"{section}.{field}")
+            data = {**data, section: {**inner, field: cached}}
     return data
 
 
@@ -231,8 +231,8 @@ def hub_model_of(path: str) -> HubModel | None:
     parts = Path(path).parts
     if len(parts) < 3 or parts[-2] != "snapshots" or not _COMMIT.fullmatch(parts[-1]):
         return None
-    found = _SNAPSHOT.fullmatch(parts[-3])
-    return None if found is None else HubModel(f"{found['owner']}/{found['name']}", parts[-1])
+    match = _SNAPSHOT.fullmatch(parts[-3])
+    return None if match is None else HubModel(f"{match['owner']}/{match['name']}", parts[-1])
 
 
 def cache_of(path: Path) -> Path | None:

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict
 from ruamel.yaml import YAML
@@ -18,15 +19,9 @@ from mrt_hpc.recipe.find import RECIPES, SUITES, expanded, find, spellings
 from mrt_hpc.recipe.hub_models import MODEL_FIELDS, is_hub_name, with_cached_models
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.site import SITES, SiteSettings
-from mrt_hpc.recipe.source import UNREADABLE, FieldPlace, Source, change, read_source
+from mrt_hpc.recipe.source import UNREADABLE, FieldPlace, Location, Source, change, read_source
 from mrt_hpc.recipe.user_code import import_from
 from mrt_hpc.recipe.validate import validate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mrt_hpc.recipe.source import Location
-
 
 # -- overrides: --set training.learning_rate=2e-6 ----------------------------------------------------------------------
 
@@ -125,8 +120,8 @@ def with_absolute_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def named_paths(data: dict[str, Any]) -> list[str]:
     """All paths that a recipe holds, as it was read, without names of models of the hub."""
-    found = [(path, text) for path in PATHS for text in _values(data, path)]
-    return [text for path, text in found if not (path in MODEL_FIELDS and is_hub_name(text))]
+    named = [(path, text) for path in PATHS for text in _values(data, path)]
+    return [text for path, text in named if not (path in MODEL_FIELDS and is_hub_name(text))]
 
 
 def _values(value: Any, path: tuple[str, ...]) -> Iterator[str]:

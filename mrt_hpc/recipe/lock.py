@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
@@ -21,18 +22,11 @@ from mrt_hpc.recipe.hub_models import hub_model_of, is_hub_name, is_same_model
 from mrt_hpc.recipe.load import apply, with_absolute_paths
 from mrt_hpc.recipe.ownership import refuse_changeable
 from mrt_hpc.recipe.registry import LOOKING
-from mrt_hpc.recipe.schema import EvaluationRecipe, Recipe
+from mrt_hpc.recipe.schema import EvaluationRecipe, Experiment, Recipe
 from mrt_hpc.recipe.sections import HuggingFaceModel
-from mrt_hpc.recipe.source import change, read_source
+from mrt_hpc.recipe.source import Source, change, read_source
 from mrt_hpc.recipe.user_code import import_from, named_modules
 from mrt_hpc.recipe.validate import validate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.recipe.source import Source
-
 
 CODE = "code"
 """The folder beside the lock that keeps the user's own code."""
@@ -109,10 +103,10 @@ def _checked(source: Source, context: str | None = None) -> Experiment:
         f"restore {path} from a backup if it was changed, or continue with the version of mrt-hpc that wrote it "
         f"({source.data.get('mrt_hpc', 'unknown')}; this is {mrt_hpc.__version__})"
     )
-    found = replace(source, data=source.data["recipe"], below=("recipe",), correction=correction)
-    if "models" in found.data:
-        return validate(found, EvaluationRecipe, found.data, context=context)
-    return validate(found, Recipe, found.data, context=context)
+    kept = replace(source, data=source.data["recipe"], below=("recipe",), correction=correction)
+    if "models" in kept.data:
+        return validate(kept, EvaluationRecipe, kept.data, context=context)
+    return validate(kept, Recipe, kept.data, context=context)
 
 
 def lock_text(recipe: Experiment) -> str:
@@ -134,16 +128,16 @@ def recorded_versions(path: Path) -> dict[str, str]:
     Raises:
         UserError: the lock is no YAML.
     """
-    told = read_source(path, advice=f"mrt-hpc status {word(path.parent)}").data
-    packages = told.get("packages")
-    found = {"mrt-hpc": told.get("mrt_hpc"), **(packages if isinstance(packages, dict) else {})}
-    return {name: str(version) for name, version in found.items() if version is not None}
+    written = read_source(path, advice=f"mrt-hpc status {word(path.parent)}").data
+    packages = written.get("packages")
+    versions = {"mrt-hpc": written.get("mrt_hpc"), **(packages if isinstance(packages, dict) else {})}
+    return {name: str(version) for name, version in versions.items() if version is not None}
 
 
 def hub_models(recipe: Experiment) -> dict[str, str]:
     """Models that are from the hub, as OWNER/NAME@COMMIT, by the recipe's field or the evaluated model."""
-    found = {name: hub_model_of(path) for name, path in recipe.model_directories.items()}
-    return {name: model.text for name, model in found.items() if model is not None}
+    models = {name: hub_model_of(path) for name, path in recipe.model_directories.items()}
+    return {name: model.text for name, model in models.items() if model is not None}
 
 
 def versions() -> dict[str, str]:
@@ -193,14 +187,14 @@ def with_models_begun(locked: Recipe, wanted: Recipe) -> Recipe:
     """The recipe of a submission, with the lock's directories for models of the hub that are the same: the hub's cache
     may no longer hold what the run has copied. Where the cache has moved, the model is taken from its new place.
     """
-    found = wanted
-    one, other = locked.model, wanted.model
-    if isinstance(one, HuggingFaceModel) and isinstance(other, HuggingFaceModel) and _keeps(one.path, other.path):
-        found = found.model_copy(update={"model": other.model_copy(update={"path": one.path})})
+    kept = wanted
+    old, new = locked.model, wanted.model
+    if isinstance(old, HuggingFaceModel) and isinstance(new, HuggingFaceModel) and _keeps(old.path, new.path):
+        kept = kept.model_copy(update={"model": new.model_copy(update={"path": old.path})})
     before, now = locked.prover, wanted.prover
     if before is not None and now is not None and _keeps(before.model or "", now.model or ""):
-        found = found.model_copy(update={"prover": now.model_copy(update={"model": before.model})})
-    return found
+        kept = kept.model_copy(update={"prover": now.model_copy(update={"model": before.model})})
+    return kept
 
 
 def _keeps(before: str, now: str) -> bool:
@@ -212,14 +206,14 @@ def _filled(locked: dict[str, Any], named: dict[str, Any], wanted: dict[str, Any
     """The named fields over the lock's; a section that has become one of another type is taken as it is wanted."""
     if named.get("type", locked.get("type")) != locked.get("type"):
         return wanted
-    found = dict(locked)
+    filled = dict(locked)
     for name, value in named.items():
         before, after = locked.get(name), wanted[name]
         if isinstance(before, dict) and isinstance(value, dict) and isinstance(after, dict):
-            found[name] = _filled(before, value, after)
+            filled[name] = _filled(before, value, after)
         else:
-            found[name] = after
-    return found
+            filled[name] = after
+    return filled
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.chat_template import check_stored
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mrt_hpc.recipe.sections import Prompt
 
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
@@ -148,12 +147,12 @@ class ModelFiles:
         if not self._has(name):
             raise self._lacks(name, expected)
         try:
-            found = json.loads((self.directory / name).read_bytes())
+            content = json.loads((self.directory / name).read_bytes())
         except (ValueError, RecursionError) as error:
             raise self._unreadable(name, str(error)) from error
-        if not isinstance(found, dict):
+        if not isinstance(content, dict):
             raise self._unreadable(name, "it holds no JSON object")
-        return found
+        return content
 
     def _lacks(self, what: str, expected: str) -> UserError:
         there = "" if self._has("config.json") else "no model directory there: "
@@ -222,13 +221,13 @@ def _size_by_header(path: Path, size: int) -> tuple[int | None, str]:
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The part of a config.json that describes the language model: all of it, unless the model has other parts."""
-    return found if isinstance(found := config.get("text_config"), dict) else config
+    return inner if isinstance(inner := config.get("text_config"), dict) else config
 
 
 def context_length(config: dict[str, Any]) -> int | None:
     """The tokens of a model's context by its config.json, as vLLM counts them; None if the file does not say."""
     text = text_config(config)
-    named = [found for name in LENGTH_FIELDS if (found := config_number(text, name)) is not None]
+    named = [number for name in LENGTH_FIELDS if (number := config_number(text, name)) is not None]
     if not named:
         return None
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}

@@ -6,16 +6,13 @@ import grp
 import os
 import pwd
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mrt_hpc.errors import UserError, word
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 ROOT = 0
 REACHED_BY_OTHERS = stat.S_IXGRP | stat.S_IXOTH
-"""Without these rights of a folder no other user reaches what is in it, whatever rights that has."""
+"""The rights of a folder without which no other user reaches what is in it, whatever rights that has."""
 
 
 CODE = "read what is there; then copy it to a folder of your own, or add --trust where the command has it"

@@ -10,23 +10,17 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
 from types import FunctionType
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter
-from pydantic_core import core_schema
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter
+from pydantic_core import CoreSchema, core_schema
 
 from mrt_hpc.recipe.base import Section, misfit
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pydantic import GetCoreSchemaHandler
-    from pydantic_core import CoreSchema
-
 
 S = TypeVar("S", bound=Section)
 LOOKING = "looking"
@@ -52,7 +46,7 @@ class Registry(Generic[S]):
     """
 
     kind: str
-    """In words, for messages: algorithm, prover, verifier, way of evaluating."""
+    """The kind in words, for messages: algorithm, prover, verifier, way of evaluating."""
     built_in: Mapping[str, str]
     """Name to ``module:Class``."""
     of_functions: str | None = None
@@ -93,16 +87,16 @@ class Registry(Generic[S]):
             PydanticCustomError: there is no such module, or no such section in it.
         """
         try:
-            found = imported(name)
+            named = imported(name)
         except (ImportError, AttributeError, ValueError, TypeError) as error:
             what = f"module:{self._user_may_name} of an importable module, which may lie beside this file: {error!r}"
             raise misfit("type", what) from error
         is_own = name.partition(":")[0].partition(".")[0] not in sys.stdlib_module_names
-        if isinstance(found, FunctionType) and self.of_functions is not None and is_own:
-            found = imported(self.of_functions)
-        if not (isinstance(found, type) and issubclass(found, Section)):
+        if isinstance(named, FunctionType) and self.of_functions is not None and is_own:
+            named = imported(self.of_functions)
+        if not (isinstance(named, type) and issubclass(named, Section)):
             raise misfit("type", f"a class of kind {self.kind}: {name} is none")
-        return found
+        return named
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
         """Built-in classes are checked as a union, so that each fault has its place in the file. They are imported with

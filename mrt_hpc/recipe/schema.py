@@ -134,6 +134,10 @@ class Experiment(Section):
         starts = {"inference": self.samples_traces and not attached, "evaluation": bool(self.evaluation.benchmarks)}
         return tuple(role for role in starts if starts[role])
 
+    def benchmark(self, name: str) -> Benchmark:
+        """One of the benchmarks."""
+        return next(benchmark for benchmark in self.evaluation.benchmarks if benchmark.name == name)
+
     def sampling_of(self, benchmark: Benchmark) -> BenchmarkSampling:
         """How the completions of a benchmark are sampled: its own fields, else those of the evaluation section."""
         how = self.evaluation
@@ -157,7 +161,7 @@ class Experiment(Section):
         and forced answer, without the tokens of the texts that are inserted.
         """
         answer = 0 if self.evaluation.prover is None else self.evaluation.prover.max_tokens
-        ways = [(one.mode, self.sampling_of(one)) for one in self.evaluation.benchmarks]
+        ways = [(benchmark.mode, self.sampling_of(benchmark)) for benchmark in self.evaluation.benchmarks]
         traces = [sampling.max_tokens if mode is None else mode.tokens_held(sampling) for mode, sampling in ways]
         prompt = self.evaluation.max_prompt_tokens or self.sampling.max_prompt_tokens
         return prompt + max(traces, default=0) + answer
@@ -249,8 +253,8 @@ class Recipe(Experiment):
     def model_directories(self) -> dict[str, str]:
         """Those of the policy and of the prover, by their fields."""
         of_prover = None if self.prover is None else self.prover.model
-        found = {"model.path": self.model.path} if isinstance(self.model, HuggingFaceModel) else {}
-        return found if of_prover is None else {**found, "prover.model": of_prover}
+        directories = {"model.path": self.model.path} if isinstance(self.model, HuggingFaceModel) else {}
+        return directories if of_prover is None else {**directories, "prover.model": of_prover}
 
     @property
     def longest_in_training(self) -> int:

@@ -425,7 +425,7 @@ class Evaluation(Section):
     """
     results: PathText | None = None
     """The results folder. What other evaluations with the same weights, problems and settings have sampled there is
-    used, and what this one samples is added. A relative path starts at the recipe's folder; null uses none.
+    used, and what this one samples is added. A relative path starts at the recipe's folder; null takes one in the run.
     """
     prompt: Prompt | None = None
     """How problems of benchmarks become prompts; null takes the recipe's prompt."""

@@ -68,8 +68,8 @@ class SiteSettings(Section):
     """
 
     notify: tuple[Line, ...] = ()
-    """A command that tells you of a run, as a list of words, as in ``[/home/me/bin/tell]``. It gets two more words, the
-    run directory and ``finished``, ``failed`` or ``stuck``, and the reason in the variable ``MRT_HPC_REASON``. The last
+    """A command that notifies you of a run, as a list of words, as in ``[/home/me/bin/notify]``. It gets two more
+    words, the run directory and ``finished``, ``failed`` or ``stuck``, and the reason in ``MRT_HPC_REASON``. The last
     task of a run calls it at the end; other tasks call it once for each cause for which a person should look at the
     run. It runs on the node of the task, which may have no network; Slurm's own mail needs none (``sbatch: {mail-type:
     END}``).

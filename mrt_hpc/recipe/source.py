@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from mrt_hpc.errors import UserError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Location = tuple[int | str, ...]
 
@@ -30,7 +28,7 @@ class FieldPlace(NamedTuple):
     depth: int
     """0 in the file that was named, 1 in the one that it extends, and so on."""
     line: int
-    """From 1."""
+    """The number of the line, from 1."""
     path: Path
 
 
@@ -130,13 +128,13 @@ def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
 
 
 def _lines(node: Node, at: Location) -> list[tuple[Location, int]]:
-    found: list[tuple[Location, int]] = []
+    places: list[tuple[Location, int]] = []
     if isinstance(node, MappingNode):
         for key, value in node.value:
-            found.append(((*at, key.value), key.start_mark.line + 1))
-            found += _lines(value, (*at, key.value))
+            places.append(((*at, key.value), key.start_mark.line + 1))
+            places += _lines(value, (*at, key.value))
     elif isinstance(node, SequenceNode):
         for index, item in enumerate(node.value):
-            found.append(((*at, index), item.start_mark.line + 1))
-            found += _lines(item, (*at, index))
-    return found
+            places.append(((*at, index), item.start_mark.line + 1))
+            places += _lines(item, (*at, index))
+    return places

@@ -12,16 +12,14 @@ import shutil
 import stat
 import sys
 import sysconfig
-from importlib.machinery import PathFinder
+from collections.abc import Iterable, Iterator
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.recipe.ownership import refuse_changeable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from importlib.machinery import ModuleSpec
-
     from mrt_hpc.recipe.schema import Experiment
 
 NAMING = ("type", "verifier")
@@ -141,8 +139,8 @@ def _named(value: Any) -> Iterator[str]:
 
 def own_code(recipe: Experiment) -> list[Path]:
     """The modules and packages with classes that the recipe names and that are not installed."""
-    found = [_spec(name) for name in named_modules(recipe.model_dump(mode="json"))]
-    origins = [Path(spec.origin) for spec in found if spec is not None and spec.origin is not None]
+    specs = [_spec(name) for name in named_modules(recipe.model_dump(mode="json"))]
+    origins = [Path(spec.origin) for spec in specs if spec is not None and spec.origin is not None]
     paths = [origin.parent if origin.name == "__init__.py" else origin for origin in origins]
     installed = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
     return [path for path in paths if not any(path.is_relative_to(folder) for folder in installed)]

@@ -109,8 +109,8 @@ class Default:
 
 def _default(model: type[BaseModel], data: Any, location: Location) -> Default | None:
     """The default of a field that the file leaves out; None where it has none, or where its default is null."""
-    found = default_at(model, data, location)
-    return None if found is None else Default(found)
+    default = default_at(model, data, location)
+    return None if default is None else Default(default)
 
 
 def _steps(field: str) -> Location:
@@ -139,9 +139,9 @@ def _expected_value(kind: str, location: Location, model: type[BaseModel]) -> st
     values, meaning = values_at(model, location) or "fields with values", meaning_at(model, location)
     if kind == "finite_number":
         values = values.replace("a number", "a finite number", 1)
-    found = f"{values}: {meaning}" if meaning else values
+    expected = f"{values}: {meaning}" if meaning else values
     reason = reason_at(model, location) if kind in BEYOND else None
-    return found if reason is None else f"{found} ({reason})"
+    return expected if reason is None else f"{expected} ({reason})"
 
 
 def _expected_tag(context: dict[str, Any], location: Location, model: type[BaseModel]) -> str:

@@ -1,5 +1,6 @@
 """The evaluation role: it samples and grades one part of one benchmark with one weights version, commits problem by
-problem, and makes a shard of the problems when all are there.
+problem to a results folder, and makes a shard of the problems when all are there. The results folder is one that
+evaluations of all runs share, or one inside the run.
 
 The task that finds all shards of a version and benchmark complete writes the summary. The summary follows from the
 shards alone, so two tasks that write it write the same.
@@ -9,51 +10,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.algorithms.starts import WholeTraces
 from mrt_hpc.analysis.measures import few_answers, several_graders
+from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.inference.client import SamplingSettings
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutPlan, TraceCutter
+from mrt_hpc.inference.server_control import Servers
+from mrt_hpc.inference.traces import PromptedGroup
 from mrt_hpc.modes.base import Direct, Mode
 from mrt_hpc.modes.writer import Writer
-from mrt_hpc.plan.jobs import Role
+from mrt_hpc.plan.jobs import EvaluationUnit, Role
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.sections import Benchmark, BenchmarkSampling
 from mrt_hpc.roles.benchmarks.stored_parts import StoredParts, grader_of
 from mrt_hpc.roles.benchmarks.summary import summary_of
 from mrt_hpc.roles.prepare_checks import check_benchmark
 from mrt_hpc.roles.sampling.grading import graded_in_order
-from mrt_hpc.roles.sampling.parts import Parts
 from mrt_hpc.roles.sampling.serving import client_of, room_of, running_server
-from mrt_hpc.roles.sampling.session import SamplingSession, grader_pool
+from mrt_hpc.roles.sampling.session import GradedGroup, SamplingSession, grader_pool
 from mrt_hpc.roles.sampling.weights import publish_again, verified_weights
-from mrt_hpc.roles.task.shutdown import run_until_told
+from mrt_hpc.roles.task.context import Task
+from mrt_hpc.roles.task.shutdown import run_until_asked_to_leave
 from mrt_hpc.run.data import read_problems, share
-from mrt_hpc.run.evaluation_settings import has_samples, passed_over, settings_of
+from mrt_hpc.run.evaluation_settings import EvaluationSettings, has_samples, passed_over, settings_of
 from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.groups import Sampled, commit_group, merged, read_group
 from mrt_hpc.run.manifest import DamagedError, read_manifest
+from mrt_hpc.run.records import Problem
 from mrt_hpc.run.seeds import derive_seed
-from mrt_hpc.run.weights import published_versions
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from mrt_hpc.domains.grader_queue import GraderPool
-    from mrt_hpc.inference.server_control import Servers
-    from mrt_hpc.inference.traces import PromptedGroup
-    from mrt_hpc.plan.jobs import EvaluationUnit
-    from mrt_hpc.recipe.sections import Benchmark, BenchmarkSampling
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.evaluation_settings import EvaluationSettings
-    from mrt_hpc.run.records import Problem
-    from mrt_hpc.run.weights import Weights
+from mrt_hpc.run.weights import Weights, published_versions
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +80,7 @@ class UnitEvaluation:
     @property
     def benchmark(self) -> Benchmark:
         """The benchmark in the recipe."""
-        return next(b for b in self.task.experiment.evaluation.benchmarks if b.name == self.unit.benchmark)
+        return self.task.experiment.benchmark(self.unit.benchmark)
 
     @property
     def shard(self) -> Path:
@@ -124,7 +119,7 @@ class UnitEvaluation:
         by = about.get("weights")
         if (published := self._published()) not in (by, None):
             raise DamagedError("other weights than those published sampled it", where=shard, expected=published)
-        if not self.settings.sampled(about.get("settings")):
+        if about.get("settings") != self.settings.sampled:
             raise DamagedError("settings other than those of the recipe sampled it", where=shard)
         return sampled
 
@@ -186,22 +181,14 @@ class UnitEvaluation:
         weights = verified_weights(self.task, unit.version)
         check_benchmark(self.task, unit.benchmark, weights.directory)
         problems = read_problems(self.task.layout.benchmark_data(unit.benchmark))
-        mine = share(problems, unit.shard, self.task.experiment.evaluation.problem_shards)
-        parts = self._parts(weights)
-        self._fill(weights, parts, mine)
-        self._commit_shard(parts, range(len(mine)))
+        mine = share(range(len(problems)), unit.shard, self.task.experiment.evaluation.problem_shards)
+        parts = StoredParts.of(self.task, unit, self.benchmark, weights)
+        self._fill(weights, parts, {position: problems[position] for position in mine})
+        self._commit_shard(weights, parts, mine)
 
-    def _parts(self, weights: Weights) -> Parts | StoredParts:
-        """The place of samples until the shard is whole: the results folder, or a folder of the run."""
-        if (results := self.task.experiment.evaluation.results) is not None:
-            return StoredParts.of(self.task, self.unit, self.benchmark, weights, Path(results))
-        unit = self.unit
-        directory = self.task.layout.evaluation_parts(unit.version, unit.benchmark, unit.shard)
-        return Parts(self.task, directory, weights.digest, self.settings, self.benchmark.samples)
-
-    def _fill(self, weights: Weights, parts: Parts | StoredParts, mine: list[Problem]) -> None:
+    def _fill(self, weights: Weights, parts: StoredParts, mine: Mapping[int, Problem]) -> None:
         """Sample what lacks, and wait for what other tasks sample."""
-        while lacking := parts.lacking(range(len(mine))):
+        while lacking := parts.lacking(mine):
             with parts.alive():
                 claimed = parts.claimed(lacking)
                 if claimed:
@@ -209,38 +196,37 @@ class UnitEvaluation:
             if not claimed:
                 parts.wait(lacking)
 
-    def _commit_shard(self, parts: Parts | StoredParts, positions: range) -> None:
+    def _commit_shard(self, weights: Weights, parts: StoredParts, positions: list[int]) -> None:
         """Merge the parts into the shard.
 
         Raises:
             DamagedError: a part has been damaged since; it is sampled again by the next attempt.
         """
-        unit, found = self.unit, parts.sampled(positions)
-        if len(found) < len(positions):
-            raise DamagedError("parts of an evaluation are not there any more", where=parts.directory)
+        unit, sampled = self.unit, parts.sampled(positions)
+        if len(sampled) < len(positions):
+            raise DamagedError("parts of an evaluation are not there any more", where=parts.store.directory)
         won = self.task.retrying(
             lambda: commit_group(
                 self.shard,
-                merged(list(found.values())),
-                weights=parts.weights,
-                settings=self.settings.now.sampled,
+                merged(list(sampled.values())),
+                weights=weights.digest,
+                settings=self.settings.sampled,
                 grader=self._grader,
             ),
             f"the shard {self.shard}",
         )
         kind = EventKind.SHARD_COMMITTED if won else EventKind.SHARD_DISCARDED
-        self.task.events.emit(kind, what="evaluation", version=unit.version, benchmark=unit.benchmark, shard=unit.shard)
-        parts.remove()
+        self.task.events.emit(kind, version=unit.version, benchmark=unit.benchmark, shard=unit.shard)
 
     def _sample_missing(
-        self, weights: Weights, parts: Parts | StoredParts, mine: list[Problem], claimed: Mapping[range, list[int]]
+        self, weights: Weights, parts: StoredParts, mine: Mapping[int, Problem], claimed: Mapping[range, list[int]]
     ) -> None:
         """Sample and commit these samples of these problems, with a server and graders of this task.
 
         Args:
             weights: of the evaluated version.
             parts: where they are committed.
-            mine: the problems of the shard.
+            mine: the problems of the shard, by position.
             claimed: by the numbers of the samples, the positions of the problems that lack them.
         """
         recipe = self.task.experiment
@@ -261,10 +247,13 @@ class UnitEvaluation:
             for samples, positions in claimed.items():
                 starts = WholeTraces(prompter, len(samples), self._settings(prompter), self.sampling.max_prompt_tokens)
                 groups = [starts.group(mine[position]) for position in positions]
-                finisher = _PartFinisher(parts, self.unit, {mine[p].id: p for p in positions}, samples)
+                places = {mine[position].id: position for position in positions}
+                commit = partial(self._commit_part, parts, places, samples, time.monotonic())
                 traces = len(samples) * len(self._mode.stages)
                 plan = replace(self._plan, group_size=traces, first_sample=samples.start)
-                run_until_told(self.task.shutdown, self._sample(groups, server, pool, policy, maker, plan, finisher))
+                run_until_asked_to_leave(
+                    self.task.shutdown, self._sample(groups, server, pool, policy, maker, plan, commit)
+                )
             self.task.spend(Use.ENDING)
 
     @property
@@ -293,7 +282,7 @@ class UnitEvaluation:
         policy: ProverModel,
         maker: ProverFactory | None,
         plan: RolloutPlan,
-        finisher: _PartFinisher,
+        commit: Callable[[GradedGroup], Coroutine[None, None, None]],
     ) -> None:
         async with client_of(self.task, server) as client:
             prover = None if maker is None else maker.session(client)
@@ -302,7 +291,20 @@ class UnitEvaluation:
             writer = Writer(client, policy.prompter, cutter, self._settings(policy.prompter))
             tracer = self._mode.sampler(writer)
             session = SamplingSession(client, policy.tokens, pool, plan, prover, room, tracer)
-            await session.sample(groups, finisher.commit)
+            await session.sample(groups, commit)
+
+    async def _commit_part(
+        self, parts: StoredParts, positions: Mapping[str, int], samples: range, began: float, group: GradedGroup
+    ) -> None:
+        """Commit the samples of a problem, with their numbers, when they are graded."""
+        traces = await graded_in_order(group)
+        sampled = merged(traces, {"generation": time.monotonic() - began})
+        position = positions[sampled.rollouts[0].problem_id]
+        won = await asyncio.to_thread(parts.commit, position, samples, sampled)
+        kind = EventKind.PART_COMMITTED if won else EventKind.SHARD_DISCARDED
+        cost = sampled.statistics
+        tokens = {"rollout_tokens": cost.rollout_tokens, "branch_tokens": cost.branch_tokens}
+        self.task.events.emit(kind, position=position, **self.unit.model_dump(), **tokens)
 
     @property
     def _plan(self) -> RolloutPlan:
@@ -321,14 +323,14 @@ class UnitEvaluation:
         return SamplingSettings(how.max_tokens, how.temperature, how.top_p, stop_token_ids=prompter.stop_token_ids)
 
     def summarise_if_complete(self) -> None:
-        """Write the summary once all problem shards are there.
+        """Write the summary once all problem shards are there, and remove the samples of which they are made.
 
         Raises:
             DamagedError: this task's own shard turned out damaged; it may be sampled again at once.
         """
         layout, unit = self.task.layout, self.unit
         shards = self.task.experiment.evaluation.problem_shards
-        paths = [layout.evaluation_shard(unit.version, unit.benchmark, number) for number in range(shards)]
+        paths = layout.evaluation_shards(unit.version, unit.benchmark, shards)
         read = [self._sampled(path) for path in paths] if all(path.exists() for path in paths) else [None]
         if not self.shard.exists():  # set aside by another task, or by this one
             raise DamagedError("this task's own shard was damaged", where=self.shard)
@@ -339,6 +341,7 @@ class UnitEvaluation:
         summary = summary_of(layout, self.task.experiment, self.benchmark, unit.version, parts, len(graders))
         path = layout.evaluation_summary(unit.version, unit.benchmark)
         self.task.retrying(lambda: summary.write(path), "the summary of an evaluation")
+        shutil.rmtree(layout.evaluation_samples(unit.version, unit.benchmark), ignore_errors=True)
         log.info("version %d on %s: accuracy %.3f", unit.version, unit.benchmark, summary.accuracy)
         if warning := several_graders(len(graders), f"version {unit.version} on {unit.benchmark}"):
             log.warning("%s", warning)
@@ -351,26 +354,3 @@ class UnitEvaluation:
             for index, unit in enumerate(job.evaluations):
                 if self.task.layout.evaluation_shard(unit.version, unit.benchmark, unit.shard) == shard:
                     self.task.reopen([(job.name, index)], f"{shard}, which it had sampled, was damaged")
-
-
-@dataclass(frozen=True)
-class _PartFinisher:
-    """Commits the problems of a shard as they are graded."""
-
-    parts: Parts | StoredParts
-    unit: EvaluationUnit
-    positions: dict[str, int]
-    """The position of each sampled problem, by its id."""
-    samples: range
-    """The numbers of its samples."""
-    started: float = field(default_factory=time.monotonic)
-
-    async def commit(self, group: list[asyncio.Task[Sampled]]) -> None:
-        traces = await graded_in_order(group)
-        sampled = merged(traces, {"generation": time.monotonic() - self.started})
-        position = self.positions[sampled.rollouts[0].problem_id]
-        won = await asyncio.to_thread(self.parts.commit, position, self.samples, sampled)
-        kind = EventKind.PART_COMMITTED if won else EventKind.SHARD_DISCARDED
-        cost = sampled.statistics
-        tokens = {"rollout_tokens": cost.rollout_tokens, "branch_tokens": cost.branch_tokens}
-        self.parts.task.events.emit(kind, what="part", position=position, **self.unit.model_dump(), **tokens)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from mrt_hpc.analysis.report.content import Happening
 from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState, shown_task
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from mrt_hpc.run.layout import RunLayout
 
 _WORDS = {
     EventKind.RESUMED: "resumed from a checkpoint",
     EventKind.SET_ASIDE: "set aside",
     EventKind.SERVER_RESTARTED: "vLLM server started again",
+    EventKind.GROUP_DISCARDED: "result came second and was dropped",
     EventKind.SHARD_DISCARDED: "result came second and was dropped",
     EventKind.RECIPE_CHANGED: "recipe changed",
     EventKind.STEP_SKIPPED: "optimiser step skipped, as loss or gradient was not finite",
@@ -27,15 +25,17 @@ _EMITTER = frozenset({"time", "kind", "host", "pid", "job", "task", "rank", "att
 
 
 def happenings(layout: RunLayout) -> tuple[Happening, ...]:
-    """What the event logs tell of faults and resumes, by time. Of the ranks of a task, rank 0 tells its attempts."""
+    """What the event logs say of faults and resumes, by time. Of the ranks of a task, rank 0 reports its attempts."""
     attempts = _Attempts()
-    found = [happening for event in read_events(layout.events) for happening in told(event, attempts.task_of(event))]
+    texts = [
+        happening for event in read_events(layout.events) for happening in happenings_of(event, attempts.task_of(event))
+    ]
     ends = [lost(event["time"], _task(event)) for event in attempts.without_end if not _is_running(layout, event)]
-    return tuple(sorted((*found, *ends), key=lambda h: h.time))
+    return tuple(sorted((*texts, *ends), key=lambda h: h.time))
 
 
-def told(event: Mapping[str, Any], task: str) -> Iterator[Happening]:
-    """What an event is to a reader, if anything. Every rank resumes and ends, and the first one tells it.
+def happenings_of(event: Mapping[str, Any], task: str) -> Iterator[Happening]:
+    """What an event is to a reader, if anything. Every rank resumes and ends, and the first one reports it.
 
     Args:
         event: of a process.
@@ -60,7 +60,7 @@ def _is_running(layout: RunLayout, event: Mapping[str, Any]) -> bool:
 
 
 class _Attempts:
-    """The attempts that events tell of, by process."""
+    """The attempts that events name, by process."""
 
     def __init__(self) -> None:
         self._of: dict[tuple[Any, Any], Mapping[str, Any]] = {}

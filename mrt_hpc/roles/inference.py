@@ -10,36 +10,39 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.inference.prompting import Prompter
+from mrt_hpc.inference.sampler import Generator
+from mrt_hpc.inference.server_control import Server, Servers
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined, lend_node, spans_nodes
-from mrt_hpc.roles.sampling.round_sampler import NeedWatch, NotNeededError, RollingSampler, Rounds, RoundSampler
+from mrt_hpc.roles.sampling.round_sampler import (
+    GroupPlace,
+    NeedWatch,
+    NotNeededError,
+    RollingSampler,
+    Round,
+    Rounds,
+    RoundSampler,
+)
 from mrt_hpc.roles.sampling.serving import Rest, client_of, policy_server, room_of, running_server
 from mrt_hpc.roles.sampling.session import grader_pool
 from mrt_hpc.roles.sampling.weights import LocalWeights, Prefetch, collecting_weights, verified_weights
-from mrt_hpc.roles.task.shutdown import run_until_told
+from mrt_hpc.roles.task.context import Task
+from mrt_hpc.roles.task.shutdown import run_until_asked_to_leave
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.layout import is_collection
 from mrt_hpc.run.manifest import DamagedError, read_manifest
+from mrt_hpc.run.records import Problem
 from mrt_hpc.run.weights import Weights
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mrt_hpc.domains.grader_queue import GraderPool
-    from mrt_hpc.inference.sampler import Generator
-    from mrt_hpc.inference.server_control import Server, Servers
-    from mrt_hpc.roles.sampling.round_sampler import GroupPlace, Round
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.records import Problem
 
 log = logging.getLogger(__name__)
 
@@ -88,9 +91,9 @@ class Equipment:
     """What a task samples and grades with."""
 
     server: Servers
-    """Of the policy."""
+    """The servers of the policy."""
     mu: Servers | None
-    """Of the prover, where that is another model."""
+    """The servers of the prover, where that is another model."""
     pool: GraderPool
 
     @property
@@ -215,7 +218,7 @@ class Worker:
         """
         self.prefetch = Prefetch(self.local, self.weights.version, self._last_version(work))
         with self.prefetch.running():
-            run_until_told(self.task.shutdown, self._sample(work, equipment))
+            run_until_asked_to_leave(self.task.shutdown, self._sample(work, equipment))
 
     def _last_version(self, work: Round) -> int:
         """The newest weights version that may be published during a round and used after it. With max_staleness 0 the

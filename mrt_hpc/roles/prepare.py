@@ -6,21 +6,18 @@ import json
 import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.errors import UserError, nearest, word
 from mrt_hpc.recipe.choices import Precision
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import HuggingFaceModel
 from mrt_hpc.roles.prepare_checks import check_prompts, check_tokenizer, name_unreadable
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
 from mrt_hpc.run.safetensors_file import refuse_not_finite
 from mrt_hpc.run.weights import publish, refuse_delta, release, take_over
-
-if TYPE_CHECKING:
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.roles.task.context import Task
 
 log = logging.getLogger(__name__)
 

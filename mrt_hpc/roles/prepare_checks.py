@@ -8,27 +8,20 @@ import json
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mrt_hpc.domains.verifiers import unreadable_answers, verifier_of
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import PROBES, TokenBytes
 from mrt_hpc.recipe.kinds import BOX
+from mrt_hpc.recipe.schema import Experiment
+from mrt_hpc.recipe.sections import LongPrompts, ProblemSource, Prompt
 from mrt_hpc.roles.sampling.session import grader_pool
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import write_text
-from mrt_hpc.run.data import left_out_file, read_problems, write_problems
-from mrt_hpc.run.records import golds_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.recipe.sections import LongPrompts, ProblemSource, Prompt
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.data import SolvedProblem
-    from mrt_hpc.run.records import Problem
-
+from mrt_hpc.run.data import SolvedProblem, left_out_file, read_problems, write_problems
+from mrt_hpc.run.records import Problem, golds_of
 
 PROMPTS_NAMED = 8
 """The number of problem ids in a message."""
@@ -80,13 +73,13 @@ def _check(task: Task, source: ProblemFile, prompter: Prompter) -> None:
 
 def _refuse_special(source: ProblemFile, prompter: Prompter, problems: list[Problem]) -> None:
     """Refuse problems whose text the tokenizer takes for special tokens: they would end turns, or close thoughts."""
-    found = {problem.id: special for problem in problems if (special := prompter.special_in(problem.problem))}
-    if found:
-        tokens = dict.fromkeys(token for special in found.values() for token in special)
+    specials = {problem.id: special for problem in problems if (special := prompter.special_in(problem.problem))}
+    if specials:
+        tokens = dict.fromkeys(token for special in specials.values() for token in special)
         raise UserError(
-            f"{len(found)} of {len(problems)} problems hold text that is a special token of the model: "
+            f"{len(specials)} of {len(problems)} problems hold text that is a special token of the model: "
             f"{', '.join(tokens)}",
-            value=", ".join(list(found)[:PROMPTS_NAMED]),
+            value=", ".join(list(specials)[:PROMPTS_NAMED]),
             where=f"{source.field}, {source.path}",
             expected="problems whose text becomes plain tokens",
             advice="write these texts in another way, or leave the problems out; mrt-hpc data check FILE --model "
@@ -166,7 +159,7 @@ def _training_files(task: Task) -> list[ProblemFile]:
 
 def benchmark_file(task: Task, name: str) -> ProblemFile:
     """The file of a benchmark's problems."""
-    benchmark = next(b for b in task.experiment.evaluation.benchmarks if b.name == name)
+    benchmark = task.experiment.benchmark(name)
     how = task.experiment.sampling_of(benchmark)
     own = task.experiment.evaluation.max_prompt_tokens is not None
     limits = how.max_prompt_tokens, how.long_prompts, "evaluation" if own else "sampling"
@@ -271,9 +264,9 @@ def refuse_lossy(prompter: Prompter, texts: list[str], field: str) -> None:
             raise _lossy(prompter, text, decoded, "its decoder makes", field)
 
 
-def _lossy(prompter: Prompter, text: str, found: str, by: str, field: str) -> UserError:
+def _lossy(prompter: Prompter, text: str, decoded: str, by: str, field: str) -> UserError:
     return UserError(
-        f"the tokenizer does not bring back a text whole: {by} of it {found!r}",
+        f"the tokenizer does not bring back a text whole: {by} of it {decoded!r}",
         value=text,
         where=f"{field}, {prompter.tokenizer.name_or_path}",
         expected="the same text after encoding and decoding, since episodes are cut where its words stand",

@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from mrt_hpc.analysis.collect import read_measurements
-from mrt_hpc.analysis.measures import RunCost, RunFile, RunSummary
+from mrt_hpc.analysis.collect import Measurements, read_measurements
+from mrt_hpc.analysis.measures import IterationMetrics, RunCost, RunFile, RunSummary
 from mrt_hpc.analysis.report.content import RoleUse, RunRecord
 from mrt_hpc.analysis.report.render import write_markdown, write_page
-from mrt_hpc.analysis.spending import spending
+from mrt_hpc.analysis.spending import Spending, spending
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.lock import read_lock
-from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.recipe.sections import HuggingFaceModel
 from mrt_hpc.recipe.source import read_source
 from mrt_hpc.roles.event_texts import happenings
 from mrt_hpc.roles.run_samples import prefix_curves, trace_samples
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.tracking import log_evaluations, write_event_files
 from mrt_hpc.run.archive import sampled_manifest, sampled_positions
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.events import Use
 from mrt_hpc.run.fork_record import read_fork
-from mrt_hpc.run.layout import collection_of
+from mrt_hpc.run.layout import RunLayout, collection_of
 from mrt_hpc.run.offline import upload
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from mrt_hpc.analysis.collect import Measurements
-    from mrt_hpc.analysis.measures import IterationMetrics
-    from mrt_hpc.analysis.spending import Spending
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.layout import RunLayout
 
 log = logging.getLogger(__name__)
 
@@ -76,13 +67,13 @@ def write_report(layout: RunLayout, page: Path | None = None, *, trust: bool = F
         What is missing, a sentence each.
     """
     recipe = read_lock(layout.recipe_lock, trust=trust)
-    found = measurements(layout, recipe)
-    records = records_of(layout, recipe, found, recipe.name)
+    measured = measurements(layout, recipe)
+    records = records_of(layout, recipe, measured, recipe.name)
     if page is None:
         write_markdown(layout.root, records)
         log.info("report: %s", layout.report)
     write_page(page or layout.page, [with_samples(layout, recipe, record) for record in records])
-    return found.missing
+    return measured.missing
 
 
 def write_comparison(layouts: Sequence[RunLayout], page: Path, *, trust: bool = False) -> None:
@@ -117,15 +108,15 @@ def run_names(layouts: Sequence[RunLayout], recipes: Sequence[Experiment]) -> li
     return next((names for names in kinds if len(set(names)) == len(names)), kinds[-1])
 
 
-def records_of(layout: RunLayout, recipe: Experiment, found: Measurements, name: str) -> list[RunRecord]:
+def records_of(layout: RunLayout, recipe: Experiment, measured: Measurements, name: str) -> list[RunRecord]:
     """What a report shows of a run, or of each model of an evaluation on its own, without their samples. What models
     share stands with the first one.
     """
     spent = spending(layout, read_plan(layout.plan), recipe)
     if isinstance(recipe, Recipe):
-        records = [RunRecord(name, run_summary(layout, recipe, found, spent))]
+        records = [RunRecord(name, run_summary(layout, recipe, measured, spent))]
     else:
-        summaries = model_summaries(layout, recipe, found, spent)
+        summaries = model_summaries(layout, recipe, measured, spent)
         records = [
             RunRecord(model.name, summary, evaluation=name)
             for model, summary in zip(recipe.models, summaries, strict=True)
@@ -143,16 +134,16 @@ def with_samples(layout: RunLayout, recipe: Experiment, record: RunRecord) -> Ru
         record,
         traces=samples.traces,
         problems=samples.problems,
-        choice=samples.told,
+        choice=samples.remarks,
         prefixes=prefixes,
         unread=unread,
     )
 
 
-def model_summaries(layout: RunLayout, recipe: Experiment, found: Measurements, spent: Spending) -> list[RunSummary]:
+def model_summaries(layout: RunLayout, recipe: Experiment, measured: Measurements, spent: Spending) -> list[RunSummary]:
     """What each model of an evaluation on its own has measured; its evaluations have its number as their version."""
     shared = {
-        "missing": (*found.missing, *found.unmade),
+        "missing": (*measured.missing, *measured.unmade),
         "cost": allocated(spent),
         "settings": evaluation_table(recipe),
         "files": (
@@ -168,7 +159,7 @@ def model_summaries(layout: RunLayout, recipe: Experiment, found: Measurements, 
             algorithm="",
             model=model.path,
             iterations_planned=0,
-            evaluations=tuple(one for one in found.evaluations if one.version == number),
+            evaluations=tuple(evaluation for evaluation in measured.evaluations if evaluation.version == number),
         )
         for number, model in enumerate(recipe.models)
     )
@@ -196,7 +187,7 @@ def packages_of(layout: RunLayout) -> dict[str, str]:
 
 def role_uses(spent: Spending) -> tuple[RoleUse, ...]:
     """The resources that the attempts of each role have used."""
-    used = [(role, [one for one in spent.attempts if one.role is role]) for role in Role]
+    used = [(role, [attempt for attempt in spent.attempts if attempt.role is role]) for role in Role]
     return tuple(
         RoleUse(
             role=role,
@@ -213,14 +204,12 @@ def role_uses(spent: Spending) -> tuple[RoleUse, ...]:
 
 def measurements(layout: RunLayout, recipe: Experiment) -> Measurements:
     """What the run has measured so far, and what is missing of what the recipe plans."""
-    benchmarks = [b.name for b in recipe.evaluation.benchmarks]
     settings = evaluation_settings(layout, recipe)
-    iterations = recipe.iterations
-    found = read_measurements(layout, iterations, recipe.evaluated_versions, benchmarks, settings)
-    return replace(found, missing=(*found.missing, *found.unreadable))
+    measured = read_measurements(layout, recipe.iterations, recipe.evaluated_versions, settings)
+    return replace(measured, missing=(*measured.missing, *measured.unreadable))
 
 
-def run_summary(layout: RunLayout, recipe: Recipe, found: Measurements, spent: Spending) -> RunSummary:
+def run_summary(layout: RunLayout, recipe: Recipe, measured: Measurements, spent: Spending) -> RunSummary:
     """All that the report shows."""
     waiting = upload(layout)
     return RunSummary(
@@ -229,11 +218,11 @@ def run_summary(layout: RunLayout, recipe: Recipe, found: Measurements, spent: S
         model=recipe.model.path if isinstance(recipe.model, HuggingFaceModel) else "embedded small world",
         prover=None if recipe.prover is None else recipe.prover.type,
         iterations_planned=recipe.schedule.iterations,
-        settings={**settings_table(recipe), **({} if (fork := read_fork(layout)) is None else fork.told())},
-        iterations=found.iterations,
-        evaluations=found.evaluations,
-        missing=(*found.missing, *found.unmade),
-        cost=cost(layout, spent, recipe, found.iterations),
+        settings={**settings_table(recipe), **({} if (fork := read_fork(layout)) is None else fork.in_words())},
+        iterations=measured.iterations,
+        evaluations=measured.evaluations,
+        missing=(*measured.missing, *measured.unmade),
+        cost=cost(layout, spent, recipe, measured.iterations),
         files=(
             RunFile(what="resolved recipe", path="recipe.lock.yaml"),
             RunFile(what="last weights version", path=f"weights/v{recipe.schedule.iterations:06d}"),
@@ -278,15 +267,15 @@ def settings_table(recipe: Recipe) -> dict[str, str]:
 
 def cost(layout: RunLayout, spent: Spending, recipe: Recipe, iterations: Sequence[IterationMetrics]) -> RunCost:
     """What the run has used, with the rates that it has reached."""
-    found = allocated(spent)
-    if found.wall_seconds is None:
-        return found
+    hours = allocated(spent)
+    if hours.wall_seconds is None:
+        return hours
     measured = {
         "generated_tokens": sum(m.generated_tokens or 0 for m in iterations) + collected_tokens(layout, recipe),
         "sampled_tokens_per_second": sampled_rate(iterations, recipe.resources.inference.tasks),
         "trained_tokens_per_second": trained_rate(iterations, recipe.resources.trainer.ranks),
     }
-    return found.model_copy(update=measured)
+    return hours.model_copy(update=measured)
 
 
 def allocated(spent: Spending) -> RunCost:

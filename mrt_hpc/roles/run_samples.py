@@ -5,37 +5,31 @@ rollouts of the first, the middle and the last iteration. The same problems stan
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, zip_longest
-from typing import TYPE_CHECKING
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from mrt_hpc.analysis.episode_progress import progress_by_episode
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
+from mrt_hpc.analysis.measures import RunSummary
+from mrt_hpc.analysis.model_samples import ModelSamples
 from mrt_hpc.analysis.report.content import Boundary, PrefixCurves, SampleProblem, SampleTrace, ShownAnswer
 from mrt_hpc.analysis.scaling import prefix_curve, votes_of
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.tokens import StoredTokens
+from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.data import read_problems
-from mrt_hpc.run.groups import read_group
-from mrt_hpc.run.records import FinishReason, gold_text
+from mrt_hpc.run.groups import Group, read_group
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.records import FinishReason, Problem, Rollout, gold_text
 from mrt_hpc.run.retries import list_directory
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-    from typing import TypeVar
-
-    from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.run.groups import Group
-    from mrt_hpc.run.layout import RunLayout
-    from mrt_hpc.run.records import Problem, Rollout
-
-    Item = TypeVar("Item")
-    from mrt_hpc.analysis.model_samples import ModelSamples
+Item = TypeVar("Item")
 
 
 PROBLEMS = 8
@@ -49,10 +43,10 @@ class TraceSamples:
     """The sample traces of one run."""
 
     traces: tuple[SampleTrace, ...]
-    """In turns from all sources and problems."""
+    """The traces, in turns from all sources and problems."""
     problems: Mapping[str, SampleProblem]
-    """By the names that the traces give."""
-    told: tuple[str, ...]
+    """The problems by the names that the traces give."""
+    remarks: tuple[str, ...]
     """How they were chosen, and what could not be read."""
 
 
@@ -67,7 +61,7 @@ class _Source:
 
 
 def trace_samples(layout: RunLayout, recipe: Experiment, summary: RunSummary) -> TraceSamples:
-    """Read the sample traces of a run. What is damaged or missing is told, and the others are shown."""
+    """Read the sample traces of a run. What is damaged or missing is named, and the others are shown."""
     troubles: list[str] = []
     sources = [*_evaluated(layout, recipe, summary, troubles), *_rollouts(layout, summary, troubles)]
     tokens = _tokens(_tokenizers(layout, recipe, summary), troubles) if sources else None
@@ -89,26 +83,24 @@ def _choice(sources: Sequence[_Source]) -> list[str]:
 
 def _evaluated(layout: RunLayout, recipe: Experiment, summary: RunSummary, troubles: list[str]) -> Iterator[_Source]:
     """The first and the last evaluated version of each benchmark."""
-    for name, found in groupby(summary.evaluations, lambda one: one.benchmark):
-        versions = list(found)
-        for one in dict.fromkeys(e.version for e in (versions[0], versions[-1])):
-            of_version = f" of version {one}" if recipe.trains else ""
-            what = f"evaluation{of_version} on {name}"
-            try:
-                groups = _shards(layout, recipe, next(e for e in versions if e.version == one))
-            except (UserError, OSError) as error:
-                troubles.append(_unread(what, error))
-                continue
-            yield _Source(what, name, groups)
+    for benchmark, version in _wanted(summary):
+        of_version = f" of version {version}" if recipe.trains else ""
+        what = f"evaluation{of_version} on {benchmark}"
+        try:
+            groups = _shards(layout, recipe, version, benchmark)
+        except (UserError, OSError) as error:
+            troubles.append(_unread(what, error))
+            continue
+        yield _Source(what, benchmark, groups)
 
 
-def _shards(layout: RunLayout, recipe: Experiment, evaluation: EvaluationSummary) -> list[Group]:
+def _shards(layout: RunLayout, recipe: Experiment, version: int, benchmark: str) -> list[Group]:
     """The chosen problems of one evaluation, from the shards that have them."""
-    problems = read_problems(layout.benchmark_data(evaluation.benchmark))
+    problems = read_problems(layout.benchmark_data(benchmark))
     wanted: dict[int, set[str]] = defaultdict(set)
     for index in _spaced(range(len(problems)), PROBLEMS):
         wanted[index % recipe.evaluation.problem_shards].add(problems[index].id)
-    places = {shard: layout.evaluation_shard(evaluation.version, evaluation.benchmark, shard) for shard in wanted}
+    places = layout.evaluation_shards(version, benchmark, recipe.evaluation.problem_shards)
     return [read_group(places[shard], ids) for shard, ids in sorted(wanted.items())]
 
 
@@ -131,7 +123,7 @@ def _unread(what: str, error: Exception) -> str:
 
 
 def _spaced(items: Sequence[Item], most: int) -> list[Item]:
-    """At most so many, evenly spaced, the first and the last among them."""
+    """At most ``most`` items, evenly spaced, the first and the last among them."""
     return [items[i] for i in sorted({round(x) for x in np.linspace(0, len(items) - 1, most)})] if items else []
 
 
@@ -140,7 +132,7 @@ def _tokenizers(layout: RunLayout, recipe: Experiment, summary: RunSummary) -> l
     its own.
     """
     if not recipe.trains:
-        return sorted({layout.weights_version(one.version) for one in summary.evaluations})
+        return sorted({layout.weights_version(evaluation.version) for evaluation in summary.evaluations})
     return list_directory(layout.weights, "v*")
 
 
@@ -157,11 +149,11 @@ def _tokens(versions: Sequence[Path], troubles: list[str]) -> StoredTokens | Non
 
 def _problems(layout: RunLayout, sources: Sequence[_Source]) -> dict[str, SampleProblem]:
     wanted = {(s.where, r.problem_id) for s in sources for group in s.groups for r in group.rollouts}
-    found: dict[str, SampleProblem] = {}
+    problems: dict[str, SampleProblem] = {}
     for where in sorted({where for where, _ in wanted}):
         path = layout.train_data if where == "train" else layout.benchmark_data(where)
-        found |= {f"{where}: {p.id}": _problem(p) for p in read_problems(path) if (where, p.id) in wanted}
-    return found
+        problems |= {f"{where}: {p.id}": _problem(p) for p in read_problems(path) if (where, p.id) in wanted}
+    return problems
 
 
 def _problem(problem: Problem) -> SampleProblem:
@@ -198,16 +190,16 @@ def _boundaries(group: Group) -> dict[_Place, Boundary]:
     known: dict[_Place, list[ShownAnswer]] = defaultdict(list)
     for a in group.answers:
         known[a.problem_id, a.sample, a.boundary].append(ShownAnswer(a.answer, a.reward >= 1, 0, a.probability))
-    found = {}
+    boundaries = {}
     for v in group.values:
         place = (v.problem_id, v.sample, v.boundary)
         counted = (ShownAnswer(a.answer, a.right, n) for a, n in answers[place].most_common())
-        found[place] = Boundary(v.value, tuple(chain(counted, known[place])))
-    return found
+        boundaries[place] = Boundary(v.value, tuple(chain(counted, known[place])))
+    return boundaries
 
 
 def _trace(
-    source: _Source, rollout: Rollout, found: Mapping[_Place, Boundary], tokens: StoredTokens | None
+    source: _Source, rollout: Rollout, boundaries: Mapping[_Place, Boundary], tokens: StoredTokens | None
 ) -> SampleTrace:
     stopped = rollout.finish_reason is FinishReason.STOP
     sampled = rollout.token_ids[:-1] if stopped else rollout.token_ids
@@ -223,7 +215,7 @@ def _trace(
         cut=not stopped,
         before="" if text is None else text.before,
         episodes=("",) * (len(places) - 1) if text is None else text.episodes,
-        boundaries=tuple(found.get(place, Boundary()) for place in places),
+        boundaries=tuple(boundaries.get(place, Boundary()) for place in places),
         rest=rollout.text if text is None else text.rest,
         marked=text is not None,
     )
@@ -248,22 +240,22 @@ def prefix_curves(
     if recipe.evaluation.prover is None:
         return (), ()
     run = EvaluatedRun(layout, recipe, str(layout.root))
-    found: list[PrefixCurves] = []
+    curves: list[PrefixCurves] = []
     troubles: list[str] = []
     for benchmark, version in _wanted(summary):
         try:
-            found.append(curves_of_samples(run.samples(version, benchmark, benchmark), version))
+            curves.append(curves_of_samples(run.samples(version, benchmark, benchmark), version))
         except (UserError, OSError) as error:
             reason = error.what if isinstance(error, UserError) else str(error)
             whose = "" if run.models else f" of version {version}"
             troubles.append(f"Not shown, as it cannot be read: the evaluation{whose} on {benchmark} ({reason}).")
-    return tuple(found), tuple(troubles)
+    return tuple(curves), tuple(troubles)
 
 
 def _wanted(summary: RunSummary) -> Iterator[tuple[str, int]]:
     """Benchmark and version of the first and the last evaluation of each benchmark."""
-    for name in dict.fromkeys(one.benchmark for one in summary.evaluations):
-        versions = [one.version for one in summary.evaluations if one.benchmark == name]
+    for name in dict.fromkeys(evaluation.benchmark for evaluation in summary.evaluations):
+        versions = [evaluation.version for evaluation in summary.evaluations if evaluation.benchmark == name]
         yield from ((name, version) for version in sorted({min(versions), max(versions)}))
 
 

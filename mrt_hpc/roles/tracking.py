@@ -12,14 +12,17 @@ import os
 import shutil
 import tempfile
 import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mrt_hpc.analysis.measures import IterationMetrics
+from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.access import private_folder
 from mrt_hpc.run.atomic import (
     creating,
@@ -30,18 +33,13 @@ from mrt_hpc.run.atomic import (
     temporary_sibling,
     write_json,
 )
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.offline import OFFLINE
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import read_typed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from types import TracebackType
-
-    from mrt_hpc.analysis.measures import EvaluationSummary
-    from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.layout import RunLayout
 
 
 # TensorBoard event files: the metrics of a run in ``tensorboard/``, where the recipe asks for them.
@@ -57,7 +55,7 @@ class Points:
 
     step: int
     values: Mapping[str, float]
-    """By their names in TensorBoard."""
+    """The values by their names in TensorBoard."""
     time: float | None = None
     """When they were measured, seconds since the epoch; None for now."""
 
@@ -107,7 +105,7 @@ class IterationEvents:
                 self._stop(error)
 
     def _stop(self, error: Exception) -> None:
-        """After an error this attempt adds nothing more."""
+        """Add nothing more in this attempt, after an error."""
         self._layout = self._writer = None
         warn(error)
 
@@ -148,7 +146,7 @@ def iteration_values(metrics: IterationMetrics) -> dict[str, float]:
 def _numbers(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float]]:
     for key, value in content.items():
         if isinstance(value, list):
-            value = {str(place): one for place, one in enumerate(value)}
+            value = {str(place): number for place, number in enumerate(value)}
         if isinstance(value, dict):
             yield from _numbers(value, f"{above}{key}/")
         elif isinstance(value, int | float):
@@ -166,8 +164,8 @@ def write_events(layout: RunLayout, directory: Path, points: Iterable[Points]) -
     new, old = (temporary_sibling(layout.event_files_in_work / directory.name) for _ in range(2))
     try:
         with _writer(new) as writer:
-            for one in points:
-                _add(writer, one)
+            for point in points:
+                _add(writer, point)
             writer.flush()  # raises what its thread could not write
         _sort_first(new)
         make_folder(directory.parent)

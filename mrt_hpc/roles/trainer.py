@@ -3,7 +3,7 @@ checkpoint.
 
 The order within an iteration makes every instant safe to be killed at: metrics, then the weights version, so that the
 next rollouts are sampled while the checkpoint is written, then the checkpoint. What lies after the checkpoint resumed
-from can only be younger work that is computed again; it is set aside, never mixed in. A trainer that is told to leave
+from can only be younger work that is computed again; it is set aside, never mixed in. A trainer that is asked to leave
 does so between two iterations, and saves first what no checkpoint has.
 """
 
@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING
 
+from mrt_hpc.algorithms.batch import Learnt
+from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.domains.small_world.task import trace_quality
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import SmallWorldProblems
 from mrt_hpc.roles.sampling.weights import verified_weights
-from mrt_hpc.roles.task.context import is_trained
+from mrt_hpc.roles.task.context import Task, is_trained
+from mrt_hpc.roles.task.peers import PeerWait
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.training.artifacts import TrainingArtifacts, newest_good_checkpoint
@@ -35,16 +39,7 @@ from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.rendezvous import Ranks
 from mrt_hpc.training.settings import Objective, TrainerSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mrt_hpc.algorithms.batch import Learnt
-    from mrt_hpc.analysis.measures import IterationMetrics
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.roles.task.peers import PeerWait
-    from mrt_hpc.training.update_statistics import UpdateStats
+from mrt_hpc.training.update_statistics import UpdateStats
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +73,7 @@ def run(task: Task) -> None:
 
     Raises:
         UserError: inference failed, or does not run and the nodes are given back.
-        Interrupted: the task was told to leave, and has saved its state.
+        Interrupted: the task was asked to leave, and has saved its state.
     """
     choose_kernels(task.recipe.training.deterministic)
     ranks = Ranks(task.rank, task.world_size, task.local_rank, task.job.resources.nodes)
@@ -143,8 +138,8 @@ class Trainer:
     def resumed(task: Task, ranks: Ranks, tracker: Tracker) -> Trainer:
         """The trainer at the newest good checkpoint, or at weights version 0."""
         layout, recipe = task.layout, task.recipe
-        found = rendezvous.on_rank_zero(lambda: newest.name if (newest := newest_good_checkpoint(task)) else None)
-        newest = None if found is None else layout.checkpoints / found
+        name = rendezvous.on_rank_zero(lambda: newest.name if (newest := newest_good_checkpoint(task)) else None)
+        newest = None if name is None else layout.checkpoints / name
         readers = iteration_readers(task)  # before anything that takes long: given samples may be missing
         reference = layout.weights_version(0) if recipe.training.kl_coefficient > 0 else None
         if newest is None or reference is not None:
@@ -166,7 +161,7 @@ class Trainer:
         """Wait for what can be done next, and do it.
 
         Raises:
-            Interrupted: the task was told to leave.
+            Interrupted: the task was asked to leave.
         """
         timeline = Timeline()
         with timeline.phase("waiting"):
@@ -206,12 +201,12 @@ class Trainer:
         return what
 
     def _look_for_a_round(self, wait: PeerWait) -> Next:
-        """On rank 0: what to do next, or WAIT after a round without an answer."""
+        """What rank 0 does next, or WAIT after a round without an answer."""
         end = time.monotonic() + ROUND_S
 
         def look() -> Next | None:
-            if (found := self._next()) is not None:
-                return found
+            if (claimed := self._next()) is not None:
+                return claimed
             if self.turns.may_pass_on:
                 return Next.PASS_ON
             return Next.WAIT if time.monotonic() > end else None
@@ -219,7 +214,7 @@ class Trainer:
         return self.task.wait_for_peers(wait, look)
 
     def _next(self) -> Next | None:
-        """On rank 0: what can be done now."""
+        """What rank 0 can do now."""
         self._refuse_to_be_late()
         if self.task.shutdown.given:
             return Next.LEAVE
@@ -240,9 +235,9 @@ class Trainer:
         position = rendezvous.on_rank_zero(lambda: self.reader.comparable)
         assert position is not None  # the first rank has seen it
         rollouts = rendezvous.together(lambda: comparable(self.reader.group(position), self.iteration))
-        found = agreement(self.engine, rollouts)
+        measured = agreement(self.engine, rollouts)
         group = self.task.layout.group(self.iteration, position)
-        refuse_disagreement(found, self.task.recipe, self.iteration, group)
+        refuse_disagreement(measured, self.task.recipe, self.iteration, group)
         self._compared = True
 
     def _refuse_to_be_late(self) -> None:
@@ -250,7 +245,7 @@ class Trainer:
         needed = self._longest_step_s + self.artifacts.longest_save_s
         if needed and self.task.seconds_left < needed + SPARE_S and not self.task.shutdown.given:
             left = f"{self.task.seconds_left:.0f} s are left, and a step with its checkpoint takes {needed:.0f} s"
-            self.task.shutdown.tell(RequeueRequested(f"gave the nodes back: {left}"))
+            self.task.shutdown.interrupt(RequeueRequested(f"gave the nodes back: {left}"))
 
     def _leave(self) -> None:
         """Save the state that no checkpoint has, and leave.

@@ -78,11 +78,11 @@ def private_folder(parent: Path, name: str) -> Path:
         name: of the folder.
     """
     path = parent / name
-    if (found := next(filter(is_private, (path, *_others(path))), None)) is None:
-        found = path if _made(path) or is_private(path) else Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
-    if found != path:
-        log.warning("%s belongs to another user, is a link, or is open to others; %s is used instead", path, found)
-    return found
+    if (folder := next(filter(is_private, (path, *_others(path))), None)) is None:
+        folder = path if _made(path) or is_private(path) else Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
+    if folder != path:
+        log.warning("%s belongs to another user, is a link, or is open to others; %s is used instead", path, folder)
+    return folder
 
 
 def _others(path: Path) -> list[Path]:
@@ -106,11 +106,11 @@ def is_private(path: Path) -> bool:
     hands its group on a folder has that bit as well, which gives no right.
     """
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return False
-    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-    return mine and stat.S_IMODE(found.st_mode) & 0o777 == stat.S_IRWXU
+    mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return mine and stat.S_IMODE(status.st_mode) & 0o777 == stat.S_IRWXU
 
 
 def cache_variables() -> dict[str, str]:

@@ -14,18 +14,13 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mrt_hpc.run.atomic import commit_directory, is_temporary, make_folder, replacing, temporary_sibling, tree
 from mrt_hpc.run.groups import Group, complete_groups, group_of, read_group
-from mrt_hpc.run.layout import GROUPS
+from mrt_hpc.run.layout import GROUPS, RunLayout
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, Manifest, parse_manifest, read_manifest, refuse_misplaced
 from mrt_hpc.run.retries import list_directory
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.run.layout import RunLayout
 
 UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError, ValueError)
 """The errors that zipfile raises for a damaged archive; errors of the filesystem are not among them."""
@@ -44,13 +39,13 @@ class GroupArchive:
         Raises:
             DamagedError: it is no archive of groups.
         """
-        found: dict[int, list[str]] = {}
+        members: dict[int, list[str]] = {}
         try:
             for position, _, name in (name.partition("/") for name in self._zip.namelist()):
-                found.setdefault(int(position), []).append(name)
+                members.setdefault(int(position), []).append(name)
         except UNREADABLE as error:
             raise DamagedError(f"the archive of groups cannot be read: {error!r}", where=self.path) from error
-        return found
+        return members
 
     @cached_property
     def _zip(self) -> zipfile.ZipFile:
@@ -105,14 +100,14 @@ def opened(layout: RunLayout, iteration: int) -> GroupArchive | None:
     """The archive of an iteration's groups; None where there is none."""
     path = layout.group_archive(iteration)
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
-    return _opened(path, found.st_ino, found.st_mtime_ns)
+    return _opened(path, status.st_ino, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=4)
-def _opened(path: Path, inode: int, changed_ns: int) -> GroupArchive:  # noqa: ARG001 - they tell one file from another
+def _opened(path: Path, inode: int, changed_ns: int) -> GroupArchive:  # noqa: ARG001 - they name one file
     """Kept open, as stale traces are read from one archive throughout a run."""
     return GroupArchive(path)
 

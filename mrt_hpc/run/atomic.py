@@ -10,18 +10,16 @@ import json
 import os
 import shutil
 import uuid
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.layout import IDENTITY, LOCK
 from mrt_hpc.run.retries import list_directory, retrying
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 TEMPORARY_MARK = ".tmp-"
 """The mark in the name of every unfinished file or directory; readers skip such names."""

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from mrt_hpc.errors import UserError, nearest, word
 from mrt_hpc.run.atomic import checksum, write_text
 from mrt_hpc.run.records import Gold, Problem
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.typed_file import UnreadableError, Whole, read_typed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
 
 FIELDS = ("id", "problem", "answer")
 _ADVICE = 'each line is one object such as {"id": "p-1", "problem": "What is 1+1?", "answer": "2"}'
@@ -117,7 +114,7 @@ def _gold(row: dict[str, Any], where: str) -> Gold:
     listed = row.get("answer")
     if not isinstance(listed, list):
         return text_field(row, "answer", where, _ADVICE)
-    golds = tuple(text_field({"answer": one}, "answer", where, _ADVICE) for one in listed)
+    golds = tuple(text_field({"answer": text}, "answer", where, _ADVICE) for text in listed)
     if not golds or len({gold.strip() for gold in golds}) < len(golds):
         expected = "a text, or a list of different texts, any of which is right"
         raise UserError("answer: wrong value", value=listed, where=where, expected=expected, advice=_ADVICE)
@@ -195,7 +192,7 @@ class LeftOut:
     """The problems that were left out of a file."""
 
     tokens: dict[str, Whole]
-    """Of their prompts, by problem id."""
+    """The tokens of their prompts, by problem id."""
 
 
 def left_out(path: Path) -> dict[str, int]:
@@ -243,6 +240,6 @@ def _without_repeats(chosen: list[int], size: int) -> list[int]:
     return result
 
 
-def share(problems: Sequence[Problem], shard: int, shards: int) -> list[Problem]:
-    """Return the part of one shard: every ``shards``-th problem, so that parts differ by one at most."""
-    return list(problems[shard::shards])
+def share(items: Sequence[Item], shard: int, shards: int) -> list[Item]:
+    """Return the part of one shard: every ``shards``-th problem or position, so that parts differ by one at most."""
+    return list(items[shard::shards])

@@ -11,21 +11,18 @@ import os
 import re
 import socket
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Required, TypedDict
+from pathlib import Path
+from typing import Any, NamedTuple, Required, TypedDict
 
 import msgspec
 
 from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.retries import RetryPolicy, list_directory, retrying
-from mrt_hpc.run.task_state import TaskState  # noqa: TC001 - the types of events are read at run time
-from mrt_hpc.run.typed_file import Moment, Whole  # noqa: TC001 - as above
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
+from mrt_hpc.run.task_state import TaskState
+from mrt_hpc.run.typed_file import Moment, Whole
 
 # -- uses --------------------------------------------------------------------------------------------------------------
 # The uses of the time of a task, as its events record them.
@@ -35,7 +32,7 @@ class Use(StrEnum):
     """What the time of a task is used for. The values are the words of tables and events."""
 
     STARTING = "starting"
-    """From the start of the job to the first work: imports, the vLLM server, the model and its optimiser."""
+    """The time from the start of the job to the first work: imports, the vLLM server, the model and its optimiser."""
     PREPARING = "preparing"
     """The checks of the first job, and weights version 0."""
     LOADING = "loading"
@@ -55,7 +52,7 @@ class Use(StrEnum):
     WAITING = "waiting for a peer"
     """Waiting for another task: for a weights version, for rollouts, or for samples."""
     ENDING = "ending"
-    """From the last work to the end of the job."""
+    """The time from the last work to the end of the job."""
     LOST = "lost to preemption or failure"
     """Work of an attempt that did not end well, since its last result that stays."""
     UNACCOUNTED = "unaccounted"
@@ -71,10 +68,14 @@ class EventKind(StrEnum):
     """An attempt ended with ``outcome``."""
     PART_COMMITTED = "part_committed"
     """A problem of an evaluation's shard."""
+    GROUP_COMMITTED = "group_committed"
+    """A group of an iteration is complete."""
+    GROUP_DISCARDED = "group_discarded"
+    """A group came second and was dropped."""
     SHARD_COMMITTED = "shard_committed"
-    """A shard of rollouts or of an evaluation is complete."""
+    """A shard of an evaluation is complete."""
     SHARD_DISCARDED = "shard_discarded"
-    """A shard came second and was dropped."""
+    """A shard of an evaluation, or a part of it, came second and was dropped."""
     WEIGHTS_LOADED = "weights_loaded"
     """A server took a weights version in place."""
     STEP = "step"
@@ -117,7 +118,6 @@ class _Known(TypedDict, total=False):
 
     time: Required[Moment]
     kind: Required[str]
-    what: str
     host: str
     pid: Whole
     job: str
@@ -143,8 +143,10 @@ _NEEDED = {
     EventKind.USE: ("use",),
     EventKind.PUBLISHED: ("version",),
 }
-"""The fields without which an event of a kind tells nothing."""
-PROGRESS = frozenset({EventKind.PART_COMMITTED, EventKind.SHARD_COMMITTED, EventKind.CHECKPOINT})
+"""The fields without which an event of a kind says nothing."""
+PROGRESS = frozenset(
+    {EventKind.GROUP_COMMITTED, EventKind.PART_COMMITTED, EventKind.SHARD_COMMITTED, EventKind.CHECKPOINT}
+)
 """The events whose results stay when the attempt is lost; a weights version newer than its checkpoint does not stay."""
 
 
@@ -159,11 +161,11 @@ class EventLog:
     _torn: bool = field(default=False, init=False, repr=False)
     """Whether a full disk has left part of a line."""
     _use: Use = field(default=Use.STARTING, init=False, repr=False)
-    _told: set[EventKind] = field(default_factory=set, init=False, repr=False)
+    _emitted: set[EventKind] = field(default_factory=set, init=False, repr=False)
 
-    def has_told(self, kind: EventKind) -> bool:
+    def has_emitted(self, kind: EventKind) -> bool:
         """Whether this process has emitted an event of a kind."""
-        return kind in self._told
+        return kind in self._emitted
 
     def spend(self, use: Use) -> None:
         """Record that the time is used for something else from now on; the same use again writes nothing.
@@ -184,10 +186,10 @@ class EventLog:
         """
         emitter = {"time": time.time(), "kind": kind.value, "host": socket.gethostname(), "pid": os.getpid()}
         if taken := emitter.keys() & fields.keys():
-            raise ValueError(f"event {kind.value}: {sorted(taken)} tell of its emitter")
+            raise ValueError(f"event {kind.value}: {sorted(taken)} describe its emitter")
         line = {**emitter, **fields}
         text = json.dumps(line).encode() + b"\n"
-        self._told.add(kind)
+        self._emitted.add(kind)
         retrying(lambda: self._append(text), "an event", self.patience)
 
     def _append(self, text: bytes) -> None:
@@ -350,8 +352,8 @@ class EventStream:
         Raises:
             OSError: the folder or a file cannot be read, and it is not a temporary error.
         """
-        found = [event for name in sorted(self._grown()) for event in self._new_of(name)]
-        return sorted(found, key=lambda event: event.time)
+        events = [event for name in sorted(self._grown()) for event in self._new_of(name)]
+        return sorted(events, key=lambda event: event.time)
 
     def processes(self) -> list[Process]:
         """The processes whose events have been read."""
@@ -400,8 +402,8 @@ def last_event(path: Path) -> ProcessEvent | None:
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - LONGEST_EVENT))
         lines = stream.read().splitlines()
-    found = (event for line in reversed(lines) if (event := _event(line, [])) is not None)
-    return next((ProcessEvent(process_of(path.name), event) for event in found), None)
+    events = (event for line in reversed(lines) if (event := _event(line, [])) is not None)
+    return next((ProcessEvent(process_of(path.name), event) for event in events), None)
 
 
 def process_of(name: str) -> Process | None:

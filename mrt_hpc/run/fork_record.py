@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.typed_file import Whole, read_typed
-
-if TYPE_CHECKING:
-    from mrt_hpc.run.layout import RunLayout
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class ForkRecord:
     version: Whole
     """The number of the weights version in that run; in the new run they are version 0."""
     digest: str
-    """Of the weights version."""
+    """The digest of the weights version."""
     changes: tuple[Changed, ...]
     """Each changed field of the recipe: ``field``, ``old`` and ``new``."""
     data: tuple[ForkedData, ...]
@@ -61,13 +59,13 @@ class ForkRecord:
 
     def write(self, layout: RunLayout) -> None:
         """Write the record into the new run."""
-        data = [{**asdict(one), "state": "changed" if one.is_changed else "kept"} for one in self.data]
+        data = [{**asdict(file), "state": "changed" if file.is_changed else "kept"} for file in self.data]
         write_json(layout.forked_from, {**asdict(self), "data": data})
 
-    def told(self) -> dict[str, str]:
+    def in_words(self) -> dict[str, str]:
         """What the report says."""
         changes = (f"{c['field']} was {json.dumps(c['old'])} and is {json.dumps(c['new'])}" for c in self.changes)
-        files = (f"{one.path} has other contents ({one.field})" for one in self.data if one.is_changed)
+        files = (f"{file.path} has other contents ({file.field})" for file in self.data if file.is_changed)
         return {
             "forked from": f"{self.run}, weights version {self.version} (digest {self.digest[:12]})",
             "changed in the fork": "; ".join([*changes, *files]) or "nothing",

@@ -6,26 +6,21 @@ one step; its manifest holds their checksums, what they cost and which weights s
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from io import BytesIO
 from itertools import chain
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.run.manifest import DamagedError, commit_whole, verify
+from mrt_hpc.run.manifest import DamagedError, Manifest, commit_whole, verify
 from mrt_hpc.run.parquet import LENGTH_OF, read_part, read_records, write_records
 from mrt_hpc.run.records import SLIGHTLY_ABOVE_ONE, AnswerProbability, Branch, GroupStatistics, PrefixValue, Rollout
 from mrt_hpc.run.retries import list_directory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-    from io import BytesIO
-    from pathlib import Path
-
-    from mrt_hpc.run.manifest import Manifest
-
 
 _Record = Rollout | Branch | AnswerProbability | PrefixValue
 PARTS = {

@@ -9,17 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import TracebackType
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.typed_file import file_bytes, typed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from types import TracebackType
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +53,7 @@ class Heart:
 
     def _beat(self) -> None:
         """One beat; one that cannot be written (a full disk, a lost server) is missed, and the next is tried. Of missed
-        beats in a row the first is told, the second, the fourth, and so on.
+        beats in a row the first is logged, the second, the fourth, and so on.
         """
         self._beats += 1
         try:
@@ -95,7 +92,7 @@ def read_beat(path: Path) -> Beat:
 
 def last_beat(path: Path) -> tuple[str, float] | None:
     """The attempt of a heart's file and the time of its last beat, by the filesystem's clock: an attempt that ended
-    by itself leaves none. For the reckoning of hours only; whether an attempt lives, an :class:`Observer` tells.
+    by itself leaves none. For the reckoning of hours only; an :class:`Observer` decides whether an attempt lives.
     """
     try:
         beat, modified = read_beat(path), path.stat().st_mtime

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.find import expanded
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COLLECTION = -1
 """The iteration before the first: what weights version 0 samples once, for algorithms that start from its traces."""
@@ -53,7 +50,7 @@ class RunLayout:
 
     @property
     def word(self) -> str:
-        """The directory as a word of a command that a user is told to type."""
+        """The directory as a word of a command that a user is asked to type."""
         return word(self.root)
 
     # -- identity and plan
@@ -226,9 +223,13 @@ class RunLayout:
         """One shard of an evaluation's samples."""
         return self.evaluation(version, benchmark) / f"shard-{shard:05d}"
 
-    def evaluation_parts(self, version: int, benchmark: str, shard: int) -> Path:
-        """Parent of what is sampled of a shard that is not whole yet, a directory a problem."""
-        return self.evaluation(version, benchmark) / f"parts-{shard:05d}"
+    def evaluation_shards(self, version: int, benchmark: str, shards: int) -> list[Path]:
+        """All shards of an evaluation's samples."""
+        return [self.evaluation_shard(version, benchmark, shard) for shard in range(shards)]
+
+    def evaluation_samples(self, version: int, benchmark: str) -> Path:
+        """The results folder of an evaluation whose recipe names no other: it is there until all shards are whole."""
+        return self.evaluation(version, benchmark) / "samples"
 
     def evaluation_summary(self, version: int, benchmark: str) -> Path:
         """The evaluation's result."""
@@ -241,20 +242,15 @@ class RunLayout:
         return self.root / "regraded" / f"v{version:06d}" / benchmark
 
     @property
-    def first_evaluation_settings(self) -> Path:
-        """The settings of evaluations that name none; absent until a recipe is changed."""
-        return self.root / "evals" / "first_settings.json"
-
-    @property
     def versions_passed_over(self) -> Path:
         """The weights versions that were pruned before their evaluation was requested; absent if none was."""
         return self.root / "evals" / "passed_over.json"
 
     # -- life
     @property
-    def told(self) -> Path:
-        """What the user was told of a run that is stuck, a file for each cause; and a file for each job that tells."""
-        return self.root / "told"
+    def notices(self) -> Path:
+        """The notices that a run is stuck, a file for each cause; and a file for each job that notifies."""
+        return self.root / "notices"
 
     def heart(self, job: str, index: int) -> Path:
         """The heartbeat of one array task."""

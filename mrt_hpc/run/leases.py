@@ -11,20 +11,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path  # noqa: TC003 - the types of records are read at run time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mrt_hpc.run.atomic import creating
+from mrt_hpc.run.heartbeats import Observer
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import UnreadableError, read_typed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mrt_hpc.run.heartbeats import Observer
-    from mrt_hpc.run.layout import RunLayout
 
 _NAME = re.compile(r"(\d{5})\.(\d{3,})")
 
@@ -67,14 +63,16 @@ class Leases:
 
     def claim(self, position: int) -> bool:
         """Take the lease on a group, unless the group is complete or another live task holds it. A task may take again
-        a lease that it holds.
+        a lease that it holds. The folder is not listed: a claim costs the same however many groups there are.
         """
         if self.is_complete(position):
             return False
-        newest = self._newest().get(position)
-        if newest is not None and not self._expired(self._path(position, newest), self.observer.living):
-            return False
-        return self._create(self._path(position, 0 if newest is None else newest + 1))
+        generation = 0
+        while (path := self._path(position, generation)).exists():
+            if not self._expired(path, self.observer.living):
+                return False
+            generation += 1
+        return self._create(path)
 
     def free(self, positions: list[int]) -> list[int]:
         """The groups whose lease :meth:`claim` would take at this moment. Each heart is read once, and a lease only

@@ -2,7 +2,7 @@
 
 A manifest lists every file with its size and SHA-256, says where the directory came from and where it belongs, and is
 sealed by a checksum of its own. It is the last thing written before the directory takes its place in one step, so a
-directory under its own name is complete; whether it is still what was written, ``verify`` tells.
+directory under its own name is complete; whether it is still what was written, ``verify`` says.
 
 Where it belongs is its run and its path there, which say the iteration and the position of a group, the number of a
 weights version or a checkpoint, the benchmark and the shard of an evaluation. A reader compares them with the place
@@ -14,9 +14,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from mrt_hpc.errors import ExitCode, UserError, word
 from mrt_hpc.run.access import share_as_directory
@@ -24,10 +25,6 @@ from mrt_hpc.run.atomic import checksum, checksums, commit_directory, make_folde
 from mrt_hpc.run.layout import IDENTITY
 from mrt_hpc.run.retries import error_number
 from mrt_hpc.run.typed_file import file_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-    from pathlib import Path
 
 MANIFEST = "MANIFEST.json"
 PLACE = "place"
@@ -123,8 +120,10 @@ def write_manifest(directory: Path, written: Mapping[str, FileSum] | None = None
     """
     files = dict(written or {})
     for name, (size, digest) in files.items():
-        if (found := (directory / name).stat().st_size) != size:
-            raise DamagedError(f"{found} bytes of a file arrived", where=directory / name, expected=f"{size}, {digest}")
+        if (found_size := (directory / name).stat().st_size) != size:
+            raise DamagedError(
+                f"{found_size} bytes of a file arrived", where=directory / name, expected=f"{size}, {digest}"
+            )
     there = {p.relative_to(directory).as_posix() for p in tree(directory)[1]}
     files |= _sums_of_written(directory, there - files.keys())
     content = {"about": about, "files": files}
@@ -171,20 +170,20 @@ def refuse_misplaced(manifest: Manifest, path: Path) -> None:
         UserError: the file with the name of the run is gone.
     """
     said = manifest.about.get(PLACE)
-    found, here = [*map(str, said)] if isinstance(said, list) else [], place_of(path)
-    if found == here:
+    written, here = [*map(str, said)] if isinstance(said, list) else [], place_of(path)
+    if written == here:
         return
     if not here:
         raise UserError(
-            f"this is a part of the run {found[0]}, and no folder above it says that it is that run",
+            f"this is a part of the run {written[0]}, and no folder above it says that it is that run",
             where=path,
             expected=f"a file {IDENTITY} with that name in the run directory",
-            advice=f"where {IDENTITY} was deleted: echo {found[0]} > RUN/{IDENTITY}",
+            advice=f"where {IDENTITY} was deleted: echo {written[0]} > RUN/{IDENTITY}",
         )
     raise DamagedError(
         "it is whole, and belongs to another place",
         where=path,
-        expected=f"{here[1]} of the run {here[0]}; it is {' of the run '.join(reversed(found)) or 'of no run'}",
+        expected=f"{here[1]} of the run {here[0]}; it is {' of the run '.join(reversed(written)) or 'of no run'}",
     )
 
 
@@ -253,8 +252,8 @@ def verify(
     for file, (size, digest) in zip(files, manifest.files.values(), strict=True):
         if not file.is_file() or file.stat().st_size != size:
             raise _differs(file, size, digest)
-    for file, (size, digest), found in zip(files, manifest.files.values(), read(files), strict=True):
-        if found != digest:
+    for file, (size, digest), digest_found in zip(files, manifest.files.values(), read(files), strict=True):
+        if digest_found != digest:
             raise _differs(file, size, digest)
     return manifest
 

@@ -5,15 +5,11 @@ alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mrt_hpc.errors import word
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.run.layout import RunLayout
 
 OFFLINE = "offline-run-*"
 """Names of the directories; beside them W&B keeps a link to the newest."""

@@ -9,10 +9,13 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from io import BytesIO
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,11 +23,6 @@ import pyarrow.parquet as pq
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.manifest import DamagedError, is_of_the_filesystem
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-    from io import BytesIO
-    from pathlib import Path
 
 Record = TypeVar("Record")
 
@@ -157,7 +155,7 @@ def _read_table(source: Path | BytesIO, where: Path | None, filters: pc.Expressi
 
 @contextmanager
 def _reading(where: Path | BytesIO) -> Iterator[None]:
-    """Tell a file that is none of records from one that cannot be read at the moment.
+    """Distinguish a file that is none of records from one that cannot be read at the moment.
 
     Raises:
         DamagedError: the file is none of records.
@@ -171,12 +169,12 @@ def _reading(where: Path | BytesIO) -> Iterator[None]:
         raise DamagedError(f"cannot read records: {error}", where=where) from error
 
 
-def _other_columns(where: object, found: list[str], expected: str) -> UserError:
+def _other_columns(where: object, columns: list[str], expected: str) -> UserError:
     """The error for records of another version of the package."""
     return UserError(
         "these records have other columns than this version writes",
         where=where,
-        value=found,
+        value=columns,
         expected=expected,
         advice="continue with the version of mrt-hpc that began the run",
     )
@@ -200,10 +198,10 @@ def read_part(path: Path, record_type: type[Record]) -> list[Record]:
         there, defaults = set(file.schema_arrow.names), _defaults(record_type)
         if absent := {c.source for c in columns if c.name not in defaults} - there:
             raise _other_columns(path, file.schema_arrow.names, f"also {', '.join(sorted(absent))}")
-        found = [column for column in columns if column.source in there]
-        batches = file.iter_batches(ROWS_AT_A_TIME, columns=sorted({column.source for column in found}))
-        names = [column.name for column in found]
-        rows = (row for batch in batches for row in _rows(batch, found))
+        read_columns = [column for column in columns if column.source in there]
+        batches = file.iter_batches(ROWS_AT_A_TIME, columns=sorted({column.source for column in read_columns}))
+        names = [column.name for column in read_columns]
+        rows = (row for batch in batches for row in _rows(batch, read_columns))
         return [record_type(**dict(zip(names, row, strict=True))) for row in rows]
 
 
@@ -220,8 +218,8 @@ class _Column:
         return self.counted or self.name
 
     def values(self, batch: pa.RecordBatch) -> list[Any]:
-        found = batch[self.source]
-        return (found if self.counted is None else pc.list_value_length(found)).to_pylist()
+        values = batch[self.source]
+        return (values if self.counted is None else pc.list_value_length(values)).to_pylist()
 
 
 def _rows(batch: pa.RecordBatch, columns: Sequence[_Column]) -> Iterator[tuple[Any, ...]]:

@@ -5,18 +5,14 @@ a file that is changed later changes nothing in it, and a container need not bin
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.lock import read_lock
+from mrt_hpc.recipe.schema import Experiment
+from mrt_hpc.recipe.sections import Prompt
 from mrt_hpc.run.atomic import checksum, write_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.recipe.sections import Prompt
-    from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import RunLayout
 
 PROMPT_FIELDS = ("chat_template", "examples")
 """The fields of a prompt that name a file."""
@@ -63,8 +59,8 @@ def prompt_contents(layout: RunLayout, prompt: Prompt) -> dict[str, str]:
     """The checksums of the files that a prompt names, by the name of the field: of the run's copies, or before they are
     made, of the files themselves. A file that is gone stands with its path.
     """
-    found = {field: _there(layout, path) for field, path in files_of(prompt).items()}
-    return {field: checksum(path) if path.is_file() else str(path) for field, path in found.items()}
+    contents = {field: _there(layout, path) for field, path in files_of(prompt).items()}
+    return {field: checksum(path) if path.is_file() else str(path) for field, path in contents.items()}
 
 
 def _there(layout: RunLayout, path: Path) -> Path:

@@ -6,17 +6,13 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from mrt_hpc.run.atomic import is_temporary, make_folder, sync_directory, write_text
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.retries import list_directory, retrying
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from mrt_hpc.run.layout import RunLayout
 
 
 def younger_than(layout: RunLayout, iteration: int) -> list[Path]:

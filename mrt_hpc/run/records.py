@@ -76,7 +76,7 @@ class Rollout:
     started: float
     """Seconds since the epoch, by the clock of the node that sampled."""
     seconds: float
-    """From sending the request to its last token."""
+    """The seconds from sending the request to its last token."""
     inserted: list[list[int]] = field(default_factory=list)
     """The first index and the number of tokens of each stretch of ``token_ids`` that a way of evaluating has inserted,
     in ascending order. All other tokens were sampled.
@@ -161,7 +161,8 @@ class AnswerProbability:
     boundary: int
     answer: str
     probability: float
-    """Of the answer and the end of its box, over the counted tokenisations, mu's temperature applied."""
+    """The probability of the answer and the end of its box, over the counted tokenisations, mu's temperature applied.
+    """
     reward: float
 
 
@@ -175,9 +176,10 @@ class PrefixValue:
     boundary: int
     value: float
     variance: float
-    """Of the estimate over its branches; NaN where a single branch tells nothing."""
+    """The variance of the estimate over its branches; NaN where a single branch shows nothing."""
     progress_variance: float
-    """Of its difference to the value of the boundary asked about before it; NaN where that is not known."""
+    """The variance of its difference to the value of the boundary asked about before it; NaN where that is not known.
+    """
     branches: int
     """The number of branches that were drawn."""
     baseline: float

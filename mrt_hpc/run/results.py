@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.run.atomic import write_json, write_text
 from mrt_hpc.run.groups import Sampled, commit_group, read_group
 from mrt_hpc.run.layout import IDENTITY
+from mrt_hpc.run.leases import Holder
 from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-    from pathlib import Path
-
     from mrt_hpc.run.evaluation_settings import Fingerprint
-    from mrt_hpc.run.leases import Holder
 
 
 _BATCH = re.compile(r"(\d{5,})-(\d{5,})\.([0-9a-f]{12})")
@@ -35,6 +34,8 @@ class JudgedSamples:
     """Some samples of one problem that one grader has judged."""
 
     path: Path
+    position: int
+    """The position of the problem in the benchmark."""
     samples: range
     """The numbers of the samples."""
     grader: str
@@ -79,9 +80,9 @@ class StoredSamples:
 
     def batches(self, position: int) -> list[JudgedSamples]:
         """All batches of a problem."""
-        found = [(path, _BATCH.fullmatch(path.name)) for path in list_directory(self.problem(position))]
+        batches = [(path, _BATCH.fullmatch(path.name)) for path in list_directory(self.problem(position))]
         return sorted(
-            (JudgedSamples(path, range(int(m[1]), int(m[2])), m[3]) for path, m in found if m),
+            (JudgedSamples(path, position, range(int(m[1]), int(m[2])), m[3]) for path, m in batches if m),
             key=lambda batch: (batch.samples.start, batch.path.name),
         )
 

@@ -9,15 +9,13 @@ import logging
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from mrt_hpc.errors import ExitCode, UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -64,7 +62,7 @@ def shortage(error: BaseException) -> Shortage:
 
 
 class RoomWatch(Protocol):
-    """Is told of a disk that stays full."""
+    """Is notified of a disk that stays full."""
 
     waits: bool
     """Whether something has waited for room for long, and is not written yet."""
@@ -85,9 +83,9 @@ class RetryPolicy:
     full_pause_s: float = 5.0
     """Seconds between two tries on a full disk."""
     long_wait_s: float = 120.0
-    """Seconds after which ``watch`` is told that the disk is full; at the end of a shorter ``full_limit_s``, too."""
+    """Seconds after which ``watch`` is notified of the full disk; at the end of a shorter ``full_limit_s``, too."""
     watch: RoomWatch | None = None
-    """Is told of a disk that stays full."""
+    """Is notified of a disk that stays full."""
     fleeting_tries: int = 6
     fleeting_pause_s: float = 0.2
     """Seconds before the second try; each further pause is twice as long."""
@@ -132,7 +130,7 @@ class _WaitForRoom:
     patience: RetryPolicy
     _began: float = field(default_factory=time.monotonic, init=False)
     _full_since: float | None = field(default=None, init=False)
-    _told: bool = field(default=False, init=False)
+    _notified: bool = field(default=False, init=False)
 
     def go_on(self, error: Exception) -> None:
         """Wait a moment.
@@ -144,7 +142,7 @@ class _WaitForRoom:
         self._full_since = now if self._full_since is None else self._full_since
         is_over, lacking = now - self._began >= limit_s, shortage(error)
         if is_over or now - self._full_since >= self.patience.long_wait_s:
-            self._tell(lacking)
+            self._notify(lacking)
         if is_over:
             raise UserError(
                 f"{lacking.lasting} for {limit_s / 60:.0f} minutes: {self.what} could not be written",
@@ -162,14 +160,14 @@ class _WaitForRoom:
         )
         time.sleep(self.patience.full_pause_s)
 
-    def _tell(self, lacking: Shortage) -> None:
-        if self.patience.watch is not None and not self._told:
-            self._told = True
+    def _notify(self, lacking: Shortage) -> None:
+        if self.patience.watch is not None and not self._notified:
+            self._notified = True
             self.patience.watch.full(self.what, lacking)
 
     def end(self) -> None:
         """The action has succeeded."""
-        if self._told and self.patience.watch is not None:
+        if self._notified and self.patience.watch is not None:
             self.patience.watch.room()
 
 
@@ -182,10 +180,10 @@ def list_directory(directory: Path, pattern: str = "*") -> list[Path]:
         OSError: a fleeting error stayed.
     """
     try:
-        found = retrying(lambda: sorted(directory.iterdir()), f"listing {directory}")
+        paths = retrying(lambda: sorted(directory.iterdir()), f"listing {directory}")
     except FileNotFoundError:
         return []
-    return [path for path in found if fnmatchcase(path.name, pattern)]
+    return [path for path in paths if fnmatchcase(path.name, pattern)]
 
 
 def error_number(error: BaseException) -> int | None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +21,6 @@ from mrt_hpc.recipe.model_files import LONGEST_HEADER
 from mrt_hpc.run.atomic import CHECKSUMS_AT_ONCE
 from mrt_hpc.run.manifest import NOT_THERE, DamagedError
 from mrt_hpc.run.retries import list_directory
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 """The bytes of an array, flat."""
@@ -35,7 +32,7 @@ WIDTHS = {
 EXPONENTS = {
     "F64": 0x7FF0_0000_0000_0000, "F32": 0x7F80_0000, "BF16": 0x7F80, "F16": 0x7C00, "F8_E5M2": 0x7C, "F8_E4M3": 0x7F,
 }  # fmt: skip
-"""By the name of a number format, the bits that are all set in its NaN and infinities and in no other number."""
+"""The bits, by the name of a number format, that are all set in its NaN and infinities and in no other number."""
 AT_ONCE = 1 << 23
 """The bytes of a tensor that are looked at together: so many stay in the processor's cache."""
 
@@ -61,12 +58,12 @@ class StoredTensor:
             DamagedError: the file is not there any more, or is too short.
         """
         try:
-            found = np.fromfile(self.file, np.uint8, self.size, offset=self.start)
+            values = np.fromfile(self.file, np.uint8, self.size, offset=self.start)
         except NOT_THERE as error:
             raise DamagedError(f"the file is not there: {error!r}", where=self.file) from error
-        if len(found) != self.size:
+        if len(values) != self.size:
             raise DamagedError(f"tensor {self.name} is cut short", where=self.file, expected=f"{self.size} bytes")
-        return found
+        return values
 
     @property
     def is_finite(self) -> bool:
@@ -85,7 +82,7 @@ class SafetensorsFile:
     head: bytes
     """All that stands before the tensors."""
     tensors: tuple[StoredTensor, ...]
-    """In their order in the file."""
+    """The tensors in their order in the file."""
 
     @staticmethod
     def read(path: Path) -> SafetensorsFile:

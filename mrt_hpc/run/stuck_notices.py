@@ -1,4 +1,4 @@
-"""What the user was told of a run that is stuck: a file for each cause, so that one of many tasks and attempts tells.
+"""The notices that a run is stuck: a file for each cause, so that one of many tasks and attempts notifies.
 
 The file is a link to a small file beside it that bears the name of the job: some filesystems link within one folder
 only. Of several tasks one succeeds in making it, and it takes neither a block nor an inode, of which a full disk has
@@ -8,16 +8,12 @@ none.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mrt_hpc.run.atomic import write_text
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import file_bytes
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.run.layout import RunLayout
 
 FULL_DISK = "full_disk"
 """The cause that ends without a submission: the disk is full."""
@@ -37,12 +33,12 @@ def sign(layout: RunLayout, job: str) -> None:
         write_text(path, f"{job}\n")
 
 
-def is_first_to_tell(layout: RunLayout, job: str, cause: str) -> bool:
-    """Record that a cause is told, and return whether it was not told before.
+def is_first_notice(layout: RunLayout, job: str, cause: str) -> bool:
+    """Record that a cause is notified, and return whether it was not before.
 
     Args:
         layout: the run directory.
-        job: the name of the job of which a task tells.
+        job: the name of the job for which a task notifies.
         cause: the name of the file that is made.
 
     Raises:
@@ -51,28 +47,28 @@ def is_first_to_tell(layout: RunLayout, job: str, cause: str) -> bool:
     signature = _signature(layout, job)
     source = signature if signature.is_file() else _signature(layout, "")
     try:
-        os.link(source, layout.told / cause)
+        os.link(source, layout.notices / cause)
     except FileExistsError:
         return False
     return True
 
 
 def forget(layout: RunLayout, cause: str) -> None:
-    """Forget that a cause was told, as the user could not be reached.
+    """Forget that a cause was notified, as the user could not be reached.
 
     Raises:
         OSError: the directory cannot be changed.
     """
-    (layout.told / cause).unlink(missing_ok=True)
+    (layout.notices / cause).unlink(missing_ok=True)
 
 
 def take_back(layout: RunLayout, job: str, cause: str) -> None:
-    """Forget that a cause was told, if a task of this job has told it: a later one is told again.
+    """Forget that a cause was notified, if a task of this job has done it: a later one is notified again.
 
     Raises:
         OSError: the directory cannot be read or changed.
     """
-    path = layout.told / cause
+    path = layout.notices / cause
     try:
         if file_bytes(path) == f"{job}\n".encode():
             path.unlink(missing_ok=True)
@@ -80,14 +76,14 @@ def take_back(layout: RunLayout, job: str, cause: str) -> None:
         return
 
 
-def forget_told(layout: RunLayout) -> None:
-    """Forget all that was told: a person has looked at the run, and submits it again. The signatures of jobs stay, as
+def forget_notices(layout: RunLayout) -> None:
+    """Forget all notices: a person has looked at the run, and submits it again. The signatures of jobs stay, as
     their tasks may run.
     """
-    for path in list_directory(layout.told):
+    for path in list_directory(layout.notices):
         if path.is_file() and not path.name.startswith(SIGNATURE):
             path.unlink(missing_ok=True)
 
 
 def _signature(layout: RunLayout, job: str) -> Path:
-    return layout.told / f"{SIGNATURE}{job}"
+    return layout.notices / f"{SIGNATURE}{job}"

@@ -7,20 +7,16 @@ started it writes (see ``attempt.end``). ``done`` is final: a task that is done 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mrt_hpc.errors import ExitCode, word
 from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import Moment, UnreadableError, Whole, read_typed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
-
-    from mrt_hpc.run.layout import RunLayout
 
 
 class TaskState(StrEnum):

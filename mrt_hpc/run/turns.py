@@ -9,14 +9,11 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mrt_hpc.errors import ExitCode, UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 
 @dataclass
@@ -82,10 +79,10 @@ def remove_abandoned(paths: Iterable[Path]) -> None:
 
 def _is_mine(path: Path) -> bool:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return False
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _remove_if_free(path: Path) -> None:

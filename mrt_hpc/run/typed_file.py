@@ -11,17 +11,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.retries import FLEETING, retrying
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -140,13 +138,13 @@ def _as_path(kind: type, value: Any) -> Any:
 
 def readable(items: Iterable[T], read: Callable[[T], U]) -> tuple[list[U], list[str]]:
     """What can be read of many files, and a line for each of the others. A file that vanishes meanwhile is neither."""
-    found: list[U] = []
+    values: list[U] = []
     faults: list[str] = []
     for item in items:
         try:
-            found.append(read(item))
+            values.append(read(item))
         except FileNotFoundError:
             continue
         except UnreadableError as fault:
             faults.append(fault.line)
-    return found, faults
+    return values, faults

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from mrt_hpc.errors import ExitCode, UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -34,8 +32,8 @@ def wait_until(
         reason: what is being waited for, as in "weights version 12".
         deadline_s: seconds after which the wait ends with an error; infinite if ``check`` decides that.
         check: called at each look; raises when the wait has become hopeless (the producer has died).
-        where: the file or folder that says more, told in the error.
-        advice: the next command to type, told in the error.
+        where: the file or folder that says more, shown in the error.
+        advice: the next command to type, shown in the error.
         longest_pause_s: the longest time between two looks, seconds.
 
     Raises:

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,6 @@ from mrt_hpc.run.retries import list_directory, retrying
 from mrt_hpc.run.typed_file import UnreadableError, read_typed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from mrt_hpc.recipe.schema import Experiment
 
 
@@ -38,7 +37,7 @@ class Weights:
 
     version: int
     digest: str
-    """Of the version as it is published."""
+    """The digest of the version as it is published."""
     directory: Path
     """A whole model: the published directory; for a delta the place where it was put together."""
 
@@ -54,8 +53,8 @@ def publish(layout: RunLayout, version: int, write: Callable[[Path], None], **ab
 
 def published_versions(layout: RunLayout) -> list[int]:
     """All complete weights versions, ascending."""
-    found = map(layout.version_of, list_directory(layout.weights))
-    return sorted(v for v in found if v is not None)
+    versions = map(layout.version_of, list_directory(layout.weights))
+    return sorted(v for v in versions if v is not None)
 
 
 def is_delta(directory: Path) -> bool:
@@ -86,13 +85,13 @@ def refuse_delta(directory: Path) -> None:
 
 def with_bases(layout: RunLayout, versions: Iterable[int]) -> set[int]:
     """These weights versions, and all that those of them that are deltas were made of."""
-    found: set[int] = set()
+    versions_needed: set[int] = set()
     left = set(versions)
     while left:
         version = left.pop()
-        found.add(version)
-        left |= _base_of(layout.weights_version(version)) - found
-    return found
+        versions_needed.add(version)
+        left |= _base_of(layout.weights_version(version)) - versions_needed
+    return versions_needed
 
 
 def _base_of(directory: Path) -> set[int]:
@@ -210,13 +209,13 @@ def _is_removed(run: RunLayout, version: int, evaluation: RunLayout) -> bool:
 
 def pinned_versions(run: RunLayout) -> set[int]:
     """The weights versions of a run that evaluations still want, also those that are not published yet."""
-    found = [(path, _PIN.fullmatch(path.name)) for path in list_directory(run.pins)]
-    return {int(match[1]) for path, match in found if match and not _is_abandoned(path)}
+    pins = [(path, _PIN.fullmatch(path.name)) for path in list_directory(run.pins)]
+    return {int(match[1]) for path, match in pins if match and not _is_abandoned(path)}
 
 
 def _file(run: RunLayout, version: int, evaluation: RunLayout) -> Path:
     """The file of a pin. Its name follows from the evaluation's own key: a path has several spellings, and another one
-    in a container, and the digest tells nothing of the key.
+    in a container, and the digest reveals nothing of the key.
     """
     key = (evaluation.secrets / "server_key").read_bytes()
     return run.pins / f"v{version:06d}.{hashlib.sha256(key).hexdigest()[:16]}.json"
@@ -227,8 +226,8 @@ def _is_abandoned(path: Path) -> bool:
     in a container of the trainer another folder may stand at its place. In doubt the pin counts.
     """
     try:
-        found = read_typed(path, Pin, "a pin", advice="nothing: it counts")
-        parent = found.evaluation.parent
-        return parent.stat().st_ino == found.folder and found.evaluation not in list_directory(parent)
+        pin = read_typed(path, Pin, "a pin", advice="nothing: it counts")
+        parent = pin.evaluation.parent
+        return parent.stat().st_ino == pin.folder and pin.evaluation not in list_directory(parent)
     except (OSError, ValueError, UnreadableError):
         return False

@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +23,10 @@ import pyarrow as pa
 from blake3 import blake3
 
 from mrt_hpc.run.atomic import CHECKSUMS_AT_ONCE, checksums, write_json
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, NOT_THERE, DamagedError, Manifest, verify
-from mrt_hpc.run.safetensors_file import SUFFIX, SafetensorsFile, StoredTensor, weights_files, width_of
+from mrt_hpc.run.safetensors_file import SUFFIX, Bytes, SafetensorsFile, StoredTensor, weights_files, width_of
 from mrt_hpc.run.weights import CHANGES, DELTA, is_delta
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.run.layout import RunLayout
-    from mrt_hpc.run.safetensors_file import Bytes
-
 
 # -- bit changes -------------------------------------------------------------------------------------------------------
 # What has changed between two arrays of bits, exactly: which elements, and by how much. Nothing is rounded: elements
@@ -154,7 +149,7 @@ class VersionKey(NamedTuple):
 
     version: int
     digest: str
-    """Of its manifest."""
+    """The digest of its manifest."""
 
 
 class TensorKind(NamedTuple):
@@ -200,7 +195,7 @@ class WeightsDelta:
     contents: str
     """The checksum of all tensors of the version, see :func:`contents_of`."""
     changes: Mapping[str, BitChanges]
-    """By the names of the tensors that have changed."""
+    """The changes by the names of the tensors that have changed."""
 
     def write(self, directory: Path) -> None:
         """Fill the folder of the delta."""
@@ -300,8 +295,8 @@ def delta_between(base: VersionKey, old: Sequence[TensorBytes], new: Sequence[Te
     if [tensor.kind for tensor in old] != [tensor.kind for tensor in new]:
         return None
     with ThreadPoolExecutor(CHECKSUMS_AT_ONCE) as pool:
-        found = list(pool.map(_changes_of, old, new))
-    changes = {tensor.kind.name: change for tensor, change in zip(new, found, strict=True) if change is not None}
+        of_each = list(pool.map(_changes_of, old, new))
+    changes = {tensor.kind.name: change for tensor, change in zip(new, of_each, strict=True) if change is not None}
     if sum(change.size for change in changes.values()) > LARGEST_SHARE * sum(len(tensor.data) for tensor in new):
         return None
     return WeightsDelta(base, contents_of(new), changes)
@@ -316,7 +311,7 @@ class Chain:
     """What a weights version is put together of."""
 
     key: VersionKey
-    """Of the version."""
+    """The key of the version."""
     start: Path
     """The folder of a whole model."""
     links: tuple[StoredDelta, ...]
@@ -390,9 +385,9 @@ class _Walk:
         self._versions.append(version)
         return link.base
 
-    def refuse_another(self, found: Manifest, wanted: VersionKey) -> None:
+    def refuse_another(self, manifest: Manifest, wanted: VersionKey) -> None:
         """Refuse a version of the base's number that is not the base: training has gone back in the meantime."""
-        if found.digest != wanted.digest:
+        if manifest.digest != wanted.digest:
             damage = DamagedError(
                 f"weights version {wanted.version} is not the one that this delta was made of",
                 where=self._links[-1].directory,

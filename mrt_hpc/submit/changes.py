@@ -6,26 +6,21 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.hub_models import MODEL_FIELDS, is_same_model
 from mrt_hpc.recipe.lock import FREE_FIELDS, FREE_SECTIONS, RECORDED_SECTIONS, differences, read_lock
-from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.schema import Experiment, Recipe
+from mrt_hpc.recipe.sections import PromptLimits
 from mrt_hpc.run.data import left_out
-from mrt_hpc.run.layout import COLLECTION
+from mrt_hpc.run.layout import COLLECTION, RunLayout
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.weights import published_versions
 from mrt_hpc.training.settings import warmup_steps
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.recipe.sections import PromptLimits
-    from mrt_hpc.run.layout import RunLayout
 
 MODELS = tuple(".".join(field) for field in MODEL_FIELDS)
 PROMPT_LIMITS = ("sampling.max_prompt_tokens", "sampling.long_prompts")
@@ -72,10 +67,10 @@ def changes(layout: RunLayout, recipe: Experiment) -> list[Change]:
         UserError: the run's lock cannot be read.
     """
     locked = read_lock(layout.recipe_lock)
-    found = differences(locked.model_dump(mode="json"), recipe.model_dump(mode="json"))
+    differing = differences(locked.model_dump(mode="json"), recipe.model_dump(mode="json"))
     return [
         Change(field, old, new, None if _is_moved(field, old, new) else _against(layout, locked, recipe, field))
-        for field, old, new in found
+        for field, old, new in differing
     ]
 
 

@@ -5,30 +5,24 @@ weights always stay, and a run of which a task is queued or running is not touch
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mrt_hpc.analysis.collect import is_evaluated
 from mrt_hpc.attempt.ledger import claimed, local_process
 from mrt_hpc.attempt.run_progress import task_records
 from mrt_hpc.backends.queued_jobs import refuse_live_jobs
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.jobs import Role
-from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.plan.jobs import Plan, Role
+from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.run.atomic import is_temporary, sync_directory, temporary_sibling
 from mrt_hpc.run.evaluation_settings import evaluation_settings
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.run.weights import pinned_versions, published_versions, with_bases
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.plan.jobs import Plan
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.run.layout import RunLayout
 
 
 class Removable(StrEnum):
@@ -41,7 +35,7 @@ class Removable(StrEnum):
     SET_ASIDE = "set_aside"
     """Damaged files, and results that a resumed trainer made again."""
     PARTS = "parts"
-    """Parts of evaluations whose shard is whole, and what lost attempts left half written."""
+    """Samples of which the shards of an evaluation were made, and what lost attempts left half written."""
     LOGS = "logs"
     """The output of ended attempts and their servers."""
 
@@ -73,16 +67,23 @@ def removals(layout: RunLayout, plan: Plan, recipe: Experiment, asked: Collectio
         recipe: of the run.
         asked: the kinds that were asked for by name; none for the usual ones.
     """
-    finished = is_finished(layout, plan)
-    found = {
+    finished, units = is_finished(layout, plan), [unit for job in plan.jobs for unit in job.evaluations]
+    settings = evaluation_settings(layout, recipe) if units else {}
+    lacking = {(u.version, u.benchmark) for u in units if not is_evaluated(layout, u, settings[u.benchmark])}
+    evaluated = {(u.version, u.benchmark) for u in units} - lacking
+    planned = {
         Removable.CHECKPOINTS: _checkpoints(layout, everything=finished and Removable.CHECKPOINTS in asked),
-        Removable.WEIGHTS: _weights(layout, plan, recipe, finished=finished),
+        Removable.WEIGHTS: _weights(layout, recipe, {version for version, _ in lacking}, finished=finished),
         Removable.SET_ASIDE: (list_directory(layout.set_aside), "only for looking at what had gone wrong"),
-        Removable.PARTS: (_parts(layout), "their content is in the shards, or was never complete"),
+        Removable.PARTS: (_parts(layout, evaluated), "their content is in the shards, or was never complete"),
         Removable.LOGS: (_logs(layout), "events and records stay"),
     }
     wanted = [kind for kind in Removable if kind in (asked or USUAL)]
-    return [Removal(kind, found[kind][0], frees(found[kind][0]), found[kind][1]) for kind in wanted if found[kind][0]]
+    return [
+        Removal(kind, planned[kind][0], frees(planned[kind][0]), planned[kind][1])
+        for kind in wanted
+        if planned[kind][0]
+    ]
 
 
 def is_finished(layout: RunLayout, plan: Plan) -> bool:
@@ -99,9 +100,9 @@ def _checkpoints(layout: RunLayout, *, everything: bool) -> tuple[list[Path], st
     return paths[:-1], f"{paths[-1].name}, the newest, stays" if paths else ""
 
 
-def _weights(layout: RunLayout, plan: Plan, recipe: Experiment, *, finished: bool) -> tuple[list[Path], str]:
+def _weights(layout: RunLayout, recipe: Experiment, to_evaluate: set[int], *, finished: bool) -> tuple[list[Path], str]:
     versions = published_versions(layout)
-    kept = {*versions[:1], *versions[-1:], *_to_evaluate(layout, plan, recipe), *pinned_versions(layout)}
+    kept = {*versions[:1], *versions[-1:], *to_evaluate, *pinned_versions(layout)}
     if isinstance(recipe, Recipe) and not finished:
         kept |= {*versions[-recipe.training.keep_weights :]}
         kept |= {*recipe.algorithm.traces_versions(recipe.schedule.iterations)}
@@ -111,19 +112,10 @@ def _weights(layout: RunLayout, plan: Plan, recipe: Experiment, *, finished: boo
     return removed, f"versions {stay} stay; those removed cannot be evaluated again with other settings, or forked"
 
 
-def _to_evaluate(layout: RunLayout, plan: Plan, recipe: Experiment) -> set[int]:
-    """The weights versions of which a planned evaluation is not complete."""
-    units = [unit for job in plan.jobs for unit in job.evaluations]
-    if not units:
-        return set()
-    settings = evaluation_settings(layout, recipe)
-    return {unit.version for unit in units if not is_evaluated(layout, unit, settings[unit.benchmark])}
-
-
-def _parts(layout: RunLayout) -> list[Path]:
+def _parts(layout: RunLayout, evaluated: set[tuple[int, str]]) -> list[Path]:
+    samples = (layout.evaluation_samples(*unit) for unit in sorted(evaluated))
+    done = [path for path in samples if path.is_dir()]
     folders = [benchmark for version in list_directory(layout.root / "evals") for benchmark in _folders(version)]
-    parts = [path for folder in folders for path in list_directory(folder, "parts-*")]
-    done = [path for path in parts if path.with_name(path.name.replace("parts-", "shard-")).is_dir()]
     places = [layout.root, layout.weights, layout.checkpoints, *folders]
     left = [path for place in places for path in list_directory(place) if is_temporary(path)]
     return [*done, *left]
@@ -161,8 +153,8 @@ def remove(
     """
     with claimed(layout, recipe.resilience.heartbeat_limit_s):
         refuse_live(layout)
-        now = {path for one in removals(layout, plan, recipe, asked) for path in one.paths}
-        agreed = [path for one in shown for path in one.paths if path in now]
+        now = {path for removal in removals(layout, plan, recipe, asked) for path in removal.paths}
+        agreed = [path for removal in shown for path in removal.paths if path in now]
         freed = frees(agreed)
         for path in agreed:
             _remove(path)

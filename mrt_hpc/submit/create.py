@@ -8,20 +8,23 @@ import os
 import secrets
 import shutil
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.domains.small_world.task import Split, problems, supervised_samples
 from mrt_hpc.errors import UserError, word
+from mrt_hpc.mrt.sft import Conversation, Suffix
+from mrt_hpc.plan.jobs import Plan
 from mrt_hpc.recipe.hub_models import refuse_unfetched
 from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.recipe.model_files import ModelFiles
-from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.recipe.sections import (
     Conversations,
     HuggingFaceModel,
     JsonlProblems,
+    Prompt,
     ServerLayout,
     SmallWorldProblems,
     SmallWorldSamples,
@@ -34,21 +37,12 @@ from mrt_hpc.run.atomic import commit_directory, temporary_sibling, write_json, 
 from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import keep_prompt_files, prompt_files
+from mrt_hpc.run.records import Problem
 from mrt_hpc.run.stuck_notices import sign
 from mrt_hpc.run.weights import refuse_delta
 from mrt_hpc.submit.changes import refuse_other_recipe
+from mrt_hpc.submit.origin import Origin
 from mrt_hpc.training.supervised import read_conversations, read_suffixes, write_samples
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mrt_hpc.mrt.sft import Conversation, Suffix
-    from mrt_hpc.plan.jobs import Plan
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.recipe.sections import Prompt
-    from mrt_hpc.run.records import Problem
-    from mrt_hpc.submit.origin import Origin
-
 
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -162,11 +156,11 @@ class RunData:
     """All data of a run, after they were checked."""
 
     problems: list[Problem]
-    """To train on; none where samples are given."""
+    """The problems to train on; none where samples are given."""
     samples: Sequence[Conversation | Suffix]
     """Given for supervised training. An evaluation on its own has neither problems nor samples."""
     benchmarks: dict[str, list[Problem]]
-    """By name."""
+    """The problems of each benchmark, by its name."""
 
     def write(self, layout: RunLayout) -> None:
         """Write the data into a run directory."""
@@ -273,8 +267,8 @@ def _check_models(recipe: Experiment) -> None:
 def _prompts(recipe: Experiment) -> tuple[Prompt, ...]:
     """The different prompts that are written for the policy: in training, and in each benchmark."""
     own = [recipe.prompt] if recipe.trains else []
-    found = [*own, *(recipe.sampling_of(benchmark).prompt for benchmark in recipe.evaluation.benchmarks)]
-    return tuple(prompt for number, prompt in enumerate(found) if prompt not in found[:number])
+    prompts = [*own, *(recipe.sampling_of(benchmark).prompt for benchmark in recipe.evaluation.benchmarks)]
+    return tuple(prompt for number, prompt in enumerate(prompts) if prompt not in prompts[:number])
 
 
 def _check_division(files: ModelFiles, recipe: Experiment, *roles: str) -> None:
@@ -309,7 +303,7 @@ def _fill(layout: RunLayout, recipe: Experiment, plan: Plan, data: RunData) -> N
     key = layout.secrets / "server_key"
     key.touch(mode=0o600)
     key.write_text(secrets.token_urlsafe(32))
-    for directory in (layout.logs, layout.events, layout.jobs, layout.told):
+    for directory in (layout.logs, layout.events, layout.jobs, layout.notices):
         directory.mkdir()
     sign(layout, "")
     write_text(layout.recipe_lock, lock_text(recipe))

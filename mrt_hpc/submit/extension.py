@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.lock import changed_recipe, read_recipe_lock
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.submit.changes import changes, iterations_done
 from mrt_hpc.submit.submission import kept_recipe
-
-if TYPE_CHECKING:
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.run.layout import RunLayout
 
 ITERATIONS = "schedule.iterations"
 

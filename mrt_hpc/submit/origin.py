@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.lock import changed_recipe, differences
-from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.recipe.sections import Conversations, HuggingFaceModel, JsonlProblems, Suffixes
 from mrt_hpc.run.data import left_out, problem_lines, read_problems
 from mrt_hpc.run.fork_record import Changed, ForkedData, ForkRecord, read_fork
@@ -18,12 +18,6 @@ from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.prompt_files import read_experiment
 from mrt_hpc.run.weights import full_versions, refuse_delta, take_over
 from mrt_hpc.training.supervised import read_conversations, read_suffixes, sample_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from mrt_hpc.recipe.schema import Experiment
-
 
 # -- fork data ---------------------------------------------------------------------------------------------------------
 # Whether the data files of a run still hold what it was trained and evaluated on: a fork reads them again.
@@ -44,11 +38,11 @@ def forked_data(layout: RunLayout, before: Recipe, wanted: Recipe) -> tuple[Fork
     Raises:
         UserError: a data file, or a copy, is wrong.
     """
-    earlier = {one.field: one for one in _named(layout, before)}
+    earlier = {file.field: file for file in _named(layout, before)}
     return tuple(
-        ForkedData(one.field, one.source.path, one.digest_of_copy(), one.digest())
-        for one in _named(layout, wanted)
-        if one.field in earlier and earlier[one.field].source == one.source and one.can_be_compared
+        ForkedData(file.field, file.source.path, file.digest_of_copy(), file.digest())
+        for file in _named(layout, wanted)
+        if file.field in earlier and earlier[file.field].source == file.source and file.can_be_compared
     )
 
 
@@ -186,10 +180,10 @@ def fork_of(
     place = root(wanted.name).absolute()
     model = HuggingFaceModel(type="hugging_face", path=str(RunLayout(place).first_model))
     changes = differences(base.model_dump(mode="json"), wanted.model_dump(mode="json"))
-    told = [Changed(field=f, old=old, new=new) for f, old, new in changes if f.partition(".")[0] not in OF_THE_FORK]
+    kept = [Changed(field=f, old=old, new=new) for f, old, new in changes if f.partition(".")[0] not in OF_THE_FORK]
     there = read_fork(RunLayout(place))  # a fork that has begun has read its data
     data = forked_data(layout, base, wanted) if there is None else there.data
-    record = ForkRecord(str(layout.root), base.name, version, digest, tuple(told), data)
+    record = ForkRecord(str(layout.root), base.name, version, digest, tuple(kept), data)
     return ForkedRun(wanted.model_copy(update={"model": model}), place, Origin(weights, record))
 
 
@@ -238,12 +232,12 @@ def version_at(layout: RunLayout, at: str) -> int:
     if version is not None:
         refuse_delta(layout.weights_version(version))
     if version not in there:
-        found = ", ".join(map(str, there)) if there else "none yet"
+        numbers = ", ".join(map(str, there)) if there else "none yet"
         raise UserError(
             "the run has no such weights version",
             value=at,
             where=layout.weights,
-            expected=f"{FIRST}, {LAST}, or one of those that are there: {found}",
+            expected=f"{FIRST}, {LAST}, or one of those that are there: {numbers}",
             advice=f"mrt-hpc fork {layout.word} --at {LAST}" if there else f"mrt-hpc status {layout.word}",
         )
     return version

@@ -6,41 +6,35 @@ the same submission finishes it, and a submission with the old values reverts it
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from mrt_hpc.analysis.collect import as_ranges, is_evaluated
 from mrt_hpc.errors import word
-from mrt_hpc.plan.jobs import Role, read_plan
+from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan, Role, read_plan
 from mrt_hpc.recipe.lock import FREE_SECTIONS, lock_text, read_lock
-from mrt_hpc.recipe.sections import JsonlProblems, PromptLimits, SmallWorldProblems
+from mrt_hpc.recipe.schema import Experiment
+from mrt_hpc.recipe.sections import BenchmarkSampling, JsonlProblems, PromptLimits, SmallWorldProblems
 from mrt_hpc.run.atomic import write_json, write_text
 from mrt_hpc.run.data import left_out_file, write_problems
 from mrt_hpc.run.evaluation_settings import (
+    EvaluationSettings,
     evaluation_settings,
     has_samples,
-    keep_first_settings,
     pass_over,
     pruned_versions,
 )
 from mrt_hpc.run.events import EventKind, EventLog, event_file
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import keep_prompt_files
+from mrt_hpc.run.records import Problem
 from mrt_hpc.run.task_state import TaskRecord, TaskState, task_file, write_task
 from mrt_hpc.run.typed_file import read_typed
 from mrt_hpc.submit.changes import PROMPT_LIMITS, Change, changes, returning
 from mrt_hpc.submit.create import check_length, problems_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.recipe.sections import BenchmarkSampling
-    from mrt_hpc.run.evaluation_settings import EvaluationSettings
-    from mrt_hpc.run.layout import RunLayout
-    from mrt_hpc.run.records import Problem
 
 EVALUATING = ("evaluation.", "schedule.iterations", *PROMPT_LIMITS)
 """The prefixes of the fields that decide which evaluations there are, and with which settings."""
@@ -74,7 +68,6 @@ def renew(layout: RunLayout, recipe: Experiment, plan: Plan) -> list[str]:
     renewal = Renewal.of(layout, recipe, plan)
     write_json(layout.renewal, renewal.journal())
     if renewal.evaluates_otherwise:
-        keep_first_settings(layout, renewal.locked)
         pass_over(layout, renewal.pruned)
     keep_prompt_files(layout, recipe)
     for path, problems in renewal.data.items():
@@ -84,7 +77,7 @@ def renew(layout: RunLayout, recipe: Experiment, plan: Plan) -> list[str]:
         renewal.open_again(job)
     write_json(layout.plan, plan.as_json())
     write_text(layout.recipe_lock, lock_text(recipe))
-    _tell(layout, renewal.changes)
+    _record_changes(layout, renewal.changes)
     layout.renewal.unlink()
     return renewal.sentences()
 
@@ -94,7 +87,6 @@ class Renewal:
     """The changes of a submission, before anything is written."""
 
     layout: RunLayout
-    locked: Experiment
     recipe: Experiment
     plan: Plan
     changes: list[Change]
@@ -112,12 +104,12 @@ class Renewal:
             UserError: data of a benchmark are not there, or wrong; or sequences are too long for the model.
         """
         locked, journal = read_lock(layout.recipe_lock), _journal(layout)
-        found = changes(layout, recipe) or [*journal.changes]
+        changed = changes(layout, recipe) or [*journal.changes]
         check_length(layout, locked, recipe)
         sources = problem_sources(layout, recipe)
         paths = changed_data(layout, locked, recipe) | {layout.root / name for name in journal.data}
         data = {path: problems_of(sources[path]) for path in sorted(paths & sources.keys())}
-        return Renewal(layout, locked, recipe, plan, found, data, pruned_versions(layout, recipe.evaluated_versions))
+        return Renewal(layout, recipe, plan, changed, data, pruned_versions(layout, recipe.evaluated_versions))
 
     def journal(self) -> dict[str, Any]:
         """The content of the journal."""
@@ -160,20 +152,20 @@ class Renewal:
 
     @cached_property
     def _settings(self) -> dict[str, EvaluationSettings]:
-        """Of the new recipe; asked for once the data are written."""
+        """The settings of the new recipe; asked for once the data are written."""
         return evaluation_settings(self.layout, self.recipe)
 
     def sentences(self) -> list[str]:
         """The sentences that are printed for the user."""
-        told = [f"the run continues with another value: {c}" for c in self.changes if not is_of_resources(c)]
-        if len(told) < len(self.changes):
-            told.append("the run continues with the changed resources")
+        sentences = [f"the run continues with another value: {c}" for c in self.changes if not is_of_resources(c)]
+        if len(sentences) < len(self.changes):
+            sentences.append("the run continues with the changed resources")
         if self.evaluates_otherwise and self.pruned:
-            told.append(
+            sentences.append(
                 f"weights versions {as_ranges(self.pruned)} were pruned and cannot be evaluated with these settings; "
                 "results that they have of the same settings stay"
             )
-        return told
+        return sentences
 
 
 def problem_sources(layout: RunLayout, recipe: Experiment) -> dict[Path, JsonlProblems | SmallWorldProblems]:
@@ -240,8 +232,8 @@ def _journal(layout: RunLayout) -> Journal:
         return Journal()
 
 
-def _tell(layout: RunLayout, found: Sequence[Change]) -> None:
-    told = [{"field": change.field, "old": change.old, "new": change.new} for change in found]
-    if told:
+def _record_changes(layout: RunLayout, changed: Sequence[Change]) -> None:
+    written = [{"field": change.field, "old": change.old, "new": change.new} for change in changed]
+    if written:
         path = event_file(layout.events, "submit", 0, 0, uuid.uuid4().hex[:8])
-        EventLog(path).emit(EventKind.RECIPE_CHANGED, changes=told)
+        EventLog(path).emit(EventKind.RECIPE_CHANGED, changes=written)

@@ -1,5 +1,5 @@
 """The software that a run is executed with: versions in its lock, and the container image. A later submission with
-other software is told what that means; nothing is refused, since an upgrade may be what repairs a run.
+other software is shown what that means; nothing is refused, since an upgrade may be what repairs a run.
 
 An image may have tens of gigabytes, so a run remembers its digest with path, size, time of modification and inode of
 the file. Where these are the same, the content is trusted to be the same, and is not read.
@@ -7,21 +7,17 @@ the file. Where these are the same, the content is trusted to be the same, and i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import mrt_hpc
+from mrt_hpc.backends.backend import Site
 from mrt_hpc.errors import word
 from mrt_hpc.recipe.lock import recorded_versions, versions
 from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.typed_file import read_typed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from mrt_hpc.backends.backend import Site
-    from mrt_hpc.run.layout import RunLayout
 
 HOLDS = (
     "finished results stay, the recipe keeps the values that the run began with, and tasks that start from now on use "

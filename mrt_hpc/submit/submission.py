@@ -8,47 +8,40 @@ cannot double its jobs.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mrt_hpc.attempt.ledger import claimed, local_process, record_site, record_submission, remember_site
 from mrt_hpc.attempt.python_look import no_sampling
 from mrt_hpc.attempt.run_progress import task_records
-from mrt_hpc.backends.backend import JobOrder, Objections
-from mrt_hpc.backends.queued_jobs import job_ids_of, live_jobs
+from mrt_hpc.backends.backend import Backend, JobOrder, Objections, Site
+from mrt_hpc.backends.queued_jobs import LiveJob, job_ids_of, live_jobs
 from mrt_hpc.domains.verifiers import refusals
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.plan.jobs import Dependency, DependencyKind, read_plan
+from mrt_hpc.plan.jobs import Dependency, DependencyKind, Job, Plan, read_plan
 from mrt_hpc.plan.memory_fit import refuse_unfit
 from mrt_hpc.recipe.lock import as_begun, differences, read_recipe_lock, with_models_begun
+from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.recipe.user_code import changed
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import changed_prompt_files, copy_of
-from mrt_hpc.run.stuck_notices import forget_told
+from mrt_hpc.run.stuck_notices import forget_notices
 from mrt_hpc.run.task_state import TaskState, forget_failures
 from mrt_hpc.submit.changes import refuse_other_recipe, with_warmup_begun
 from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.submit.origin import Origin
 from mrt_hpc.submit.renewal import Renewal, is_renewed, renew
 from mrt_hpc.submit.software import noticed_changes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from mrt_hpc.backends.backend import Backend, Site
-    from mrt_hpc.backends.queued_jobs import LiveJob
-    from mrt_hpc.plan.jobs import Job, Plan
-    from mrt_hpc.recipe.schema import Experiment, Recipe
-    from mrt_hpc.submit.origin import Origin
 
 
 @dataclass(frozen=True)
 class Listener:
     """Receives the messages of a submission."""
 
-    tell: Callable[[str], None]
+    show: Callable[[str], None]
     """Called with a sentence about what was done."""
     warn: Callable[[str], None]
     """Called with a sentence about what may go wrong."""
@@ -56,7 +49,7 @@ class Listener:
     """Shows how far a run is while its tasks are children of this process."""
 
 
-def submit(recipe: Recipe, site: Site, root: Path, listener: Listener, origin: Origin | None = None) -> None:
+def submit_run(recipe: Recipe, site: Site, root: Path, listener: Listener, origin: Origin | None = None) -> None:
     """Check everything, make or open the run directory, and start what is left to do.
 
     Args:
@@ -69,7 +62,7 @@ def submit(recipe: Recipe, site: Site, root: Path, listener: Listener, origin: O
     Raises:
         UserError: recipe, site or data are wrong, the run is in use, the site refuses, or a task failed.
     """
-    recipe = kept_recipe(RunLayout(root), recipe, listener.tell)
+    recipe = kept_recipe(RunLayout(root), recipe, listener.show)
     plan = compile_plan(recipe, site)
     refuse_unfit(recipe, site)
     refuse_objections(recipe, plan, site.backend(), listener.warn)
@@ -77,23 +70,23 @@ def submit(recipe: Recipe, site: Site, root: Path, listener: Listener, origin: O
     start(recipe, plan, layout, site, listener)
 
 
-def kept_recipe(layout: RunLayout, recipe: Recipe, tell: Callable[[str], None]) -> Recipe:
+def kept_recipe(layout: RunLayout, recipe: Recipe, show: Callable[[str], None]) -> Recipe:
     """The recipe of a submission: where its run is there already, with the run's values in fields it does not name.
 
-    ``tell`` receives a sentence on each value that differs from today's default.
+    ``show`` receives a sentence on each value that differs from today's default.
     """
     if not layout.recipe_lock.is_file():
         return recipe
     locked = read_recipe_lock(layout.recipe_lock)
     for file in changed(recipe, layout.code):
-        tell(f"the run keeps its own copy of {file.name}, as it began: {layout.code}; another run takes the new one")
+        show(f"the run keeps its own copy of {file.name}, as it began: {layout.code}; another run takes the new one")
     for file in changed_prompt_files(layout, recipe):
         place = copy_of(layout, file)
-        tell(f"the run keeps its own copy of {file.name}, as it began: {place}; another run takes the new one")
+        show(f"the run keeps its own copy of {file.name}, as it began: {place}; another run takes the new one")
     recipe = with_models_begun(locked, recipe)
     kept = with_warmup_begun(layout, locked, as_begun(locked, recipe))
     for name, default, value in differences(recipe.model_dump(mode="json"), kept.model_dump(mode="json")):
-        tell(f"the run keeps {name}: {json.dumps(value)}, as it began; the default is {json.dumps(default)} now")
+        show(f"the run keeps {name}: {json.dumps(value)}, as it began; the default is {json.dumps(default)} now")
     return kept
 
 
@@ -113,22 +106,22 @@ def foreseen(layout: RunLayout, recipe: Recipe, plan: Plan) -> Iterator[tuple[bo
     if opened := [job.name for job in renewal.jobs_to_open(read_plan(layout.plan))]:
         yield False, f"these jobs are checked for remaining work: {', '.join(opened)}"
     if queued:
-        yield True, queued_otherwise(layout, queued).message()
+        yield True, with_other_values(layout, queued).message()
     if (process := local_process(layout)) is not None:
         yield True, f"process {process.pid} runs it now: first mrt-hpc cancel {layout.word}"
 
 
 def objections_to(recipe: Experiment, plan: Plan, backend: Backend) -> Objections:
     """The objections of a site to a plan, and those of the verifiers to this machine, where its tasks run here."""
-    found = backend.objections(plan)
-    if found.error is None and (error := no_sampling(recipe, backend.samples_on_gpus_only)) is not None:
-        found = replace(found, refused=(*found.refused, f"{error.what}; {error.advice}"), error=error)
+    objections = backend.objections(plan)
+    if objections.error is None and (error := no_sampling(recipe, backend.samples_on_gpus_only)) is not None:
+        objections = replace(objections, refused=(*objections.refused, f"{error.what}; {error.advice}"), error=error)
     errors = refusals(recipe)
     if backend.queue is None and errors:
         refused = (f"{error.what} ({error.value}); {error.advice}" for error in errors)
-        return Objections(found.doubts, (*found.refused, *refused), found.error or errors[0])
+        return Objections(objections.doubts, (*objections.refused, *refused), objections.error or errors[0])
     elsewhere = (f"{error.what} (whether a node can: mrt-hpc doctor --on-node)" for error in errors)
-    return replace(found, doubts=(*found.doubts, *elsewhere))
+    return replace(objections, doubts=(*objections.doubts, *elsewhere))
 
 
 def refuse_objections(recipe: Experiment, plan: Plan, backend: Backend, warn: Callable[[str], None]) -> None:
@@ -165,15 +158,15 @@ def start(
         live = live_jobs(layout)
         refuse_other_queue(layout, live, backend)
         if live and is_renewed(layout, recipe, plan):
-            raise queued_otherwise(layout, live)
+            raise with_other_values(layout, live)
         for sentence in noticed_changes(layout, site):
-            listener.tell(sentence)
-        renew_if_asked(layout, recipe, plan, listener.tell)
+            listener.show(sentence)
+        renew_if_asked(layout, recipe, plan, listener.show)
         left = what_is_left(plan, layout, live)
         backend.cancel(job_ids_of(live[name] for name in left.hopeless))
         left.forget_failures(layout)
-        forget_told(layout)
-        sent = Sent(layout, site, left, listener.tell)
+        forget_notices(layout)
+        sent = Sent(layout, site, left, listener.show)
         order = queued_behind(left.order(recipe, plan, layout, sent.record, listener), behind)
         record_site(layout, site)
         if backend.queue is None:
@@ -183,8 +176,8 @@ def start(
         except UserError as error:
             raise half_way(error, sent.jobs, sent.missing) from error
     if backend.queue is not None:
-        listener.tell(f"{len(sent.jobs)} job(s) submitted, {len(left.queued)} queued before, {len(left.done)} done")
-        listener.tell(f"run directory: {layout.root}\nfollow it with: mrt-hpc status {layout.word}")
+        listener.show(f"{len(sent.jobs)} job(s) submitted, {len(left.queued)} queued before, {len(left.done)} done")
+        listener.show(f"run directory: {layout.root}\nfollow it with: mrt-hpc status {layout.word}")
 
 
 def refuse_other_queue(layout: RunLayout, live: Mapping[str, LiveJob], backend: Backend) -> None:
@@ -216,7 +209,7 @@ class Left:
     queued: Mapping[str, LiveJob]
     """Those that are queued or run, and stay so."""
     lost: Mapping[str, Sequence[int]]
-    """By the name of one that stays queued, its tasks that have left the queue without being done."""
+    """The tasks that have left the queue without being done, by the name of their job that stays queued."""
     hopeless: Sequence[str]
     """Names of queued jobs that can never start, or would start too early: they are cancelled and sent again."""
 
@@ -239,7 +232,7 @@ class Left:
             queued={name: awaited_as(job, name in self.lost) for name, job in self.queued.items()},
             lost_tasks=self.lost,
             record=record,
-            tell=listener.tell,
+            show=listener.show,
             display=listener.display,
         )
 
@@ -283,7 +276,7 @@ class Sent:
     layout: RunLayout
     site: Site
     left: Left
-    tell: Callable[[str], None]
+    show: Callable[[str], None]
     jobs: list[tuple[str, str]] = field(default_factory=list)
     """Name and id of each, in order."""
 
@@ -295,7 +288,7 @@ class Sent:
             remember_site(self.layout, self.site)
         self.jobs.append((job, job_id))
         again = f", of which task(s) {', '.join(map(str, lost))} had been lost" if lost else ""
-        self.tell(f"submitted {job} as job {job_id}{again}")
+        self.show(f"submitted {job} as job {job_id}{again}")
 
     @property
     def missing(self) -> list[str]:
@@ -305,7 +298,7 @@ class Sent:
 
 
 def lost_tasks(jobs: Sequence[Job], live: Mapping[str, LiveJob], layout: RunLayout) -> dict[str, list[int]]:
-    """By job name, the tasks that have ended without being done while others of the same array are queued or run."""
+    """The tasks, by job name, that have ended without being done while others of the same array are queued or run."""
     lost = {
         job.name: [
             index
@@ -320,8 +313,8 @@ def lost_tasks(jobs: Sequence[Job], live: Mapping[str, LiveJob], layout: RunLayo
 
 def awaited_as(job: LiveJob, partly: bool) -> tuple[str, ...]:
     """The ids that dependants of a live job wait for: the id of the job, or of its live tasks if others are lost."""
-    one = not partly and len(job.job_ids) == 1
-    return (job.job_id,) if one else tuple(job.tasks.values())
+    is_one_job = not partly and len(job.job_ids) == 1
+    return (job.job_id,) if is_one_job else tuple(job.tasks.values())
 
 
 def without_hope(
@@ -339,14 +332,14 @@ def without_hope(
     return [name for name in live if name not in kept and name not in satisfied]
 
 
-def renew_if_asked(layout: RunLayout, recipe: Experiment, plan: Plan, tell: Callable[[str], None]) -> None:
+def renew_if_asked(layout: RunLayout, recipe: Experiment, plan: Plan, show: Callable[[str], None]) -> None:
     """Apply the changes of the submission, and report them; no task of the run may be running."""
     if is_renewed(layout, recipe, plan):
         for sentence in renew(layout, recipe, plan):
-            tell(sentence)
+            show(sentence)
 
 
-def queued_otherwise(layout: RunLayout, queued: Collection[str]) -> UserError:
+def with_other_values(layout: RunLayout, queued: Collection[str]) -> UserError:
     """The error of a submission that changes a run of which jobs are queued, by their names."""
     return UserError(
         "jobs of this run are queued with other values",
@@ -361,7 +354,7 @@ def half_way(error: UserError, new: Sequence[tuple[str, str]], left: Sequence[st
     if not new:
         return error
     submitted = ", ".join(f"{name} as job {job_id}" for name, job_id in new)
-    return error.told_as(
+    return error.in_other_words(
         f"{error.what}\n  submitted before it, and queued: {submitted}\n  left: {', '.join(left)}",
         advice=f"{error.advice or 'type the same submit command again'}; that submits the jobs that are left",
     )

@@ -6,24 +6,20 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.attempt.ledger import claimed
 from mrt_hpc.backends.queued_jobs import refuse_live_jobs
 from mrt_hpc.errors import ExitCode, UserError, word
 from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.atomic import checksum, write_json
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.offline import waiting_directories
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import UnreadableError, read_typed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.run.layout import RunLayout
 
 
 @dataclass(frozen=True)
@@ -32,15 +28,15 @@ class Uploaded:
 
     directories: int
     files: int
-    """Of the report, attached because they had changed."""
+    """The files of the report, attached because they had changed."""
 
 
-def upload_run(layout: RunLayout, tell: Callable[[str], None]) -> Uploaded:
+def upload_run(layout: RunLayout, show: Callable[[str], None]) -> Uploaded:
     """Upload what is not uploaded yet, in the order in which it was written: all of it belongs to one W&B run.
 
     Args:
         layout: the run directory.
-        tell: receives a sentence about what cannot be attached.
+        show: receives a sentence about what cannot be attached.
 
     Raises:
         UserError: the run does not track, its tasks are queued or running, or W&B is not installed, cannot be reached
@@ -52,7 +48,7 @@ def upload_run(layout: RunLayout, tell: Callable[[str], None]) -> Uploaded:
     command = wandb_command()
     with claimed(layout, recipe.resilience.heartbeat_limit_s):
         _refuse_live(layout)
-        files = _attach_report(layout, recipe, tell)
+        files = _attach_report(layout, recipe, show)
         waiting = waiting_directories(layout)
         if waiting:
             _run([command, "sync", *map(str, waiting)], layout)
@@ -67,31 +63,31 @@ def wandb_command() -> str:
     Raises:
         UserError: there is none.
     """
-    found = shutil.which("wandb") or shutil.which("wandb", path=str(Path(sys.executable).parent))
-    if found is None:
+    command = shutil.which("wandb") or shutil.which("wandb", path=str(Path(sys.executable).parent))
+    if command is None:
         raise UserError(
             "the command wandb is not installed here",
             expected="wandb on the search path, or in the environment of mrt-hpc",
             advice="pip install wandb, wandb login, and the same command again",
         )
-    return found
+    return command
 
 
-def _attach_report(layout: RunLayout, recipe: Recipe, tell: Callable[[str], None]) -> int:
+def _attach_report(layout: RunLayout, recipe: Recipe, show: Callable[[str], None]) -> int:
     """Put the report and its figures into the W&B run, where they have changed since; returns their number."""
     record = layout.wandb / "attached.json"
-    found = [path for path in (layout.report, layout.page, *list_directory(layout.plots)) if path.is_file()]
-    sums = {str(path.relative_to(layout.root)): checksum(path) for path in found}
-    if not found or _attached(record) == sums:
+    files = [path for path in (layout.report, layout.page, *list_directory(layout.plots)) if path.is_file()]
+    sums = {str(path.relative_to(layout.root)): checksum(path) for path in files}
+    if not files or _attached(record) == sums:
         return 0
     if importlib.util.find_spec("wandb") is None:
-        tell("the report is not attached: W&B is not installed in the environment of mrt-hpc (pip install wandb)")
+        show("the report is not attached: W&B is not installed in the environment of mrt-hpc (pip install wandb)")
         return 0
     from mrt_hpc.roles.tracking import attach
 
-    attach(layout, recipe, found)
+    attach(layout, recipe, files)
     write_json(record, sums)
-    return len(found)
+    return len(files)
 
 
 def _attached(record: Path) -> dict[str, str]:

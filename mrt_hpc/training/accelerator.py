@@ -38,7 +38,7 @@ def device() -> torch.device:
 def backend() -> str:
     """Return the communication libraries of a process group: gloo for tensors of the CPU, and NCCL for those of GPUs.
 
-    What ranks tell each other is in the memory of the CPU, so a rank that waits for a message leaves its GPU idle:
+    What ranks send each other is in the memory of the CPU, so a rank that waits for a message leaves its GPU idle:
     a kernel of NCCL that waits occupies the GPU, on which a server may be sampling.
     """
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -107,9 +107,9 @@ def park(device_type: str) -> list[Parked]:
 def unpark(parked: list[Parked]) -> None:
     """Bring everything back to its device, bit by bit as it was; afterwards the list is empty."""
     while parked:
-        one = parked.pop()
-        one.storage.resize_(one.content.nbytes())
-        one.storage.copy_(one.content)
+        moved = parked.pop()
+        moved.storage.resize_(moved.content.nbytes())
+        moved.storage.copy_(moved.content)
 
 
 def _parked(storage: torch.UntypedStorage) -> Parked:
@@ -122,7 +122,7 @@ def _parked(storage: torch.UntypedStorage) -> Parked:
 
 def _storages(device_type: str) -> list[torch.UntypedStorage]:
     """The memory of all tensors on a device that Python can see, each once."""
-    tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+    tensors = [tensor for tensor in gc.get_objects() if issubclass(type(tensor), torch.Tensor)]
     here = [t for t in tensors if t.device.type == device_type and t.layout is torch.strided]
     storages = {storage._cdata: storage for storage in (t.untyped_storage() for t in here)}
     return [storage for storage in storages.values() if storage.resizable() and storage.nbytes()]

@@ -11,31 +11,25 @@ import inspect
 import logging
 import math
 import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import distributed, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Batching
 from mrt_hpc.training.micro_batch import lay_out, part_of
-from mrt_hpc.training.policy import padded_instead
+from mrt_hpc.training.policy import Policy, padded_instead
 from mrt_hpc.training.rng_state import Generators
 from mrt_hpc.training.settings import TrainingSequence
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from transformers import PretrainedConfig, PreTrainedModel
-
-    from mrt_hpc.training.policy import Policy
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +38,11 @@ LENGTHS = (21, 34, 55)
 COMMON = 13
 """How many first tokens the first two of them share."""
 EXACT_NATS = 1e-3
-"""In 32 bits the largest difference of one log-probability: rounding stays below 2e-4 in every architecture that was
+"""The largest difference in 32 bits of one log-probability: rounding stays below 2e-4 in every architecture that was
 tried, and what is wrong is above 0.1 (``tests/benchmarks/results/architectures``).
 """
 ROUNDED_NATS = 0.25
-"""In 16 bits the root mean square, at a temperature of 1: it is 0.03 to 0.06 in dense models of 28 layers with random
+"""The root mean square in 16 bits, at a temperature of 1: it is 0.03 to 0.06 in dense models of 28 layers with random
 weights and token ids, up to 0.19 in mixtures of 128 experts, where rounding chooses other experts, and above 0.3 where
 sequences mix or logits are scaled, also where that is at a few tokens alone. Rounding is of logits: a temperature below
 1 enlarges it in log-probabilities, and is taken out again.
@@ -151,22 +145,26 @@ def settle(policy: Policy, longest: int, directory: Path, seed: int = 0, field: 
     Raises:
         UserError: naming the first check that failed, by how much, and the field that helps.
     """
-    found = differences(policy, longest, seed)
-    in_rows = [one for one in found if not one.agrees]
-    if policy.row_ranks.parts == 1 and in_rows and all(one.check is ForwardCheck.IN_ONE_ROW for one in in_rows):
+    differing = differences(policy, longest, seed)
+    in_rows = [difference for difference in differing if not difference.agrees]
+    if (
+        policy.row_ranks.parts == 1
+        and in_rows
+        and all(difference.check is ForwardCheck.IN_ONE_ROW for difference in in_rows)
+    ):
         log.warning("%s", padded_instead(policy.kernels.batching, in_rows[0].reason or f"{in_rows[0].nats:.3g} nats"))
         policy.pad_rows()
-        found = differences(policy, longest, seed)
-    refuse_differences(found, directory, field)
+        differing = differences(policy, longest, seed)
+    refuse_differences(differing, directory, field)
 
 
-def refuse_differences(found: Sequence[LogprobDifference], directory: Path, field: str = "model.path") -> None:
+def refuse_differences(differing: Sequence[LogprobDifference], directory: Path, field: str = "model.path") -> None:
     """Refuse a model whose training would not train what is sampled.
 
     Raises:
         UserError: naming the first check that failed, by how much, and the field that helps.
     """
-    for difference in found:
+    for difference in differing:
         if not difference.agrees:
             statistic = "as root mean square" if difference.limit == ROUNDED_NATS else "for each token"
             raise UserError(
@@ -186,13 +184,16 @@ def _drawn(vocabulary: int, seed: int) -> list[torch.Tensor]:
     return [torch.from_numpy(i) for i in ids]
 
 
-def _worst_of_all_ranks(found: list[LogprobDifference]) -> list[LogprobDifference]:
+def _worst_of_all_ranks(differing: list[LogprobDifference]) -> list[LogprobDifference]:
     if not distributed.is_initialized():
-        return found
+        return differing
     from mrt_hpc.training.rendezvous import exchange  # imports DeepSpeed, which the first job does not need
 
-    of_ranks = exchange([[str(one.nats), one.reason] for one in found])
-    return [replace(one, **_worst(outcomes)) for one, outcomes in zip(found, zip(*of_ranks, strict=True), strict=True)]
+    of_ranks = exchange([[str(difference.nats), difference.reason] for difference in differing])
+    return [
+        replace(difference, **_worst(outcomes))
+        for difference, outcomes in zip(differing, zip(*of_ranks, strict=True), strict=True)
+    ]
 
 
 def _worst(outcomes: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -221,15 +222,15 @@ class _Comparison:
     @cached_property
     def sequences(self) -> list[TrainingSequence]:
         """The sequences, each with the model's own log-probabilities in the place of those at sampling."""
-        found = []
+        sequences = []
         for ids in self.ids:
             own, count = self._own(ids).numpy(), len(ids) - 1
-            found.append(
+            sequences.append(
                 TrainingSequence(
                     ids[:1].tolist(), ids[1:].tolist(), np.zeros(count, np.float32), own, np.ones(count, bool)
                 )
             )
-        return found
+        return sequences
 
     def _outcome(self, check: ForwardCheck, compute: Callable[[], torch.Tensor]) -> LogprobDifference:
         policy = self.policy
@@ -337,7 +338,7 @@ def _factor(fields: dict[str, Any], width: int) -> int:
 
 
 def _until_all_kinds(name: str, value: Any, depth: int) -> int:
-    """Return the number of first layers that show every kind of layer that this field tells of."""
+    """Return the number of first layers that show every kind of layer that this field describes."""
     if isinstance(value, list | str) and len(value) == depth > 1:
         return max(value.index(kind) + 1 for kind in value)
     if isinstance(value, int) and re.search("period|interval|freq$|_step$|sliding_window_pattern", name):

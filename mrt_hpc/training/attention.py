@@ -14,6 +14,7 @@ compute it:
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
-from torch import distributed
+from numpy.typing import NDArray
+from torch import distributed, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -32,11 +34,6 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.training.packing import blocks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-    from torch import nn
-
     Places = NDArray[np.int64]
     Paths = Sequence[Places]
     from torch.distributed import ProcessGroup
@@ -68,7 +65,7 @@ def _variable_length_attention() -> Callable[..., Any] | None:
         from torch.nn.attention.varlen import varlen_attn
 
         known = inspect.signature(varlen_attn).parameters
-        # torch 2.11 shares key heads among query heads by itself, later versions when they are told
+        # torch 2.11 shares key heads among query heads by itself, later versions when they are asked to
         options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in known else {}
         return partial(varlen_attn, **options) if "window_size" in known else None
     return None
@@ -87,7 +84,7 @@ class Segments(Protocol):
 
 @dataclass(frozen=True)
 class VariableLengths:
-    """For flash attention: where each part ends, and where its keys are."""
+    """What flash attention is given: where each part ends, and where its keys are."""
 
     ends: torch.Tensor
     """[S + 1] int32, from 0 to N."""
@@ -142,7 +139,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Blocks:
-    """For attention of padded rows: blocks of parts of similar length."""
+    """What attention of padded rows is given: blocks of parts of similar length."""
 
     blocks: tuple[Block, ...]
     found: torch.Tensor
@@ -156,14 +153,14 @@ class Blocks:
             *(_causal_block(*parts) for parts in _alike(lengths, paths, mostly_own=True)),
             *(_late_block(*parts) for parts in _alike(lengths, paths, mostly_own=False)),
         ]
-        found = np.zeros(sum(lengths), np.int64)
+        block_of = np.zeros(sum(lengths), np.int64)
         before = 0
         for block, rows in blocks:
             for number, (places, skipped) in enumerate(rows):
-                found[places] = before + number * block.queries.shape[1] + skipped + np.arange(len(places))
+                block_of[places] = before + number * block.queries.shape[1] + skipped + np.arange(len(places))
             before += block.queries.numel()
         moved = tuple(Block(b.queries.to(device), b.keys.to(device), _moved(b.seen, device)) for b, _ in blocks)
-        return Blocks(moved, torch.from_numpy(found).to(device))
+        return Blocks(moved, torch.from_numpy(block_of).to(device))
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
         """Return the [N, H, D] attention."""

@@ -13,12 +13,14 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import safe_open
 
 from mrt_hpc.errors import ExitCode, UserError
@@ -37,7 +39,7 @@ from mrt_hpc.run.manifest import (
     write_manifest,
 )
 from mrt_hpc.run.retries import list_directory, retrying
-from mrt_hpc.run.safetensors_file import is_finite, not_finite, refuse_not_finite
+from mrt_hpc.run.safetensors_file import Bytes, is_finite, not_finite, refuse_not_finite
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import rng_state as generators
 from mrt_hpc.training.rendezvous import agree, exchange, on_rank_zero, together
@@ -45,11 +47,6 @@ from mrt_hpc.training.rng_state import Generators
 from mrt_hpc.training.trained_state import KEYS, TrainedState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
-
-    from mrt_hpc.run.safetensors_file import Bytes
     from mrt_hpc.training.engine import TrainerEngine
 
 STATE = "state.json"
@@ -294,16 +291,16 @@ def _take_up(trained: TrainedState, directory: Path, files: list[str]) -> None:
     """Copy this process's pieces into place, one tensor at a time, after a check that all tensors fit."""
     shapes = trained.shapes
     wanted = {_label(name, key): shape for name, shape in shapes.items() for key in KEYS}
-    found: dict[str, tuple[int, ...]] = {}
+    stored: dict[str, tuple[int, ...]] = {}
     for file in files:
         with safe_open(directory / file, framework="pt") as tensors:
-            found |= {label: tuple(tensors.get_slice(label).get_shape()) for label in tensors.keys()}  # noqa: SIM118
-    if found != wanted:
-        differing = sorted(label for label in found.keys() | wanted.keys() if found.get(label) != wanted.get(label))
+            stored |= {label: tuple(tensors.get_slice(label).get_shape()) for label in tensors.keys()}  # noqa: SIM118
+    if stored != wanted:
+        differing = sorted(label for label in stored.keys() | wanted.keys() if stored.get(label) != wanted.get(label))
         raise UserError(
             "the checkpoint is of another model",
             where=directory,
-            value={label: found.get(label) for label in differing[:3]},
+            value={label: stored.get(label) for label in differing[:3]},
             expected=str({label: wanted.get(label) for label in differing[:3]}),
             advice="continue with the model that the run began with, or submit the recipe with another --run directory",
         )

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed
@@ -28,15 +30,9 @@ from mrt_hpc.training.losses import TokenLoss, likelihood_loss, policy_loss
 from mrt_hpc.training.micro_batch import MicroBatch, arrange, lay_out, part_of
 from mrt_hpc.training.packing import split_by_group
 from mrt_hpc.training.policy import Kernels, Policy, load_policy, logit_chunks, longest_of_model, parameter_count
-from mrt_hpc.training.settings import Objective, TrainerSettings, learning_rate
+from mrt_hpc.training.rendezvous import Ranks
+from mrt_hpc.training.settings import Objective, TrainerSettings, TrainingSequence, learning_rate
 from mrt_hpc.training.update_statistics import SkippedStep, Stopwatch, Tally, UpdateStats
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.training.rendezvous import Ranks
-    from mrt_hpc.training.settings import TrainingSequence
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +65,7 @@ class MiniBatch:
     """[micro-steps][rows] which of them are in each row."""
 
 
-def tell_skipped(skipped: SkippedStep) -> None:
+def log_skipped(skipped: SkippedStep) -> None:
     """Log an optimiser step that was not taken."""
     log.warning("%s", skipped)
 
@@ -98,7 +94,7 @@ class TrainerEngine:
         return self.engine.module
 
     def update(
-        self, batch: Sequence[TrainingSequence], on_skip: Callable[[SkippedStep], None] = tell_skipped
+        self, batch: Sequence[TrainingSequence], on_skip: Callable[[SkippedStep], None] = log_skipped
     ) -> UpdateStats:
         """Take one iteration's optimiser steps on ``batch``, which is the same on every rank.
 
@@ -138,15 +134,15 @@ class TrainerEngine:
         ]
         world_size, max_tokens = self.ranks.world_size, self.settings.training.max_tokens_per_micro_batch
         parts = self._row_ranks.parts
-        found = arrange(self._kernels.batching, computed, world_size, max_tokens, parts)
-        steps = found.steps or [((),) * (world_size // parts)]
+        arranged = arrange(self._kernels.batching, computed, world_size, max_tokens, parts)
+        steps = arranged.steps or [((),) * (world_size // parts)]
         chunks = self._chunks(computed, steps)
         return MiniBatch(
             [self._micro_step(computed, step, count) for step, count in zip(steps, chunks, strict=True)],
             sum(s.trained_tokens for s in sequences),
-            found.positions,
-            found.padding,
-            found.shared,
+            arranged.positions,
+            arranged.padding,
+            arranged.shared,
             computed,
             steps,
         )
@@ -263,14 +259,14 @@ class TrainerEngine:
         bad = torch.zeros(len(mini_batch.shares), len(mini_batch.shares[0]), dtype=torch.int64, device=device())
         bad[:, self._row_ranks.row] = ~tally.finite_losses
         distributed.all_reduce(bad, op=distributed.ReduceOp.MAX)
-        found = [
+        skipped = [
             mini_batch.computed[index]
             for shares, flags in zip(mini_batch.shares, bad.tolist(), strict=True)
             for share, flag in zip(shares, flags, strict=True)
             if flag
             for index in share
         ]
-        return SkippedStep(number, "loss" if found else "gradient", found or list(mini_batch.computed))
+        return SkippedStep(number, "loss" if skipped else "gradient", skipped or list(mini_batch.computed))
 
     def _plain_gradient_norm(self) -> float | None:
         """Return the gradient norm where DeepSpeed wraps no optimiser (stage 0 in 32 bits) and so reports none."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -19,9 +21,6 @@ from mrt_hpc.training.accelerator import deepspeed
 from mrt_hpc.training.rendezvous import Json, on_rank_zero
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from mrt_hpc.training.engine import TrainerEngine
 
 T = TypeVar("T", bound=Json)

@@ -18,12 +18,10 @@ The statistics use the k3 estimator, exp(-D_t) + D_t - 1: never negative, and un
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from mrt_hpc.recipe.sections import Training
+from mrt_hpc.recipe.sections import Training
 
 SUMS = (
     "tokens", "objective", "nll", "entropy", "kl_reference", "kl_old", "clipped", "mismatch", "mismatch_kl",

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from mrt_hpc.recipe.choices import Batching
-from mrt_hpc.training.packing import pack, pack_end_to_end, pack_shared, padded_tokens
+from mrt_hpc.training.packing import MicroStep, pack, pack_end_to_end, pack_shared, padded_tokens
 from mrt_hpc.training.prefixes import SharedRow, SortedSequences
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from mrt_hpc.training.packing import MicroStep
-    from mrt_hpc.training.settings import TrainingSequence
+from mrt_hpc.training.settings import TrainingSequence
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,7 @@ class MicroBatch:
     position_ids: torch.Tensor | None = None
     """[1, W] the place of each token of a packed or shared batch in its own sequence; None of a padded one."""
     paths: tuple[NDArray[np.int64], ...] | None = None
-    """For each part of a shared batch, the positions in the whole row of the tokens of its sequence up to its own last
+    """The positions, for each part of a shared batch, in the whole row of the tokens of its sequence up to its own last
     one; None of other batches.
     """
 
@@ -177,7 +172,7 @@ def _passed(s: TrainingSequence) -> NDArray[np.int64]:
 def _with_trained(
     input_ids: NDArray[np.int64], sequences: Sequence[TrainingSequence], paths: Sequence[NDArray[np.int64]]
 ) -> MicroBatch:
-    """Add the trained tokens of sequences; a path tells where in the flattened token ids those of one sequence are."""
+    """Add the trained tokens of sequences; a path gives the places of one sequence in the flattened token ids."""
     kept = [np.flatnonzero(s.mask) for s in sequences]
     chosen = list(zip(sequences, kept, paths, strict=False))  # a filler has a path, and no sequence
     return MicroBatch(

@@ -10,14 +10,11 @@ Shared: as packed, and what sequences have in common from their start counts onc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from mrt_hpc.training.prefixes import SortedSequences, flattened
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 MicroStep = tuple[tuple[int, ...], ...]
 """The indices of each rank's sequences; () is a filler, one weightless token, as ZeRO-3 needs all ranks in step."""

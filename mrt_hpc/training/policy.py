@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -24,6 +26,7 @@ from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_h
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.recipe.model_files import INDEX, SINGLE_FILE, context_length, no_weights, uneven_heads
+from mrt_hpc.recipe.sections import Training
 from mrt_hpc.run.safetensors_file import SafetensorsFile
 from mrt_hpc.training.accelerator import device
 from mrt_hpc.training.attention import (
@@ -35,14 +38,8 @@ from mrt_hpc.training.attention import (
     segments_of,
     take_rows,
 )
+from mrt_hpc.training.micro_batch import MicroBatch
 from mrt_hpc.training.projection import LOGIT_ELEMENTS, fuse
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from mrt_hpc.recipe.sections import Training
-    from mrt_hpc.training.micro_batch import MicroBatch
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +205,7 @@ def load_policy(
     attention = PACKED_ATTENTION if kernels.in_one_row else None
     try:
         with _partitioned_when_made(partition and _with_wide_buffers(partition, config, dtype)):
-            loaded, found = AutoModelForCausalLM.from_pretrained(
+            loaded, report = AutoModelForCausalLM.from_pretrained(
                 directory, config=config, dtype=dtype, attn_implementation=attention, output_loading_info=True
             )
         model = cast("PreTrainedModel", loaded)
@@ -220,7 +217,7 @@ def load_policy(
         log.warning("%s", padded_instead(kernels.batching, f"{type(error).__name__}: {error}"))
         padded = replace(kernels, batching=Batching.PADDED)
         return load_policy(directory, temperature, precision, gradient_checkpointing, partition, padded, row_ranks)
-    refuse_other_keys(found, directory)
+    refuse_other_keys(report, directory)
     for module in model.modules():  # some models have dropout of their own, beyond their configuration
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -281,7 +278,7 @@ def refuse_other_tensors(directory: Path, config: PretrainedConfig) -> None:
     stored = {t.name: _StoredShape(t.shape, t.dtype) for file in _weights_files(directory) for t in file.tensors}
     try:
         kind = type(_without_data(config))
-        _, found = kind.from_pretrained(
+        _, report = kind.from_pretrained(
             None,
             config=config,
             state_dict=stored,
@@ -291,21 +288,21 @@ def refuse_other_tensors(directory: Path, config: PretrainedConfig) -> None:
         )
     except NOT_MADE as error:
         raise not_made(directory, error) from error
-    refuse_other_keys(found, directory)
+    refuse_other_keys(report, directory)
 
 
-def refuse_other_keys(found: dict[str, Any], directory: Path) -> None:
-    """Refuse what transformers tells of the loading of a checkpoint unless every tensor was used and none is missing.
+def refuse_other_keys(report: dict[str, Any], directory: Path) -> None:
+    """Refuse what transformers reports of the loading of a checkpoint unless every tensor was used and none is missing.
 
     Raises:
         UserError: naming the tensors.
     """
-    mismatched = [f"{name} {tuple(stored)}, not {tuple(wanted)}" for name, stored, wanted in found["mismatched_keys"]]
+    mismatched = [f"{name} {tuple(stored)}, not {tuple(wanted)}" for name, stored, wanted in report["mismatched_keys"]]
     faults = {
-        "lacks tensors of the model, which would be random numbers": sorted(found["missing_keys"]),
-        "has tensors that the model does not know": sorted(found["unexpected_keys"]),
+        "lacks tensors of the model, which would be random numbers": sorted(report["missing_keys"]),
+        "has tensors that the model does not know": sorted(report["unexpected_keys"]),
         "has tensors of other shapes than the model's": sorted(mismatched),
-        "cannot be read into the model": [str(m) for m in found["error_msgs"]],
+        "cannot be read into the model": [str(m) for m in report["error_msgs"]],
     }
     for fault, names in faults.items():
         if names:

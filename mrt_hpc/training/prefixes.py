@@ -8,17 +8,13 @@ there once. (This is the trie of the sequences, laid out from its first leaf to 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 LEAST_GAIN = 1 / 16
 """Sequences are kept in one micro-batch where parting them would add at least this share to their positions."""
@@ -105,29 +101,29 @@ class SharedRow:
     places: NDArray[np.int64]
     """[N] the place of each token in its sequences."""
     paths: tuple[NDArray[np.int64], ...]
-    """For each sequence in this order, [width] the positions in the row of its tokens."""
+    """The positions in the row of each sequence's tokens, [width], in this order."""
     own: tuple[int, ...]
-    """For each sequence in this order the number of its last tokens that no sequence before it has; they lie end to end
+    """The number of each sequence's last tokens, in this order, that no sequence before it has; they lie end to end
     in the row.
     """
 
     @staticmethod
     def of(ids: Sequence[NDArray[np.int64]]) -> SharedRow:
         """Lay out at least one sequence."""
-        found = SortedSequences.of(ids)
+        ordered = SortedSequences.of(ids)
         paths: list[NDArray[np.int64]] = []
         end = 0
-        for width, shared in zip(found.widths.tolist(), found.common.tolist(), strict=True):
+        for width, shared in zip(ordered.widths.tolist(), ordered.common.tolist(), strict=True):
             before = paths[-1][:shared] if paths else np.zeros(0, np.int64)
             paths.append(np.concatenate([before, np.arange(end, end + width - shared)]))
             end += width - shared
-        starts = [*zip(found.order, found.common.tolist(), strict=True)]
+        starts = [*zip(ordered.order, ordered.common.tolist(), strict=True)]
         return SharedRow(
-            found.order,
+            ordered.order,
             np.concatenate([ids[i][start:] for i, start in starts]),
             np.concatenate([np.arange(start, len(ids[i])) for i, start in starts]),
             tuple(paths),
-            tuple((found.widths - found.common).tolist()),
+            tuple((ordered.widths - ordered.common).tolist()),
         )
 
 

@@ -10,17 +10,15 @@ many the pieces are.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from mrt_hpc.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LOGIT_ELEMENTS = 1 << 28
 """The maximum number of logits kept at once: 1 GiB in 32 bits."""

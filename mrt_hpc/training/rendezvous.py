@@ -26,10 +26,11 @@ import shutil
 import socket
 import tempfile
 import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
@@ -41,10 +42,6 @@ from mrt_hpc.run.atomic import make_folder, write_bytes, write_json, write_text
 from mrt_hpc.run.retries import FLEETING, FULL, error_number, list_directory, retrying
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.training.accelerator import backend, deepspeed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
 
 # A store for the rendezvous of ranks on several nodes: a folder of the run directory that only its owner can enter.
 #
@@ -224,14 +221,14 @@ def together(action: Callable[[], U]) -> U:
     Raises:
         UserError, OSError: the first rank's error, on every rank, if any rank failed.
     """
-    found: list[U] = []
+    values: list[U] = []
     failure: Exception | None = None
     try:
-        found.append(action())
+        values.append(action())
     except Exception as error:
         failure = error
     agree(failure)
-    return found[0]
+    return values[0]
 
 
 def agree(failure: Exception | None) -> None:
@@ -249,9 +246,9 @@ def agree(failure: Exception | None) -> None:
 
 def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the tensors of all ranks, which have one shape, in the memory of the CPU, where this one is."""
-    found = [torch.empty_like(tensor) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(found, tensor)
-    return found
+    tensors = [torch.empty_like(tensor) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(tensors, tensor)
+    return tensors
 
 
 def _set_environment(ranks: Ranks) -> None:

@@ -6,19 +6,15 @@ This module imports no torch, so that planning code and algorithms can import it
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mrt_hpc.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mrt_hpc.recipe.sections import Training
+from mrt_hpc.recipe.sections import Training
 
 
 class Objective(StrEnum):

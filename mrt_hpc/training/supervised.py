@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.sft import ASSISTANT, Conversation, Message, Suffix
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.data import read_lines, text_field
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 _CONVERSATION = (
     'each line is one object such as {"id": "s-1", "messages": [{"role": "user", "content": "What is 1+1?"}, '

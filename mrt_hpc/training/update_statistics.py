@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,11 +14,7 @@ from torch import distributed
 
 from mrt_hpc.training.accelerator import synchronize
 from mrt_hpc.training.losses import SUMS, TokenLoss
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from mrt_hpc.training.settings import TrainingSequence
+from mrt_hpc.training.settings import TrainingSequence
 
 
 @dataclass(frozen=True)

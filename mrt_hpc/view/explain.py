@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 from mrt_hpc.attempt.run_progress import newest_metrics, reason, warnings
-from mrt_hpc.backends.backend import Hold, QueueState
+from mrt_hpc.backends.backend import Hold, QueuedTask, QueueState
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.plan.jobs import DependencyKind, Role
+from mrt_hpc.plan.jobs import DependencyKind, Job, Plan, Role
 from mrt_hpc.run.layout import COMPANION_LOG
-from mrt_hpc.run.retries import PAUSED, SHORTAGES
-from mrt_hpc.run.task_state import TaskState
+from mrt_hpc.run.retries import PAUSED, SHORTAGES, Shortage
+from mrt_hpc.run.task_state import TaskRecord, TaskState
 from mrt_hpc.run.weights import published_versions
 from mrt_hpc.view.logs import last_traceback, tail, written
-from mrt_hpc.view.run_look import IN_WORDS, RunState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from mrt_hpc.backends.backend import QueuedTask
-    from mrt_hpc.plan.jobs import Job, Plan
-    from mrt_hpc.run.retries import Shortage
-    from mrt_hpc.run.task_state import TaskRecord
-    from mrt_hpc.view.run_history import RunHistory
-    from mrt_hpc.view.run_look import RunLook
-
+from mrt_hpc.view.run_history import RunHistory
+from mrt_hpc.view.run_look import IN_WORDS, RunLook, RunState
 
 # -- why one task is where it is: its record, the queue's reason and the end of its log are read in this order
 
@@ -139,13 +129,13 @@ def _peers_away(look: RunLook, job: Job) -> list[str]:
     if job.role not in (Role.INFERENCE, Role.TRAINER) or job.segment is None:
         return []
     others = [
-        one
-        for one in look.plan.jobs
-        if one.segment == job.segment and one.role in (Role.INFERENCE, Role.TRAINER) and one.role is not job.role
+        peer
+        for peer in look.plan.jobs
+        if peer.segment == job.segment and peer.role in (Role.INFERENCE, Role.TRAINER) and peer.role is not job.role
     ]
-    if any(one.name in look.jobs_running for one in others):
+    if any(peer.name in look.jobs_running for peer in others):
         return []
-    return [one.name for one in others if one.name not in look.jobs_done]
+    return [peer.name for peer in others if peer.name not in look.jobs_done]
 
 
 def _queued(look: RunLook, job: Job, index: int, record: TaskRecord, queued: QueuedTask) -> Explanation:
@@ -254,8 +244,8 @@ def _first_line(record: TaskRecord) -> str:
 
 def _advised(record: TaskRecord) -> str | None:
     """What the reason of a task says to do next; None where it does not."""
-    found = _NEXT.findall(record.message)
-    return found[-1].strip() if found else None
+    advices = _NEXT.findall(record.message)
+    return advices[-1].strip() if advices else None
 
 
 def paused(look: RunLook) -> list[Explanation]:
@@ -265,7 +255,11 @@ def paused(look: RunLook) -> list[Explanation]:
         for job, index, _ in look.tasks()
         if (job.name, index) in look.running and _lacking(look, job.name, index) is not None
     ]
-    return [one for one in (explained(look, *task) for task in waiting) if one.cause is Cause.FULL_DISK]
+    return [
+        explanation
+        for explanation in (explained(look, *task) for task in waiting)
+        if explanation.cause is Cause.FULL_DISK
+    ]
 
 
 def _lacking(look: RunLook, job: str, index: int) -> Shortage | None:
@@ -344,12 +338,14 @@ def explain_run(look: RunLook, history: RunHistory) -> Statement:
         done = sum(job.tasks for job in look.plan.jobs)
         sentence = f"The run is finished: all {done} tasks are done."
         return Statement(sentence, f"mrt-hpc report {look.layout.word}", tuple(warned))
-    found = [explained(look, job, index) for job, index, record in look.tasks() if record.state is not TaskState.DONE]
-    groups = grouped(found)
+    explanations = [
+        explained(look, job, index) for job, index, record in look.tasks() if record.state is not TaskState.DONE
+    ]
+    groups = grouped(explanations)
     first = groups[0]
     details = [*_reasons(look, first[0]), *_set_aside(history), *warned]
     others = [_sentence(look, group) for group in groups[1:] if group[0].cause < Cause.LATER]
-    later = sum(one.cause is Cause.LATER for one in found)
+    later = sum(explanation.cause is Cause.LATER for explanation in explanations)
     if later:
         others.append(f"{later} task(s) wait for these.")
     for name, why in look.queues.unreached.items():
@@ -379,23 +375,26 @@ def explain_job(look: RunLook, history: RunHistory, text: str) -> list[Statement
 
 def explain_task(look: RunLook, history: RunHistory, job: Job, index: int) -> Statement:
     """Why one task is in its state; arguments as in :func:`explain_run`."""
-    found = explained(look, job, index)
+    explanation = explained(look, job, index)
     words = f"{job.name} task {index}"
-    happenings = [one for one in history.all_happenings(look.records) if one.task == words][-5:]
+    happenings = [happening for happening in history.all_happenings(look.records) if happening.task == words][-5:]
     attempts = history.attempts_of(job.name, index)
     lines = [f"{attempts} attempt(s) have begun."] if attempts else []
-    lines += [f"{clock(one.time)}  {one.kind}{f' ({one.detail})' if one.detail else ''}" for one in happenings]
-    sentence = _sentence(look, [found])
-    return Statement(sentence, found.next, (*_reasons(look, found), *lines))
+    lines += [
+        f"{clock(happening.time)}  {happening.kind}{f' ({happening.detail})' if happening.detail else ''}"
+        for happening in happenings
+    ]
+    sentence = _sentence(look, [explanation])
+    return Statement(sentence, explanation.next, (*_reasons(look, explanation), *lines))
 
 
-def grouped(found: Iterable[Explanation]) -> list[list[Explanation]]:
+def grouped(explanations: Iterable[Explanation]) -> list[list[Explanation]]:
     """Tasks of a job that are where they are for the same reason, together; the worst reason first, the first
     failure before later ones, and else in the order of the plan.
     """
     groups: dict[tuple[str, str], list[Explanation]] = {}
-    for one in found:
-        groups.setdefault((one.job, one.group), []).append(one)
+    for explanation in explanations:
+        groups.setdefault((explanation.job, explanation.group), []).append(explanation)
     return sorted(groups.values(), key=lambda group: (group[0].cause, group[0].failed_at))
 
 
@@ -415,20 +414,20 @@ def _subject(look: RunLook, group: Sequence[Explanation]) -> str:
     return name if queued is None else f"{name} (job {queued.task_id})"
 
 
-def _reasons(look: RunLook, found: Explanation) -> list[str]:
+def _reasons(look: RunLook, explanation: Explanation) -> list[str]:
     """The whole reason of a failure and the last traceback in the logs of the task."""
-    record = look.records[found.job][found.index]
-    if found.cause not in (Cause.FAILED, Cause.FAILED_WITH) and record.state is not TaskState.RETRYING:
+    record = look.records[explanation.job][explanation.index]
+    if explanation.cause not in (Cause.FAILED, Cause.FAILED_WITH) and record.state is not TaskState.RETRYING:
         return []
     whole = reason(record)
     lines = [whole] if "\n" in whole else []  # the sentence has its first line
-    found_in = last_traceback(look.logs.get((found.job, found.index), []))
+    found_in = last_traceback(look.logs.get((explanation.job, explanation.index), []))
     return lines if found_in is None else [*lines, f"the last traceback, in {found_in[0].path}:\n{found_in[1]}"]
 
 
 def _set_aside(history: RunHistory) -> list[str]:
     """What was damaged and moved away last, in words."""
-    moved = [one for one in history.happenings if one.kind == "set aside"]
+    moved = [happening for happening in history.happenings if happening.kind == "set aside"]
     if not moved:
         return []
     last = moved[-1]
@@ -448,6 +447,6 @@ def failure_text(look: RunLook, role: str | None = None) -> str | None:
     ]
     if not failed:
         return None
-    *_, job, index = min(failed, key=lambda one: one[:3])
-    found = explained(look, job, index)
-    return "\n".join([_sentence(look, [found]), *_reasons(look, found)])
+    *_, job, index = min(failed, key=lambda place: place[:3])
+    explanation = explained(look, job, index)
+    return "\n".join([_sentence(look, [explanation]), *_reasons(look, explanation)])

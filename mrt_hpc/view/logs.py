@@ -9,17 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.plan.jobs import Role
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from mrt_hpc.run.layout import RunLayout
-
+from mrt_hpc.run.layout import RunLayout
 
 _OWN = re.compile(r"(?P<job>.+?)\.(?P<index>\d{5})\.(?P<attempt>.+)\.(?P<what>[^.]+)\.log")
 _SLURM = re.compile(r"(?P<id>\d+)(?:_(?P<index>\d+))?_(?P<rank>\d+)_log\.(?P<stream>out|err)")
@@ -99,7 +94,7 @@ def _is_of(log: LogFile, role: str | None) -> bool:
 
 def last_traceback(logs: Sequence[LogFile]) -> tuple[LogFile, str] | None:
     """The last traceback in these logs, the log that was written last first; None where there is none."""
-    for log in sorted(logs, key=lambda one: written(one.path), reverse=True):
+    for log in sorted(logs, key=lambda log: written(log.path), reverse=True):
         if (text := traceback_in(tail(log.path, TAIL_BYTES))) is not None:
             return log, text
     return None

@@ -8,19 +8,17 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.analysis.report.content import Happening
 from mrt_hpc.attempt.end import comes_after
-from mrt_hpc.roles.event_texts import lost, told
-from mrt_hpc.run.events import EventKind, EventStream
+from mrt_hpc.roles.event_texts import happenings_of, lost
+from mrt_hpc.run.events import EventKind, EventStream, Process, ProcessEvent
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState
 
 if TYPE_CHECKING:
-    from mrt_hpc.analysis.report.content import Happening
     from mrt_hpc.attempt.run_progress import Records
-    from mrt_hpc.run.events import Process, ProcessEvent
-    from mrt_hpc.run.layout import RunLayout
 
-_PART, _SHARD = (f'"kind": "{kind}"'.encode() for kind in (EventKind.PART_COMMITTED, EventKind.SHARD_COMMITTED))
-_OF_A_GROUP = b'"what": "group"'
+_PART, _GROUP = (f'"kind": "{kind}"'.encode() for kind in (EventKind.PART_COMMITTED, EventKind.GROUP_COMMITTED))
 SHARDS_KEPT = 20
 """The number of evaluation shards whose times are kept: the newest ones measure the present rate."""
 _VERSION_OF = frozenset(
@@ -49,7 +47,7 @@ class TaskNews:
     began: float
     host: str
     time: float
-    """Of its last event."""
+    """The time of its last event."""
     version: int | None = None
     """Its weights version."""
 
@@ -61,7 +59,7 @@ class RunHistory:
     stream: EventStream
     happenings: list[Happening] = field(default_factory=list)
     tasks: dict[tuple[str, int], TaskNews] = field(default_factory=dict)
-    """By job and index."""
+    """The tasks by job and index."""
     published: dict[int, float] = field(default_factory=dict)
     """When each weights version was published."""
     shards: deque[ShardCommitted] = field(default_factory=lambda: deque(maxlen=SHARDS_KEPT))
@@ -87,32 +85,34 @@ class RunHistory:
             self.newest = max(self.newest or 0.0, event.time)
             self._take(event)
 
-    def _take(self, found: ProcessEvent) -> None:
-        process, event = found.process, found.event
-        self.happenings += told(event, "submission" if process is None else task_words(process.job, process.index))
-        if found.kind == EventKind.PUBLISHED:
-            self.published[event["version"]] = found.time
+    def _take(self, recorded: ProcessEvent) -> None:
+        process, event = recorded.process, recorded.event
+        self.happenings += happenings_of(
+            event, "submission" if process is None else task_words(process.job, process.index)
+        )
+        if recorded.kind == EventKind.PUBLISHED:
+            self.published[event["version"]] = recorded.time
         if process is None or process.rank != 0:
             return
-        news = self._news(process, found)
-        if found.kind in _VERSION_OF and event.get("version") is not None:
+        news = self._news(process, recorded)
+        if recorded.kind in _VERSION_OF and event.get("version") is not None:
             news.version = event["version"]
-        if found.kind == EventKind.TASK_STARTED:
-            self._open[process] = found.time
-        elif found.kind == EventKind.TASK_ENDED:
+        if recorded.kind == EventKind.TASK_STARTED:
+            self._open[process] = recorded.time
+        elif recorded.kind == EventKind.TASK_ENDED:
             self._open.pop(process, None)
-        elif found.kind == EventKind.SHARD_COMMITTED and event.get("what") == "evaluation":
-            self.shards.append(_shard(event, news.began, found.time))
+        elif recorded.kind == EventKind.SHARD_COMMITTED:
+            self.shards.append(_shard(event, news.began, recorded.time))
 
-    def _news(self, process: Process, found: ProcessEvent) -> TaskNews:
+    def _news(self, process: Process, recorded: ProcessEvent) -> TaskNews:
         """The news of a task, brought up to date with one of its events."""
-        key, host = (process.job, process.index), str(found.event.get("host", ""))
+        key, host = (process.job, process.index), str(recorded.event.get("host", ""))
         news = self.tasks.get(key)
-        if news is None or _is_later(process.attempt, found.time, news):
-            news = self.tasks[key] = TaskNews(process.attempt, found.time, host, found.time)
+        if news is None or _is_later(process.attempt, recorded.time, news):
+            news = self.tasks[key] = TaskNews(process.attempt, recorded.time, host, recorded.time)
         elif news.attempt != process.attempt:
-            return TaskNews(process.attempt, found.time, host, found.time)  # of an earlier attempt, read late
-        news.time = max(news.time, found.time)
+            return TaskNews(process.attempt, recorded.time, host, recorded.time)  # of an earlier attempt, read late
+        news.time = max(news.time, recorded.time)
         return news
 
     def all_happenings(self, records: Records) -> list[Happening]:
@@ -131,7 +131,7 @@ class RunHistory:
     def attempts_of(self, job: str, index: int) -> int:
         """The number of attempts at a task that have begun, by the names of its files."""
         names = self.stream.processes()
-        return len({one.attempt for one in names if (one.job, one.index) == (job, index)})
+        return len({attempt.attempt for attempt in names if (attempt.job, attempt.index) == (job, index)})
 
 
 def _is_later(attempt: str, time: float, news: TaskNews) -> bool:
@@ -145,7 +145,7 @@ def _is_rare(line: bytes) -> bool:
     """Whether an event is read one by one. Of committed groups and parts of shards, which are nearly all events, only
     the last of each task is: it says that the task is alive.
     """
-    return _PART not in line and not (_OF_A_GROUP in line and _SHARD in line)
+    return _PART not in line and _GROUP not in line
 
 
 def task_words(job: str, index: int) -> str:

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from ruamel.yaml import YAML
 
 from mrt_hpc.attempt.run_progress import progress
-from mrt_hpc.backends.queued_jobs import look_at_runs
+from mrt_hpc.backends.queued_jobs import QueueLook, look_at_runs
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.source import MAX_BYTES, UNREADABLE
-from mrt_hpc.run.events import is_log, last_event
+from mrt_hpc.run.events import ProcessEvent, is_log, last_event
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.typed_file import file_bytes
 from mrt_hpc.view.run_look import NO_QUEUES, RunLook, RunState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from mrt_hpc.backends.queued_jobs import QueueLook
-    from mrt_hpc.run.events import ProcessEvent
-
 
 # -- what a run is. The lock is read without the schema of recipes, whose import takes longer than reading 100 locks.
 
@@ -66,8 +60,8 @@ def read_facts(layout: RunLayout) -> RunFacts:
 
 
 def _section(content: Any, name: str) -> dict[str, Any]:
-    found = content.get(name) if isinstance(content, dict) else None
-    return found if isinstance(found, dict) else {}
+    section = content.get(name) if isinstance(content, dict) else None
+    return section if isinstance(section, dict) else {}
 
 
 def _text(value: Any) -> str | None:
@@ -102,12 +96,12 @@ class ListedRun(BaseModel):
     iterations_planned: int
     """0 for an evaluation on its own."""
     evaluations_done: int
-    """In array tasks, as all of evaluation."""
+    """The array tasks done, as all of evaluation."""
     evaluations_planned: int
     newest_event: float | None
     """When the newest event happened, by the clock of its node; null where there is none."""
     newest_event_kind: str | None
-    """What happened, as ``shard_committed``."""
+    """What happened, as ``group_committed``."""
     bytes: int | None
     """The size on disk; null where it was not asked for."""
     trouble: str
@@ -124,8 +118,8 @@ def list_runs(places: Iterable[Path], within_s: float, *, size: bool) -> list[Li
     """
     layouts = [RunLayout(root) for root in dict.fromkeys(run for place in places for run in runs_below(place))]
     queues = dict(zip(layouts, _queues(layouts, within_s), strict=True))
-    found = [_listed(layout, queues[layout], size=size) for layout in layouts]
-    return sorted(found, key=lambda run: -(run.newest_event or 0.0))
+    listed = [_listed(layout, queues[layout], size=size) for layout in layouts]
+    return sorted(listed, key=lambda run: -(run.newest_event or 0.0))
 
 
 def runs_below(place: Path) -> Iterator[Path]:
@@ -145,7 +139,9 @@ def _folders(place: Path) -> list[Path]:
     """The folders in a directory; none where it cannot be read. Links are not followed: they may lead in a circle."""
     try:
         with os.scandir(place) as entries:
-            return [Path(one.path) for one in entries if one.is_dir(follow_symlinks=False) and one.name[0] != "."]
+            return [
+                Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."
+            ]
     except OSError:
         return []
 
@@ -223,8 +219,8 @@ def bytes_of(root: Path) -> int:
     for folder, _, names in os.walk(root, onerror=None):
         for name in names:
             try:
-                found = os.lstat(os.path.join(folder, name))  # noqa: PTH118 - of a million files
+                status = os.lstat(os.path.join(folder, name))  # noqa: PTH118 - of a million files
             except OSError:
                 continue
-            seen[found.st_dev, found.st_ino] = found.st_blocks * 512
+            seen[status.st_dev, status.st_ino] = status.st_blocks * 512
     return sum(seen.values())

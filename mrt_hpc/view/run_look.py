@@ -7,29 +7,20 @@ never differ about whether it runs.
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from mrt_hpc.attempt.ledger import shown_process
-from mrt_hpc.attempt.run_progress import read_records
-from mrt_hpc.backends.backend import Hold, QueueState
+from mrt_hpc.attempt.ledger import LocalProcess, shown_process
+from mrt_hpc.attempt.run_progress import Records, read_records
+from mrt_hpc.backends.backend import Hold, QueuedTask, QueueState
 from mrt_hpc.backends.queued_jobs import QueueLook
+from mrt_hpc.plan.jobs import Job, Plan
 from mrt_hpc.run.heartbeats import read_beat
-from mrt_hpc.run.task_state import TaskState, task_file
-from mrt_hpc.view.logs import log_files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from mrt_hpc.attempt.ledger import LocalProcess
-    from mrt_hpc.attempt.run_progress import Records
-    from mrt_hpc.backends.backend import QueuedTask
-    from mrt_hpc.plan.jobs import Job, Plan
-    from mrt_hpc.run.layout import RunLayout
-    from mrt_hpc.run.task_state import TaskRecord
-    from mrt_hpc.view.logs import LogFile
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.task_state import TaskRecord, TaskState, task_file
+from mrt_hpc.view.logs import LogFile, log_files
 
 NO_QUEUES = QueueLook({}, {}, {})
 """The look at a run of which no queue holds a job, or was asked."""
@@ -39,7 +30,7 @@ class RunState(StrEnum):
     """The state of a whole run."""
 
     RUNNING = "running"
-    """At least one task runs."""
+    """One task or more runs."""
     QUEUED = "queued"
     """No task runs, and at least one is queued and starts in its turn; or tasks were submitted, and the queue was not
     reached.
@@ -150,16 +141,16 @@ class RunLook:
     def jobs_done(self) -> frozenset[str]:
         """The jobs of which all tasks are done."""
         return frozenset(
-            job for job, records in self.records.items() if all(one.state is TaskState.DONE for one in records)
+            job for job, records in self.records.items() if all(record.state is TaskState.DONE for record in records)
         )
 
     @cached_property
     def logs(self) -> Mapping[tuple[str, int], list[LogFile]]:
         """The logs of each task that has some, by job and index."""
-        found: dict[tuple[str, int], list[LogFile]] = {}
+        logs: dict[tuple[str, int], list[LogFile]] = {}
         for log in log_files(self.layout):
-            found.setdefault((log.job, log.index), []).append(log)
-        return found
+            logs.setdefault((log.job, log.index), []).append(log)
+        return logs
 
     def _is_alive(self, job: str, index: int, record: TaskRecord) -> bool:
         """Whether an attempt at a task runs: a record of a lost one says so forever."""

@@ -69,7 +69,7 @@ class Evaluations(SnapshotPart):
     done: int
     planned: int
     results: tuple[Evaluated, ...]
-    """By benchmark as planned, then by version."""
+    """The results by benchmark as planned, then by version."""
 
 
 class Queued(SnapshotPart):
@@ -173,7 +173,7 @@ class Snapshot(SnapshotPart):
     """When this was read."""
     state: RunState
     unreached: dict[str, str]
-    """By the name of a queue, why it was not reached: all else is from the run's files."""
+    """Why a queue was not reached, by its name: all else is from the run's files."""
     unreadable: tuple[str, ...] = ()
     """A line for each file of the run that cannot be read, with the reason."""
     warnings: tuple[str, ...] = ()
@@ -182,13 +182,13 @@ class Snapshot(SnapshotPart):
     """The number of the process of this machine that runs the plan; null where there is none."""
     iterations: Iterations
     measured: tuple[Measured, ...]
-    """In the order of iterations."""
+    """The figures in the order of iterations."""
     evaluations: Evaluations
     jobs: tuple[JobView, ...]
     tasks: tuple[TaskView, ...]
     throughput: TokenRates
     fault_counts: dict[str, int]
-    """By what happened, how often."""
+    """How often each fault happened, by its name."""
     faults: tuple[Fault, ...]
     """The last twenty faults, resumes and changes, in the order of time."""
     upcoming: tuple[Upcoming, ...]

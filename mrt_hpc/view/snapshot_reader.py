@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any
 
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
-from mrt_hpc.attempt.run_progress import progress
-from mrt_hpc.backends.queued_jobs import look_at_queues
+from mrt_hpc.attempt.run_progress import Progress, progress
+from mrt_hpc.backends.queued_jobs import QueueLook, look_at_queues
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.jobs import Role
-from mrt_hpc.run.layout import collection_of
+from mrt_hpc.plan.jobs import Job, Plan, Role
+from mrt_hpc.run.layout import RunLayout, collection_of
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.retries import list_directory
-from mrt_hpc.run.task_state import TaskState
+from mrt_hpc.run.task_state import TaskRecord, TaskState
 from mrt_hpc.run.typed_file import UnreadableError
 from mrt_hpc.run.weights import published_versions
 from mrt_hpc.view.explain import paused
-from mrt_hpc.view.run_history import RunHistory
+from mrt_hpc.view.run_history import RunHistory, ShardCommitted
 from mrt_hpc.view.run_list import RunFacts, read_facts
 from mrt_hpc.view.run_look import NO_QUEUES, RunLook
 from mrt_hpc.view.snapshot import (
@@ -37,20 +40,6 @@ from mrt_hpc.view.snapshot import (
     TokenRates,
 )
 from mrt_hpc.view.upcoming import Clock, expected_end, upcoming
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from concurrent.futures import Future
-    from pathlib import Path
-    from types import TracebackType
-
-    from mrt_hpc.attempt.run_progress import Progress
-    from mrt_hpc.backends.queued_jobs import QueueLook
-    from mrt_hpc.plan.jobs import Job, Plan
-    from mrt_hpc.run.layout import RunLayout
-    from mrt_hpc.run.task_state import TaskRecord
-    from mrt_hpc.view.run_history import ShardCommitted
-
 
 # -- the queues, which are asked from time to time while the files of the run are shown
 
@@ -105,12 +94,12 @@ class Metrics:
 
     layout: RunLayout
     _known: dict[int, tuple[int, IterationMetrics | str]] = field(default_factory=dict, init=False)
-    """By iteration, when the file was changed, and what it holds or why it cannot be read."""
+    """The time of each iteration's file, and what it holds or why it cannot be read."""
 
     def read(self, planned: int) -> list[IterationMetrics]:
         """The metrics that are there, in the order of iterations. A damaged file counts as not there."""
-        found = [self._of(iteration) for iteration in range(planned)]
-        return [one for one in found if isinstance(one, IterationMetrics)]
+        metrics = [self._of(iteration) for iteration in range(planned)]
+        return [iteration for iteration in metrics if isinstance(iteration, IterationMetrics)]
 
     @property
     def faults(self) -> list[str]:
@@ -144,7 +133,7 @@ def measured_of(metrics: IterationMetrics) -> Measured:
 
 def iteration_seconds(iterations: Sequence[IterationMetrics]) -> float | None:
     """The median duration of the latest iterations; None before the first one has ended."""
-    known = [one.wall_seconds for one in iterations[-TIMED:] if one.wall_seconds is not None]
+    known = [iteration.wall_seconds for iteration in iterations[-TIMED:] if iteration.wall_seconds is not None]
     return median(known) if known else None
 
 
@@ -190,12 +179,12 @@ def throughput(
         history: of the run.
         costs: of groups and shards.
     """
-    latest = [one for one in iterations[-LATEST:] if one.generated_tokens]
-    tokens = sum(one.generated_tokens or 0 for one in latest)
-    sampling = _rate(tokens, sum(one.sampling_seconds or 0.0 for one in latest))
+    latest = [iteration for iteration in iterations[-LATEST:] if iteration.generated_tokens]
+    tokens = sum(iteration.generated_tokens or 0 for iteration in latest)
+    sampling = _rate(tokens, sum(iteration.sampling_seconds or 0.0 for iteration in latest))
     return TokenRates(
         sampling=sampling if sampling is not None else _of_groups([costs.of(group) for group in groups]),
-        whole=_rate(tokens, sum(one.wall_seconds or 0.0 for one in latest)),
+        whole=_rate(tokens, sum(iteration.wall_seconds or 0.0 for iteration in latest)),
         training=_training(iterations[-LATEST:]),
         evaluation=_of_shards(layout, list(history.shards), costs),
     )
@@ -206,14 +195,17 @@ def _rate(tokens: float, seconds: float) -> float | None:
 
 
 def _of_groups(costs: list[dict[str, Any]]) -> float | None:
-    """Of groups of one iteration: all their tokens, over the time until the last of them was sampled."""
+    """The rate of groups of one iteration: all their tokens, over the time until the last of them was sampled."""
     seconds = [float(cost.get("seconds", {}).get("generation", 0.0)) for cost in costs]
     return _rate(sum(map(tokens_of, costs)), max(seconds, default=0.0))
 
 
 def _training(iterations: Sequence[IterationMetrics]) -> float | None:
     """The positions that the updates computed, padding included, over the seconds of the updates."""
-    updates = [(one.trainer.get("positions", 0.0), one.trainer.get("seconds_update", 0.0)) for one in iterations]
+    updates = [
+        (iteration.trainer.get("positions", 0.0), iteration.trainer.get("seconds_update", 0.0))
+        for iteration in iterations
+    ]
     return _rate(sum(positions for positions, _ in updates), sum(seconds for _, seconds in updates))
 
 
@@ -221,9 +213,9 @@ def _of_shards(layout: RunLayout, shards: list[ShardCommitted], costs: Costs) ->
     """All tokens of these shards, over the time from the first begin to the last end."""
     if not shards:
         return None
-    places = [layout.evaluation_shard(one.version, one.benchmark, one.shard) for one in shards]
+    places = [layout.evaluation_shard(shard.version, shard.benchmark, shard.shard) for shard in shards]
     tokens = sum(tokens_of(costs.of(place)) for place in places)
-    return _rate(tokens, max(one.ended for one in shards) - min(one.began for one in shards))
+    return _rate(tokens, max(shard.ended for shard in shards) - min(shard.began for shard in shards))
 
 
 # -- the snapshot
@@ -284,8 +276,8 @@ class SnapshotReader:
             throughput=throughput(self.layout, measured, groups, self.history, self.costs),
             fault_counts=dict(Counter(happening.kind for happening in happenings).most_common()),
             faults=tuple(
-                Fault(time=one.time, what=one.kind, task=one.task, detail=one.detail)
-                for one in happenings[-FAULTS_SHOWN:]
+                Fault(time=happening.time, what=happening.kind, task=happening.task, detail=happening.detail)
+                for happening in happenings[-FAULTS_SHOWN:]
             ),
             upcoming=tuple(upcoming(look, iterations, clock)),
             expected_end=expected_end(look, iterations, clock, list(self.history.shards)),
@@ -315,7 +307,9 @@ class SnapshotReader:
         units = [unit for job in self.plan.jobs for unit in job.evaluations]
         benchmarks = list(dict.fromkeys(unit.benchmark for unit in units))
         planned = {(unit.version, unit.benchmark) for unit in units}
-        for version, benchmark in sorted(planned, key=lambda one: (benchmarks.index(one[1]), one[0])):
+        for version, benchmark in sorted(
+            planned, key=lambda planned_evaluation: (benchmarks.index(planned_evaluation[1]), planned_evaluation[0])
+        ):
             if (result := self._result(version, benchmark)) is not None:
                 yield result
 
@@ -329,19 +323,22 @@ class SnapshotReader:
             self._summaries[path] = (changed, error.line)
         except OSError:
             return None
-        found = self._summaries[path][1]
-        return found if isinstance(found, Evaluated) else None
+        summary = self._summaries[path][1]
+        return summary if isinstance(summary, Evaluated) else None
 
     def _unreadable(self, look: RunLook, done: Progress) -> Iterator[str]:
         """A line for each file that cannot be read."""
         yield from look.faults
         yield from done.unreadable
         yield from (line for line in self.metrics.faults if line not in done.unreadable)
-        yield from (found for _, found in self._summaries.values() if isinstance(found, str))
+        yield from (summary for _, summary in self._summaries.values() if isinstance(summary, str))
         yield from self.history.faults
 
     def _tasks(self, look: RunLook) -> Iterator[TaskView]:
-        waiting = {(one.job, one.index): f"{one.sentence}\n  next:     {one.next}" for one in paused(look)}
+        waiting = {
+            (explanation.job, explanation.index): f"{explanation.sentence}\n  next:     {explanation.next}"
+            for explanation in paused(look)
+        }
         for job, index, record in look.tasks():
             if record.state not in _AT_REST or (job.name, index) in look.running:
                 yield self._task(job, index, record, look, waiting.get((job.name, index), ""))

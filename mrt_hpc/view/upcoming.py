@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
 
-from mrt_hpc.backends.backend import QueueState
-from mrt_hpc.plan.jobs import Role
+from mrt_hpc.backends.backend import QueuedTask, QueueState
+from mrt_hpc.plan.jobs import Job, Role
 from mrt_hpc.run.layout import is_collection
 from mrt_hpc.run.task_state import TaskState
-from mrt_hpc.view.run_look import RunState
-from mrt_hpc.view.snapshot import Upcoming
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from mrt_hpc.backends.backend import QueuedTask
-    from mrt_hpc.plan.jobs import Job
-    from mrt_hpc.view.run_history import ShardCommitted
-    from mrt_hpc.view.run_look import RunLook
-    from mrt_hpc.view.snapshot import Iterations
+from mrt_hpc.view.run_history import ShardCommitted
+from mrt_hpc.view.run_look import RunLook, RunState
+from mrt_hpc.view.snapshot import Iterations, Upcoming
 
 AGAIN = "nothing, until the same submit command is typed again"
 
@@ -57,8 +49,8 @@ def upcoming(look: RunLook, iterations: Iterations, clock: Clock) -> list[Upcomi
         return []
     if look.ended:
         return [Upcoming(what=AGAIN, at=None)]
-    found = [*_iterations(look, iterations, clock), *_jobs(look, clock), *_limits(look), *_starts(look)]
-    return sorted(found, key=lambda one: inf if one.at is None else one.at)
+    events = [*_iterations(look, iterations, clock), *_jobs(look, clock), *_limits(look), *_starts(look)]
+    return sorted(events, key=lambda event: inf if event.at is None else event.at)
 
 
 def expected_end(look: RunLook, iterations: Iterations, clock: Clock, shards: Sequence[ShardCommitted]) -> float | None:
@@ -100,7 +92,7 @@ def _jobs(look: RunLook, clock: Clock) -> Iterator[Upcoming]:
 def _awaited_trainer(look: RunLook, job: Job) -> Job | None:
     """The trainer that a job waits for and that is not done; None where there is none."""
     awaited = [look.plan.job(wait.job) for wait in job.after]
-    return next((one for one in awaited if one.does(Role.TRAINER) and not _is_done(look, one)), None)
+    return next((job for job in awaited if job.does(Role.TRAINER) and not _is_done(look, job)), None)
 
 
 def _has_begun(look: RunLook, job: Job) -> bool:
@@ -125,7 +117,7 @@ def _limits(look: RunLook) -> Iterator[Upcoming]:
     """The first of the time limits of running tasks."""
     limits = _first_of_each_job(look, QueueState.RUNNING)
     if limits:
-        name, task = min(limits, key=lambda one: one[1].ends_at or inf)
+        name, task = min(limits, key=lambda limit: limit[1].ends_at or inf)
         what = f"{name} reaches its time limit: a task that is not done is queued again and continues its work"
         yield Upcoming(what=what, at=task.ends_at)
 
@@ -139,7 +131,7 @@ def _starts(look: RunLook) -> Iterator[Upcoming]:
 
 
 def _first_of_each_job(look: RunLook, state: QueueState) -> list[tuple[str, QueuedTask]]:
-    """Of each job the task in this state whose end is the first that the queue knows."""
+    """The task of each job in this state whose end is the first that the queue knows."""
     first: dict[str, QueuedTask] = {}
     planned = {job.name for job in look.plan.jobs}
     for (job, _), task in look.queued.items():

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from mrt_hpc.analysis.episode_progress import EpisodeProgress
     from mrt_hpc.analysis.figures import LineFigure
     from mrt_hpc.analysis.measures import RunSummary
@@ -43,7 +42,7 @@ class Happening:
     time: float
     """Seconds since the epoch."""
     kind: str
-    """In words, as ``resumed``."""
+    """What happened, in words, as ``resumed``."""
     task: str
     """The job and the index of its task."""
     detail: str
@@ -57,7 +56,7 @@ class PrefixCurves:
     version: int
     problems: int
     progress: tuple[EpisodeProgress, ...] = ()
-    """By episode; empty where not all prefixes have a value."""
+    """The progress by episode; empty where not all prefixes have a value."""
     votes: tuple[ScalingCurve, ...] = ()
     """[maj@p]_j, a curve each p; empty where no answers were forced at some prefix."""
 
@@ -71,17 +70,19 @@ class RunRecord:
     summary: RunSummary
     roles: tuple[RoleUse, ...] = ()
     happenings: tuple[Happening, ...] = ()
-    """By time."""
+    """The happenings, sorted by time."""
     recipe: str = ""
     """The resolved recipe as YAML."""
     traces: tuple[SampleTrace, ...] = ()
-    """In the order in which they are taken until the page is full."""
+    """The traces in the order in which they are taken until the page is full."""
     problems: Mapping[str, SampleProblem] = field(default_factory=dict)
-    """By the names that the traces give."""
+    """The problems by the names that the traces give."""
     choice: tuple[str, ...] = ()
     """How the traces were chosen, and what could not be read, a sentence each."""
     prefixes: tuple[PrefixCurves, ...] = ()
-    """Of each benchmark those of the first and the last evaluated version, in this order; of a model its own."""
+    """The curves of each benchmark: those of the first and the last evaluated version, in this order; of a model its
+    own.
+    """
     unread: tuple[str, ...] = ()
     """The evaluations whose prefixes could not be read, a sentence each."""
     evaluation: str | None = None
@@ -97,10 +98,10 @@ class RunRecord:
 
 def by_directory(records: Sequence[RunRecord]) -> list[RunRecord]:
     """One record for each run and for each evaluation: that of its first model, with the name of the evaluation."""
-    found: dict[str, RunRecord] = {}
+    records_by_path: dict[str, RunRecord] = {}
     for record in records:
-        found.setdefault(record.evaluation or record.name, record)
-    return [replace(record, name=name) for name, record in found.items()]
+        records_by_path.setdefault(record.evaluation or record.name, record)
+    return [replace(record, name=name) for name, record in records_by_path.items()]
 
 
 @dataclass(frozen=True)
@@ -185,14 +186,14 @@ def visible(text: str) -> str:
     U+FFFD; line breaks and tabs stay.
     """
     text = SURROGATE.sub("\ufffd", text.replace("\r\n", "\n"))
-    text = CONTROL.sub(lambda found: "\u2421" if found[0] == "\x7f" else chr(0x2400 + ord(found[0])), text)
-    return UNSEEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
+    text = CONTROL.sub(lambda match: "\u2421" if match[0] == "\x7f" else chr(0x2400 + ord(match[0])), text)
+    return UNSEEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", text)
 
 
 def script_json(value: Any) -> str:
     """Return JSON that may stand in a script element, whatever its texts contain."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return re.sub("[<>&\u2028\u2029]", lambda found: IN_SCRIPTS[found[0]], text)
+    return re.sub("[<>&\u2028\u2029]", lambda match: IN_SCRIPTS[match[0]], text)
 
 
 # -- sample traces: which of them fit, and what of their texts is shown
@@ -220,7 +221,7 @@ class ShownAnswer:
     count: int = 1
     """The number of branches that gave it; 0 where its probability was looked up."""
     probability: float | None = None
-    """Of an answer whose probability was looked up."""
+    """The probability of an answer for which it was looked up."""
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,7 @@ class Chosen:
     data: str
     """JSON for a script element: of each run or model its traces and problems, and whether all of them are models."""
     shown: tuple[int, ...]
-    """Of each run or model, the number of its traces that fit."""
+    """The number of traces that fit, of each run or model."""
 
 
 def progress_of(boundaries: Sequence[Boundary]) -> list[float | None]:

@@ -6,17 +6,18 @@ Those with the name of a file are in ``report.md`` too.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mrt_hpc.analysis.episode_progress import FEW_PROBLEMS
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel
-from mrt_hpc.analysis.intervals import clustered_mean
-from mrt_hpc.analysis.measures import Phase
+from mrt_hpc.analysis.intervals import IntervalEstimate, clustered_mean
+from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
 from mrt_hpc.analysis.number_formats import DASH, count, number, share_text
-from mrt_hpc.analysis.report.content import Column, Plot, Table
+from mrt_hpc.analysis.report.content import Column, Plot, PrefixCurves, RunRecord, Table
 from mrt_hpc.analysis.rows import (
     accuracy_of,
     by_benchmark,
@@ -25,14 +26,6 @@ from mrt_hpc.analysis.rows import (
     pass_estimates,
     without_interval,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from mrt_hpc.analysis.intervals import IntervalEstimate
-    from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
-    from mrt_hpc.analysis.report.content import PrefixCurves, RunRecord
-
 
 MOST_STAGES = 5
 """Lines in the figure of progress by episode."""
@@ -63,7 +56,11 @@ def result_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
 
 def _accuracy(records: Sequence[RunRecord]) -> Plot | None:
     lines = [
-        line_of(labelled(records, record, benchmark), [one.version for one in versions], map(accuracy_of, versions))
+        line_of(
+            labelled(records, record, benchmark),
+            [evaluation.version for evaluation in versions],
+            map(accuracy_of, versions),
+        )
         for record, benchmark, versions in _evaluated(records)
         if record.trained
     ]
@@ -75,8 +72,12 @@ def _accuracy(records: Sequence[RunRecord]) -> Plot | None:
 def _regret(records: Sequence[RunRecord]) -> Plot | None:
     lines = []
     for label, group in _compared_versions(records):
-        budgets = sorted(set.intersection(*(set(one.regret) for one in group)))
-        lines.append(line_of(label, budgets, [mean_of(*(one.regret[budget] for one in group)) for budget in budgets]))
+        budgets = sorted(set.intersection(*(set(evaluation.regret) for evaluation in group)))
+        lines.append(
+            line_of(
+                label, budgets, [mean_of(*(evaluation.regret[budget] for evaluation in group)) for budget in budgets]
+            )
+        )
     caption = (
         f"Normalised regret at each budget of tokens{_ends(records)}, with 95 % intervals over problems: lower is "
         "better."
@@ -96,8 +97,8 @@ def _by_samples(records: Sequence[RunRecord]) -> Iterator[Plot | None]:
         ("Votes of samples", "maj@k", votes, majority_estimates),
     )
     for title, measure, caption, estimates in measures:
-        found = [(label, estimates(*group)) for label, group in _compared_versions(records)]
-        lines = [line_of(label, by_k, by_k.values()) for label, by_k in found if len(by_k) > 1]
+        labelled_estimates = [(label, estimates(*group)) for label, group in _compared_versions(records)]
+        lines = [line_of(label, by_k, by_k.values()) for label, by_k in labelled_estimates if len(by_k) > 1]
         names = ("samples k", f"{measure} (mean; bands: 95 % interval)")
         yield plotted(title, caption, *names, lines, percent=True, logarithmic=True, marks_at_points=True)
 
@@ -110,13 +111,15 @@ def _ends(records: Sequence[RunRecord]) -> str:
 def _compared_versions(records: Sequence[RunRecord]) -> Iterator[tuple[str, list[EvaluationSummary]]]:
     """The first and the last version of each run with a label: one benchmark each, or the mean of more than two."""
     for record in records:
-        groups = [versions for one, _, versions in _evaluated(records) if one is record]
+        groups = [versions for evaluation, _, versions in _evaluated(records) if evaluation is record]
         together = [groups] if len(groups) > 2 else [[versions] for versions in groups]
         for benchmarks in together:
-            shared = set.intersection(*({one.version for one in versions} for versions in benchmarks))
+            shared = set.intersection(*({evaluation.version for evaluation in versions} for versions in benchmarks))
             name = benchmarks[0][0].benchmark if len(benchmarks) == 1 else f"mean of {len(benchmarks)} benchmarks"
             for version in sorted({min(shared), max(shared)} if shared else shared):
-                members = [one for versions in benchmarks for one in versions if one.version == version]
+                members = [
+                    evaluation for versions in benchmarks for evaluation in versions if evaluation.version == version
+                ]
                 yield labelled(records, record, f"{name}, version {version}" if record.trained else name), members
 
 
@@ -125,7 +128,9 @@ def _compared_versions(records: Sequence[RunRecord]) -> Iterator[tuple[str, list
 
 def _votes_by_tokens(records: Sequence[RunRecord]) -> Iterator[Plot | None]:
     """[maj@p]_j against tokens, a figure each benchmark whose prefixes have forced answers."""
-    for benchmark in dict.fromkeys(one.benchmark for record in records for one in record.prefixes if one.votes):
+    for benchmark in dict.fromkeys(
+        curves.benchmark for record in records for curves in record.prefixes if curves.votes
+    ):
         votes = [*_at_prefixes(records, benchmark), *_complete(records, benchmark)]
         title = f"Scaling with tokens: {benchmark}"
         caption = (
@@ -147,16 +152,16 @@ def _at_prefixes(records: Sequence[RunRecord], benchmark: str) -> Iterator[Vote]
     """All votes of a single run or model, and the largest one of its first version; of several the largest that all of
     them have. Only the intervals of the largest vote are drawn: those of all lines would hide each other.
     """
-    shown = [(record, one) for record, one in _shown(records, benchmark) if one.votes]
+    shown = [(record, curves) for record, curves in _shown(records, benchmark) if curves.votes]
     if not shown:
         return
-    shared = set.intersection(*({curve.voters or 0 for curve in one.votes} for _, one in shown))
-    for record, one in shown:
-        is_last = one is shown[-1][1]
-        for curve in one.votes:
+    shared = set.intersection(*({curve.voters or 0 for curve in curves.votes} for _, curves in shown))
+    for record, curves in shown:
+        is_last = curves is shown[-1][1]
+        for curve in curves.votes:
             most = curve.voters == max(shared, default=0)
             if most or (len(records) == 1 and is_last):
-                label = labelled(records, record, _with_version(curve.way, record, one.version))
+                label = labelled(records, record, _with_version(curve.way, record, curves.version))
                 tokens, accuracy = [p.tokens for p in curve.points], [p.accuracy for p in curve.points]
                 line = replace(line_of(label, tokens, accuracy), band=(most and is_last) or len(records) > 1)
                 yield line, tuple(point.index for point in curve.points)
@@ -165,12 +170,16 @@ def _at_prefixes(records: Sequence[RunRecord], benchmark: str) -> Iterator[Vote]
 def _complete(records: Sequence[RunRecord], benchmark: str) -> Iterator[Vote]:
     """maj@k of the last version of each run or model, by its summary."""
     for record in records:
-        one = last_by_benchmark(record).get(benchmark)
-        if one is None or one.tokens_per_rollout is None or not (found := majority_estimates(one)):
+        evaluation = last_by_benchmark(record).get(benchmark)
+        if (
+            evaluation is None
+            or evaluation.tokens_per_rollout is None
+            or not (estimates := majority_estimates(evaluation))
+        ):
             continue
-        label = labelled(records, record, _with_version("maj@k of complete samples", record, one.version))
-        tokens = [k * one.tokens_per_rollout for k in found]
-        yield replace(line_of(label, tokens, found.values()), dash="dashed"), tuple(found)
+        label = labelled(records, record, _with_version("maj@k of complete samples", record, evaluation.version))
+        tokens = [k * evaluation.tokens_per_rollout for k in estimates]
+        yield replace(line_of(label, tokens, estimates.values()), dash="dashed"), tuple(estimates)
 
 
 def _with_version(text: str, record: RunRecord, version: int) -> str:
@@ -180,8 +189,8 @@ def _with_version(text: str, record: RunRecord, version: int) -> str:
 def _shown(records: Sequence[RunRecord], benchmark: str) -> Iterator[tuple[RunRecord, PrefixCurves]]:
     """The last version of each record, and before it the first one where there is a single record."""
     for record in records:
-        found = [one for one in record.prefixes if one.benchmark == benchmark]
-        yield from ((record, one) for one in (found if len(records) == 1 else found[-1:]))
+        of_benchmark = [curves for curves in record.prefixes if curves.benchmark == benchmark]
+        yield from ((record, curves) for curves in (of_benchmark if len(records) == 1 else of_benchmark[-1:]))
 
 
 def _vote_table(title: str, votes: Sequence[Vote]) -> Table:
@@ -241,19 +250,22 @@ def _mean_of_iterations(means: Sequence[float]) -> IntervalEstimate:
 
 def prefix_progress_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
     """Progress by episode of evaluated traces, a figure each benchmark whose prefixes have values."""
-    named = dict.fromkeys(one.benchmark for record in records for one in record.prefixes if one.progress)
+    named = dict.fromkeys(curves.benchmark for record in records for curves in record.prefixes if curves.progress)
     return tuple(filter(None, (_evaluated_progress(records, benchmark) for benchmark in named)))
 
 
 def _evaluated_progress(records: Sequence[RunRecord], benchmark: str) -> Plot | None:
     every: list[Line] = []
     frequent: list[Line] = []
-    for record, one in _shown(records, benchmark):
-        if not one.progress:
+    for record, curves in _shown(records, benchmark):
+        if not curves.progress:
             continue
-        label = labelled(records, record, f"version {one.version}" if record.trained else "", record.name)
-        least = min(FEW_PROBLEMS, one.problems)  # a later episode has as many problems, or fewer
-        for lines, episodes in ((every, one.progress), (frequent, [e for e in one.progress if e.problems >= least])):
+        label = labelled(records, record, f"version {curves.version}" if record.trained else "", record.name)
+        least = min(FEW_PROBLEMS, curves.problems)  # a later episode has as many problems, or fewer
+        for lines, episodes in (
+            (every, curves.progress),
+            (frequent, [e for e in curves.progress if e.problems >= least]),
+        ):
             lines.append(line_of(label, (e.episode for e in episodes), (e.mean for e in episodes)))
     caption = (
         "Mean progress V(j+1) − V(j) of the j-th episode over the evaluated traces that have one, with 95 % intervals "
@@ -409,7 +421,9 @@ def labelled(records: Sequence[RunRecord], record: RunRecord, text: str, alone: 
 
 def last_by_benchmark(record: RunRecord) -> dict[str, EvaluationSummary]:
     """Return the last evaluation on each benchmark; of a model, the only one."""
-    return {one.benchmark: one for one in record.summary.evaluations}  # ascending in version, so the last one stays
+    return {
+        evaluation.benchmark: evaluation for evaluation in record.summary.evaluations
+    }  # ascending in version, so the last one stays
 
 
 def _evaluated(records: Sequence[RunRecord]) -> Iterator[tuple[RunRecord, str, list[EvaluationSummary]]]:

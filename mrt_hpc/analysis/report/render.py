@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterator, Sequence
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from mrt_hpc.analysis.figures import draw, inline_svg
+from mrt_hpc.analysis.figures import LineFigure, draw, inline_svg
 from mrt_hpc.analysis.number_formats import cell, number
-from mrt_hpc.analysis.report.content import TEXT_LIMIT, TRACE_BYTES, choose, visible
+from mrt_hpc.analysis.report.content import (
+    TEXT_LIMIT,
+    TRACE_BYTES,
+    Chosen,
+    ReportSection,
+    RunRecord,
+    Table,
+    choose,
+    visible,
+)
 from mrt_hpc.analysis.report.results import name_before
 from mrt_hpc.analysis.report.sections import heading, sections, title
 from mrt_hpc.run.atomic import write_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.analysis.figures import LineFigure
-    from mrt_hpc.analysis.report.content import Chosen, ReportSection, RunRecord, Table
 
 NOTHING = "Nothing of this has been measured."
 
@@ -36,20 +40,20 @@ NOTHING = "Nothing of this has been measured."
 
 def write_markdown(directory: Path, records: Sequence[RunRecord]) -> Path:
     """Write ``report.md`` and ``plots/*.png``; the report last, so that its figures are there. Returns its path."""
-    found = sections(records)
-    for section in found:
+    written = sections(records)
+    for section in written:
         for plot in section.plots:
             if plot.figure.name:
                 draw(plot.figure, directory / "plots" / f"{plot.figure.name}.png")
     path = directory / "report.md"
-    write_text(path, markdown(records, found))
+    write_text(path, markdown(records, written))
     return path
 
 
-def markdown(records: Sequence[RunRecord], found: Sequence[ReportSection]) -> str:
+def markdown(records: Sequence[RunRecord], written: Sequence[ReportSection]) -> str:
     """The report as Markdown."""
     parts = [f"# {cell(title(records))}", *(name_before(records, record) + heading(record) for record in records)]
-    return "\n\n".join([*parts, *(part for section in found for part in _blocks(section))]) + "\n"
+    return "\n\n".join([*parts, *(part for section in written for part in _blocks(section))]) + "\n"
 
 
 def _blocks(section: ReportSection) -> Iterator[str]:

@@ -4,14 +4,15 @@ quality and regret.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from mrt_hpc.analysis.intervals import mean_paired_difference, paired_difference
-from mrt_hpc.analysis.measures import few_answers, several_graders
+from mrt_hpc.analysis.intervals import IntervalEstimate, Means, mean_paired_difference, paired_difference
+from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary, few_answers, several_graders
 from mrt_hpc.analysis.number_formats import DASH, count, decimal_text, interval, number, percent, share_text
-from mrt_hpc.analysis.report.content import Column, ReportSection, Table, by_directory
+from mrt_hpc.analysis.report.content import Column, ReportSection, RunRecord, Table, by_directory
 from mrt_hpc.analysis.report.plots import last_by_benchmark, result_plots
 from mrt_hpc.analysis.rows import (
+    EvaluationRow,
     accuracy_of,
     by_benchmark,
     evaluation_rows,
@@ -23,15 +24,6 @@ from mrt_hpc.analysis.rows import (
     stage_estimates,
 )
 from mrt_hpc.mrt.votes import RULE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from mrt_hpc.analysis.intervals import IntervalEstimate, Means
-    from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary
-    from mrt_hpc.analysis.report.content import RunRecord
-    from mrt_hpc.analysis.rows import EvaluationRow
-
 
 BENCHMARK = Column("benchmark")
 RUN = Column("run", numeric=False)
@@ -73,7 +65,11 @@ def _sentences(records: Sequence[RunRecord]) -> list[str]:
     return [
         *(name_before(records, record) + sentence for record in records for sentence in _outcomes(record)),
         *_outcomes_against_first(records),
-        *(f"{name_before(directories, one)}Missing: {gap}." for one in directories for gap in one.summary.missing),
+        *(
+            f"{name_before(directories, record)}Missing: {gap}."
+            for record in directories
+            for gap in record.summary.missing
+        ),
     ]
 
 
@@ -118,8 +114,8 @@ def last_few_answers(summary: RunSummary) -> str | None:
 
 def mixed_verdicts(summary: RunSummary) -> list[str]:
     """A warning for each evaluation whose samples several graders have judged."""
-    found = (several_graders(e.graders, f"version {e.version} on {e.benchmark}") for e in summary.evaluations)
-    return [warning for warning in found if warning is not None]
+    sentences = (several_graders(e.graders, f"version {e.version} on {e.benchmark}") for e in summary.evaluations)
+    return [warning for warning in sentences if warning is not None]
 
 
 # -- side by side: a column each, compared with the first
@@ -153,18 +149,18 @@ def _accuracies(records: Sequence[RunRecord]) -> Table:
     """A row each benchmark."""
     lasts = [last_by_benchmark(record) for record in records]
     rows = tuple(
-        (name, *(_accuracy(record, found.get(name)) for record, found in zip(records, lasts, strict=True)))
-        for name in dict.fromkeys(name for found in lasts for name in found)
+        (name, *(_accuracy(record, last.get(name)) for record, last in zip(records, lasts, strict=True)))
+        for name in dict.fromkeys(name for last in lasts for name in last)
     )
     columns = (BENCHMARK, *(Column(record.name) for record in records))
     return Table(f"pass@1{_of_last(records)}, with 95 % intervals", columns, rows)
 
 
-def _accuracy(record: RunRecord, one: EvaluationSummary | None) -> str:
-    if one is None:
+def _accuracy(record: RunRecord, evaluation: EvaluationSummary | None) -> str:
+    if evaluation is None:
         return DASH
-    version = f", version {one.version}" if record.trained else ""
-    return f"{share_text(accuracy_of(one))}{version}"
+    version = f", version {evaluation.version}" if record.trained else ""
+    return f"{share_text(accuracy_of(evaluation))}{version}"
 
 
 def _outcomes_against_first(records: Sequence[RunRecord]) -> list[str]:
@@ -184,15 +180,15 @@ def _outcomes_against_first(records: Sequence[RunRecord]) -> list[str]:
 
 def _rewards(record: RunRecord) -> dict[str, Means]:
     """Return the mean reward of each problem, by benchmark."""
-    return {name: one.per_problem for name, one in last_by_benchmark(record).items()}
+    return {name: evaluation.per_problem for name, evaluation in last_by_benchmark(record).items()}
 
 
 def _regrets_by_budget(record: RunRecord) -> dict[str, Means]:
     """Return the regret of each problem, by benchmark and budget in words."""
     return {
-        f"{name}, {budget:,} {one.regret_tokens} tokens": by_problem
-        for name, one in last_by_benchmark(record).items()
-        for budget, by_problem in one.regret.items()
+        f"{name}, {budget:,} {evaluation.regret_tokens} tokens": by_problem
+        for name, evaluation in last_by_benchmark(record).items()
+        for budget, by_problem in evaluation.regret.items()
     }
 
 
@@ -256,11 +252,11 @@ def _versions(records: Sequence[RunRecord]) -> Iterator[tuple[RunRecord, Evaluat
     """Each evaluation, and whether it is of the last version."""
     for record in records:
         for versions in by_benchmark(record.summary.evaluations).values():
-            yield from ((record, one, one is versions[-1]) for one in versions)
+            yield from ((record, evaluation, evaluation is versions[-1]) for evaluation in versions)
 
 
-def _where(record: RunRecord, one: EvaluationSummary) -> tuple[str, str, str]:
-    return one.benchmark, record.name, _version(record, one.version)
+def _where(record: RunRecord, evaluation: EvaluationSummary) -> tuple[str, str, str]:
+    return evaluation.benchmark, record.name, _version(record, evaluation.version)
 
 
 def _version(record: RunRecord, number: int) -> str:
@@ -289,19 +285,19 @@ def _evaluation_rows(records: Sequence[RunRecord]) -> Iterator[Row]:
     for record in records:
         groups = by_benchmark(record.summary.evaluations)
         for row in evaluation_rows(record.summary.evaluations):
-            one = row.evaluation
-            ends = (groups[one.benchmark][n].version for n in (0, -1))
+            evaluation = row.evaluation
+            ends = (groups[evaluation.benchmark][n].version for n in (0, -1))
             yield (
-                one.version in ends,
+                evaluation.version in ends,
                 (
-                    *_where(record, one),
-                    f"{one.problems} × {one.samples}",
-                    percent(one.accuracy),
-                    f"{percent(one.low)} to {percent(one.high)}",
+                    *_where(record, evaluation),
+                    f"{evaluation.problems} × {evaluation.samples}",
+                    percent(evaluation.accuracy),
+                    f"{percent(evaluation.low)} to {percent(evaluation.high)}",
                     interval(row.difference) if row.difference else DASH,
-                    number(one.tokens_per_rollout),
-                    percent(one.truncated_share),
-                    percent(one.answered_share),
+                    number(evaluation.tokens_per_rollout),
+                    percent(evaluation.truncated_share),
+                    percent(evaluation.answered_share),
                 ),
             )
 
@@ -329,10 +325,13 @@ def _means(records: Sequence[RunRecord]) -> tuple[Table, ...]:
 def _by_samples(records: Sequence[RunRecord]) -> tuple[Table, ...]:
     """pass@k and maj@k, a row for each number of samples."""
     rows = (
-        (last, (*_where(record, one), count(k), share_text(estimate), share_text(votes[k]) if k in votes else DASH))
-        for record, one, last in _versions(records)
-        for votes in [majority_estimates(one)]
-        for k, estimate in pass_estimates(one).items()
+        (
+            last,
+            (*_where(record, evaluation), count(k), share_text(estimate), share_text(votes[k]) if k in votes else DASH),
+        )
+        for record, evaluation, last in _versions(records)
+        for votes in [majority_estimates(evaluation)]
+        for k, estimate in pass_estimates(evaluation).items()
     )
     names = ("samples k", "pass@k (95 % interval)", "maj@k (95 % interval)")
     note = (
@@ -345,9 +344,9 @@ def _by_samples(records: Sequence[RunRecord]) -> tuple[Table, ...]:
 def _stages(records: Sequence[RunRecord]) -> tuple[Table, ...]:
     """A row for each round or budget of a way of evaluating that has several."""
     rows = (
-        (last, (*_where(record, one), stage, share_text(accuracy)))
-        for record, one, last in _versions(records)
-        for stage, accuracy in stage_estimates(one).items()
+        (last, (*_where(record, evaluation), stage, share_text(accuracy)))
+        for record, evaluation, last in _versions(records)
+        for stage, accuracy in stage_estimates(evaluation).items()
     )
     columns = (BENCHMARK, RUN, VERSION, Column("stage", numeric=False), Column("accuracy (95 % interval)"))
     note = "The last stage of a benchmark is its result; all other tables and figures show that one alone."
@@ -357,17 +356,17 @@ def _stages(records: Sequence[RunRecord]) -> tuple[Table, ...]:
 def _quality(records: Sequence[RunRecord]) -> tuple[Table, ...]:
     """The shares that describe the evaluated traces beyond their reward."""
     rows = (
-        (last, (*_where(record, one), name.replace("_", " "), percent(share)))
-        for record, one, last in _versions(records)
-        for name, share in one.quality.items()
+        (last, (*_where(record, evaluation), name.replace("_", " "), percent(share)))
+        for record, evaluation, last in _versions(records)
+        for name, share in evaluation.quality.items()
     )
     columns = (BENCHMARK, RUN, VERSION, Column("quality", numeric=False), Column("share of the traces"))
     return _last_and_all(records, "Quality of the traces", columns, rows)
 
 
 def _regrets(records: Sequence[RunRecord]) -> tuple[Table, ...]:
-    found = [(record, row) for record in records for row in regret_rows(record.summary.evaluations)]
-    lasts = {(record.name, row.benchmark, row.budget): row for record, row in found}
+    regrets = [(record, row) for record in records for row in regret_rows(record.summary.evaluations)]
+    lasts = {(record.name, row.benchmark, row.budget): row for record, row in regrets}
     rows = (
         (
             lasts[record.name, row.benchmark, row.budget] is row,
@@ -381,7 +380,7 @@ def _regrets(records: Sequence[RunRecord]) -> tuple[Table, ...]:
                 row.counted,
             ),
         )
-        for record, row in found
+        for record, row in regrets
     )
     names = ("budget, tokens", "version", "normalised regret (95 % interval)")
     note = (

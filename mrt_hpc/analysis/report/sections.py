@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.figures import MARKED_POINTS
+from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.analysis.number_formats import DASH, count, duration, number, percent, points
-from mrt_hpc.analysis.report.content import Column, Listing, ReportSection, Table, by_directory
+from mrt_hpc.analysis.report.content import Column, Listing, ReportSection, RunRecord, Table, by_directory
 from mrt_hpc.analysis.report.plots import labelled, learning_plots, prefix_progress_plots, progress_plots, time_plots
 from mrt_hpc.analysis.report.results import CHANGE, GAIN, RUN, VERSION, name_before, results
 from mrt_hpc.analysis.rows import phase_totals, sample
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from mrt_hpc.analysis.measures import IterationMetrics
-    from mrt_hpc.analysis.report.content import RunRecord
-
-
 MOST_ROWS = 12
 """Rows of the table of iterations: the first, the last, and others evenly between."""
 MOST_HAPPENINGS = 200
-"""Of a run's faults and resumes, so many of the newest are listed."""
+"""The number of newest faults and resumes that are listed."""
 MODEL = Column("model", numeric=False)
 SMOOTHED = (
     "In the figures, a light line has the value of each iteration, and the strong line is the mean over a twentieth of "
@@ -154,13 +148,13 @@ def costs(records: Sequence[RunRecord]) -> ReportSection:
 def _totals(records: Sequence[RunRecord]) -> Table:
     every = [record.summary.cost for record in records]
     rows = {
-        "hardware": [one.hardware or DASH for one in every],
-        "wall time": [duration(one.wall_seconds) for one in every],
-        "tokens generated": [count(one.generated_tokens) for one in every],
-        "GPU-hours": [number(one.gpu_hours) for one in every],
-        "CPU core hours": [number(one.cpu_hours) for one in every],
-        "tokens sampled per second and inference task": [number(one.sampled_tokens_per_second) for one in every],
-        "tokens trained per second and rank": [number(one.trained_tokens_per_second) for one in every],
+        "hardware": [total.hardware or DASH for total in every],
+        "wall time": [duration(total.wall_seconds) for total in every],
+        "tokens generated": [count(total.generated_tokens) for total in every],
+        "GPU-hours": [number(total.gpu_hours) for total in every],
+        "CPU core hours": [number(total.cpu_hours) for total in every],
+        "tokens sampled per second and inference task": [number(total.sampled_tokens_per_second) for total in every],
+        "tokens trained per second and rank": [number(total.trained_tokens_per_second) for total in every],
     }
     return _by_run("Cost", records, {name: cells for name, cells in rows.items() if set(cells) != {DASH}})
 
@@ -212,7 +206,7 @@ def faults(records: Sequence[RunRecord]) -> ReportSection:
     """What went wrong, and how the run went on."""
     kinds = list(dict.fromkeys(h.kind for record in records for h in record.happenings))
     counts = [Counter(h.kind for h in record.happenings) for record in records]
-    rows = {kind: [count(found[kind]) for found in counts] for kind in kinds}
+    rows = {kind: [count(counted[kind]) for counted in counts] for kind in kinds}
     tables = [_by_run("Faults and resumes", records, rows), *(_happenings(record) for record in records)]
     sentences = () if kinds else ("The event logs have no fault, no resume and no change of the recipe.",)
     return ReportSection("faults", "Faults and resumes", sentences, tuple(t for t in tables if t.rows))
@@ -269,8 +263,8 @@ def _models(records: Sequence[RunRecord]) -> Table:
 
 
 def _joined(facts: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
-    names = dict.fromkeys(name for one in facts for name in one)
-    return {name: [one.get(name, DASH) for one in facts] for name in names}
+    names = dict.fromkeys(name for fact in facts for name in fact)
+    return {name: [fact.get(name, DASH) for fact in facts] for name in names}
 
 
 def _by_run(caption: str, records: Sequence[RunRecord], rows: Mapping[str, Sequence[str]]) -> Table:

@@ -5,27 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from mrt_hpc.attempt.end import RUNS_AGAIN, settled
 from mrt_hpc.attempt.python_look import no_tasks_here
-from mrt_hpc.attempt.ranks import Running, start_ranks, stop, task_code, tell_to_stop
+from mrt_hpc.attempt.ranks import Running, ask_to_stop, start_ranks, stop, task_code
 from mrt_hpc.attempt.run_progress import failed
-from mrt_hpc.backends.backend import Backend, Objections
+from mrt_hpc.backends.backend import Backend, JobOrder, Objections
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.local.slots import Slots, beyond_machine, machine_slots
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.jobs import DependencyKind, Role
+from mrt_hpc.plan.jobs import Dependency, DependencyKind, Job, Plan, Role
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState, forget_failures, read_task
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from mrt_hpc.backends.backend import JobOrder
-    from mrt_hpc.backends.local.site import LocalSite
-    from mrt_hpc.plan.jobs import Dependency, Job, Plan
-    from mrt_hpc.run.layout import RunLayout
-
 
 # -- processes ---------------------------------------------------------------------------------------------------------
 # The local backend: it runs the plan's tasks as child processes, with their dependencies and with slots for CPUs and
@@ -193,7 +187,7 @@ def cancel_hopeless(run: LocalRun) -> None:
 def stop_all(run: LocalRun) -> None:
     """Stop every child: all get the signal first, and then each is waited for."""
     for task in run.running:
-        tell_to_stop(task)
+        ask_to_stop(task)
     for task in run.running:
         stop(task)
     run.running.clear()
@@ -234,10 +228,10 @@ class LocalBackend(Backend):
         """
         for number in STOPS:
             signal.signal(number, signal.default_int_handler)
-        order.tell(f"run directory: {order.layout.root}")
+        order.show(f"run directory: {order.layout.root}")
         retries = order.recipe.resilience.retries
         with order.display(order.layout) as look:
             well = run_plan(order.plan, order.layout, self.site, retries, lambda _: look())
         if not well:
             raise failed(order.plan, order.layout)
-        order.tell(f"done; the report: {order.layout.report}")
+        order.show(f"done; the report: {order.layout.report}")

@@ -6,18 +6,16 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.jobs import Role
+from mrt_hpc.plan.jobs import Job, JobResources, Plan, Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from mrt_hpc.backends.local.site import LocalSite
-    from mrt_hpc.plan.jobs import Job, JobResources, Plan
 
 MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """The files with the memory limit of a container, bytes, in the two versions of control groups; "max" is no limit."""
@@ -111,23 +109,23 @@ def beyond_machine(plan: Plan, site: LocalSite) -> list[str]:
     can share cores, and a task may need less memory than its recipe asks for.
     """
     cores, memory = len(os.sched_getaffinity(0)), machine_memory_gib()
-    told = []
+    remarks = []
     if site.cpus is not None and site.cpus > cores:
-        told.append(f"site {site.name} has cpus: {site.cpus}, and this machine has {cores}: tasks will share cores")
+        remarks.append(f"site {site.name} has cpus: {site.cpus}, and this machine has {cores}: tasks will share cores")
     widest = max(plan.jobs, key=lambda job: job.resources.cpus)
     if (asked := widest.resources.cpus) > cores:
-        told.append(
+        remarks.append(
             f"a task of {widest.name} asks for {asked} cores, and this machine has {cores}: it will take longer; "
             "lower resources.*.cpus, or add --site SITE"
         )
     largest = max(at_a_time(plan), key=_memory_gib)
     if _memory_gib(largest) > memory:
         names = " and ".join(job.name for job, _ in largest)
-        told.append(
+        remarks.append(
             f"the tasks of {names} that run at a time ask for {_memory_gib(largest):,.0f} GiB of memory, and this "
             f"machine has {memory:,.0f}: they may be killed; lower resources.*.memory_gib, or add --site SITE"
         )
-    return told
+    return remarks
 
 
 def _memory_gib(tasks: list[tuple[Job, int]]) -> float:

@@ -17,26 +17,21 @@ from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from mrt_hpc.attempt.end import RUNS_AGAIN, settled
 from mrt_hpc.attempt.gpus import look, verdict
 from mrt_hpc.attempt.ledger import current_submissions, task_ids
 from mrt_hpc.attempt.run_progress import reason
 from mrt_hpc.attempt.sole_attempt import finished_claim
-from mrt_hpc.attempt.stuck import tell_failure
+from mrt_hpc.attempt.stuck import notify_failure
 from mrt_hpc.backends.slurm.environment import slurm_task
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.plan.jobs import JobResources, read_plan
 from mrt_hpc.recipe.lock import look_at_lock
 from mrt_hpc.run.events import has_progressed
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import retrying
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
-
-if TYPE_CHECKING:
-    from mrt_hpc.plan.jobs import JobResources
-
 
 # -- node fault --------------------------------------------------------------------------------------------------------
 # Tries the node of an attempt that has failed: where the node is at fault, the next attempts leave it out.
@@ -67,10 +62,10 @@ def _gpu_fault(resources: JobResources) -> str:
     if not resources.gpus_per_rank:
         return ""
     try:
-        found = verdict(look(), resources)
+        fault = verdict(look(), resources)
     except UserError as error:
-        found = error
-    return found.what if found is not None and found.exit_code == ExitCode.RETRYABLE else ""
+        fault = error
+    return fault.what if fault is not None and fault.exit_code == ExitCode.RETRYABLE else ""
 
 
 class AttemptOutcome(IntEnum):
@@ -161,8 +156,8 @@ def main(arguments: list[str]) -> int:
     if record.state is TaskState.RETRYING and record.attempt == attempt:
         record = _tried_node(layout, name, index, record)
     print(f"task {index} of {name}: {record.state}, {record.failures} failure(s)", file=sys.stderr)
-    _tell_awaited(layout, name, index, attempt, record)
-    tell_failure(layout, name, index, record)
+    _notify_awaited(layout, name, index, attempt, record)
+    notify_failure(layout, name, index, record)
     if record.state is TaskState.DONE:
         return AttemptOutcome.DONE
     return AttemptOutcome.AGAIN if record.state in RUNS_AGAIN else AttemptOutcome.OVER
@@ -180,7 +175,7 @@ def _tried_node(layout: RunLayout, job: str, index: int, record: TaskRecord) -> 
     return record
 
 
-def _tell_awaited(layout: RunLayout, job: str, index: int, attempt: str, record: TaskRecord) -> None:
+def _notify_awaited(layout: RunLayout, job: str, index: int, attempt: str, record: TaskRecord) -> None:
     """Print the awaited tasks. Without them the task is still queued again, only earlier than necessary."""
     try:
         print(*awaited_tasks(layout, job, index, attempt, record), sep="\n")

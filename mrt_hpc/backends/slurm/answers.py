@@ -7,12 +7,9 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from mrt_hpc.errors import ExitCode, UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 JOB_ID = re.compile(r"[1-9]\d*")
 """The id of a job, which names all tasks of an array as well."""
@@ -54,13 +51,13 @@ def submitted_id(printed: str, command: Sequence[str]) -> tuple[str, list[str]]:
     """
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     for form in (_SPOKEN_ID, _PARSABLE_ID):
-        found = {line: match[1] for line in lines if (match := form.fullmatch(line))}
-        if len({*found.values()}) == 1:
-            return next(iter(found.values())), [line for line in lines if line not in found]
-        if found:
+        ids = {line: match[1] for line in lines if (match := form.fullmatch(line))}
+        if len({*ids.values()}) == 1:
+            return next(iter(ids.values())), [line for line in lines if line not in ids]
+        if ids:
             break
     raise UserError(
-        f"sbatch ended well and printed {'several ids of jobs' if found else 'no id of a job'}; one may be queued",
+        f"sbatch ended well and printed {'several ids of jobs' if ids else 'no id of a job'}; one may be queued",
         value=printed.strip() or "(nothing)",
         where=shlex.join(command),
         expected="a line with the id, as `sbatch --parsable` prints it",
@@ -83,7 +80,7 @@ def squeue_records(printed: str, fields: int) -> list[list[str]]:
     Raises:
         UserError: not even its header is marked, so this is no answer; or a record has no end.
     """
-    marked = [one.split(_BETWEEN) for one in _RECORD.findall(printed)]
+    marked = [record.split(_BETWEEN) for record in _RECORD.findall(printed)]
     others = _lines(_RECORD.sub("\n", printed))
     if not marked or any(_BEGIN in line for line in others):
         raise UserError(
@@ -93,17 +90,19 @@ def squeue_records(printed: str, fields: int) -> list[list[str]]:
             advice="type `squeue --me --format='a %i b'`: a wrapper around squeue has to pass on its options",
             exit_code=ExitCode.RETRYABLE,
         )
-    torn = [" ".join(one) for one in marked[1:] if len(one) != fields]  # a name holds what stands between fields
+    torn = [
+        " ".join(record) for record in marked[1:] if len(record) != fields
+    ]  # a name holds what stands between fields
     _passed_over("squeue", others + torn)
-    return [one for one in marked if len(one) == fields and TASK_ID.fullmatch(one[0])]
+    return [record for record in marked if len(record) == fields and TASK_ID.fullmatch(record[0])]
 
 
 def matching_lines(printed: str, record: re.Pattern[str], command: str) -> Iterator[re.Match[str]]:
     """The lines of a listing that have the form of its records."""
     lines = _lines(printed)
-    found = {line: match for line in lines if (match := record.fullmatch(line))}
-    _passed_over(command, [line for line in lines if line not in found])
-    return (found[line] for line in lines if line in found)
+    matches = {line: match for line in lines if (match := record.fullmatch(line))}
+    _passed_over(command, [line for line in lines if line not in matches])
+    return (matches[line] for line in lines if line in matches)
 
 
 def settings(printed: str) -> dict[str, str]:

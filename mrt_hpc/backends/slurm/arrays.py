@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import SlurmExecutor
@@ -31,18 +31,12 @@ from mrt_hpc.backends.slurm.parameters import (
     sbatch_parameters,
 )
 from mrt_hpc.backends.slurm.queue import unrecorded_jobs
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.backends.slurm.task import TaskCall
 from mrt_hpc.errors import ExitCode, UserError, word
-from mrt_hpc.plan.jobs import Dependency, DependencyKind
+from mrt_hpc.plan.jobs import Dependency, DependencyKind, Job, Plan
 from mrt_hpc.run import atomic
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.backends.slurm.site import SlurmSite
-    from mrt_hpc.plan.jobs import Job, Plan
-    from mrt_hpc.run.layout import RunLayout
-
+from mrt_hpc.run.layout import RunLayout
 
 MAX_TIMEOUTS = 8
 """How often submitit queues a task again that received a signal before it had its own handlers. For all other tasks the
@@ -64,7 +58,7 @@ _TOO_MANY = re.compile(r"\w*(?:Max|Grp)Submit\w*")
 
 Record = Callable[[str, str], None]
 """``record(job name, Slurm job id)``, called as soon as the id is known."""
-Tell = Callable[[str], None]
+Show = Callable[[str], None]
 """Shows the user a sentence."""
 
 
@@ -98,7 +92,7 @@ class ArrayExecutor(SlurmExecutor):
         text = self._make_submission_file_text(self._submitit_command_str, uid="")
         return fill_in_ids(as_sbatch_reads(text), self.job, ids)
 
-    def submit_call(self, call: TaskCall, ids: Mapping[str, str], tell: Tell) -> tuple[str, list[str]]:
+    def submit_call(self, call: TaskCall, ids: Mapping[str, str], show: Show) -> tuple[str, list[str]]:
         """Run sbatch and return the job's id, and what else sbatch said, in lines; :meth:`give_pickle` has to follow
         within a minute.
 
@@ -110,14 +104,14 @@ class ArrayExecutor(SlurmExecutor):
         atomic.write_text(script, self.text(ids))
         self._write_pickle(call)
         command = ["sbatch", "--parsable", str(script)]
-        answer = self._offer(command, script, tell)
+        answer = self._offer(command, script, show)
         job_id, others = submitted_id(answer.printed, command)
         script.replace(JobPaths(self.folder, job_id).submission_file)
         return job_id, [*others, *filter(None, map(str.strip, answer.remarks.splitlines()))]
 
-    def _offer(self, command: Sequence[str], script: Path, tell: Tell) -> Answer:
+    def _offer(self, command: Sequence[str], script: Path, show: Show) -> Answer:
         """Run sbatch, again and again for some time while the job would be one too many."""
-        end, told = time.monotonic() + ROOM_S, False
+        end, shown = time.monotonic() + ROOM_S, False
         while True:
             try:
                 return answer_of(command, SBATCH_S)
@@ -125,9 +119,9 @@ class ArrayExecutor(SlurmExecutor):
                 limit = _TOO_MANY.search(refusal.reason)
                 if limit is None or time.monotonic() + OFFER_EVERY_S > end:
                     raise _explained(refusal, self.job, script) from None
-            if not told:
-                tell(f"job {self.job.name} would be one too many in the queue ({limit[0]}): waiting for {ROOM_S:.0f} s")
-                told = True
+            if not shown:
+                show(f"job {self.job.name} would be one too many in the queue ({limit[0]}): waiting for {ROOM_S:.0f} s")
+                shown = True
             time.sleep(OFFER_EVERY_S)
 
     def _write_pickle(self, call: TaskCall) -> None:
@@ -146,8 +140,8 @@ class ArrayExecutor(SlurmExecutor):
         """
         if not self._pickle.exists():
             self._write_pickle(call)
-        one = self.job.tasks == 1 or "_" in job_id
-        tasks = [job_id] if one else [f"{job_id}_{k}" for k in self.indices]
+        is_one_task = self.job.tasks == 1 or "_" in job_id
+        tasks = [job_id] if is_one_task else [f"{job_id}_{k}" for k in self.indices]
         for task in tasks:
             try:
                 os.link(self._pickle, JobPaths(self.folder, task).submitted_pickle)
@@ -177,14 +171,14 @@ def must_end_well(jobs: Sequence[Job]) -> set[str]:
     return {wait.job for job in jobs for wait in job.after if wait.kind is DependencyKind.AFTEROK}
 
 
-def submit(
+def submit_arrays(
     jobs: Sequence[Job],
     site: SlurmSite,
     layout: RunLayout,
     *,
     known_ids: Mapping[str, str],
     record: Record,
-    tell: Tell = remark,
+    show: Show = remark,
     satisfied: Collection[str] = (),
     lost_tasks: Mapping[str, Sequence[int]] | None = None,
     call: Callable[[str, str], TaskCall] = TaskCall,
@@ -199,7 +193,7 @@ def submit(
         known_ids: by job name, from earlier calls: the id of the job, or several ids and names of tasks with colons in
             between, as a dependency has them.
         record: called with each name and id as soon as sbatch has printed it.
-        tell: shows what the site says to those who submit, and what a submission waits for.
+        show: shows what the site says to those who submit, and what a submission waits for.
         satisfied: jobs that ended well earlier, which nothing needs to wait for any more.
         lost_tasks: by the name of a job in ``known_ids``, the indices of its tasks that are to be sent again.
         call: makes what each task calls, of the run directory and the name of the job.
@@ -232,14 +226,14 @@ def submit(
         if job.name in lost:
             job_id = lost[job.name][-1]
         else:
-            job_id, words = executor.submit_call(pickled, ids, tell)
+            job_id, words = executor.submit_call(pickled, ids, show)
         record(job.name, job_id)
         executor.give_pickle(
             pickled, job_id
-        )  # a job may start at once, and waits for it; what is told may fail or block
+        )  # a job may start at once, and waits for it; what is shown may fail or block
         for line in words:
             if line not in said:
-                tell(f"sbatch says: {line}")
+                show(f"sbatch says: {line}")
         said.update(words)
         ids[job.name] = f"{ids[job.name]}:{job_id}" if job.name in known_ids else job_id
         submitted.append((job.name, job_id))
@@ -252,7 +246,7 @@ def array_of(indices: Sequence[int], max_parallel: int | None) -> str:
 
 
 def _plain_ids(known: Iterable[str]) -> set[str]:
-    return {one.partition("_")[0] for several in known for one in several.split(":")}
+    return {job_id.partition("_")[0] for several in known for job_id in several.split(":")}
 
 
 def _without(job: Job, satisfied: Collection[str]) -> Job:
@@ -347,7 +341,7 @@ def start_estimates(jobs: Sequence[Job], site: SlurmSite, layout: RunLayout) -> 
     kinds: dict[object, list[Job]] = {}
     for job in jobs:
         kinds.setdefault(job.resources, []).append(job)
-    found: list[StartEstimate] = []
+    starts: list[StartEstimate] = []
     left = list(kinds.values())[:MOST_ASKED]
     while left:
         alike = left.pop(0)
@@ -358,8 +352,8 @@ def start_estimates(jobs: Sequence[Job], site: SlurmSite, layout: RunLayout) -> 
             estimate = _no_time(_words_of(error))
             if not refused:
                 alike, left = [job for same in [alike, *left] for job in same], []
-        found.append(replace(estimate, jobs=tuple(job.name for job in alike)))
-    return _joined(found)
+        starts.append(replace(estimate, jobs=tuple(job.name for job in alike)))
+    return _joined(starts)
 
 
 def _estimate(job: Job, site: SlurmSite, layout: RunLayout) -> StartEstimate:
@@ -380,11 +374,11 @@ def _start_in(words: str) -> float | None:
     """The start that an answer names, as seconds since the epoch; None where it names none. The time is in seconds, as
     SLURM_TIME_FORMAT asks for, or by the local clock.
     """
-    found = _START.search(words)
-    if found is None:
+    match = _START.search(words)
+    if match is None:
         return None
     try:
-        return float(found[1]) if found[1].isdigit() else datetime.fromisoformat(found[1]).timestamp()
+        return float(match[1]) if match[1].isdigit() else datetime.fromisoformat(match[1]).timestamp()
     except ValueError:
         return None  # the answer is shown in its own words
 
@@ -404,7 +398,7 @@ def _no_time(words: str) -> StartEstimate:
 def _joined(estimates: Sequence[StartEstimate]) -> list[StartEstimate]:
     """The same estimates, with those of the same words in place of a time as one."""
     joined: dict[object, StartEstimate] = {}
-    for number, one in enumerate(estimates):
-        key = one.answer if one.at is None else number
-        joined[key] = replace(one, jobs=(*joined[key].jobs, *one.jobs)) if key in joined else one
+    for number, estimate in enumerate(estimates):
+        key = estimate.answer if estimate.at is None else number
+        joined[key] = replace(estimate, jobs=(*joined[key].jobs, *estimate.jobs)) if key in joined else estimate
     return list(joined.values())

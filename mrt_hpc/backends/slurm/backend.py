@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
+from mrt_hpc.analysis.spending import Allocation
 from mrt_hpc.attempt.python_look import PythonLookError, look_at_python, no_tasks_here
-from mrt_hpc.backends.backend import Backend, Objections
+from mrt_hpc.backends.backend import Backend, JobOrder, Objections, QueuedTask, StartEstimate, WaitReason
 from mrt_hpc.backends.slurm import cluster_limits, queue, reasons
 from mrt_hpc.backends.slurm.commands import ignored_options
 from mrt_hpc.backends.slurm.containers import with_models_bound
-from mrt_hpc.backends.slurm.site import unknown_options
+from mrt_hpc.backends.slurm.site import SlurmSite, unknown_options
 from mrt_hpc.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.analysis.spending import Allocation
-    from mrt_hpc.backends.backend import JobOrder, QueuedTask, StartEstimate, WaitReason
-    from mrt_hpc.backends.slurm.site import SlurmSite
-    from mrt_hpc.plan.jobs import Job, Plan
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.plan.jobs import Job, Plan
+from mrt_hpc.recipe.schema import Experiment
+from mrt_hpc.run.layout import RunLayout
 
 LOOK_S = 20.0
 """Seconds that the Python of the tasks may take to say what it has, while a submission waits."""
@@ -85,7 +80,7 @@ class SlurmBackend(Backend):
         return sbatch_texts(plan, with_models_bound(self.site, recipe), layout)
 
     def starts(self, jobs: Sequence[Job], recipe: Experiment, layout: RunLayout) -> list[StartEstimate]:
-        """By one ``sbatch --test-only`` for each kind of job.
+        """Ask ``sbatch --test-only`` once for each kind of job.
 
         Raises:
             UserError: the run directory has a path that Slurm would misread.
@@ -95,21 +90,21 @@ class SlurmBackend(Backend):
         return start_estimates(jobs, with_models_bound(self.site, recipe), layout)
 
     def submit(self, order: JobOrder) -> None:
-        """Call sbatch once for each job that is not in the queue, and tell what Slurm has made of the jobs.
+        """Call sbatch once for each job that is not in the queue, and show what Slurm has made of the jobs.
 
         Raises:
             UserError: sbatch is missing, does not answer, or refuses.
         """
-        from mrt_hpc.backends.slurm.arrays import submit
+        from mrt_hpc.backends.slurm.arrays import submit_arrays
         from mrt_hpc.backends.slurm.queued_as import queued_otherwise
 
-        sent = submit(
+        sent = submit_arrays(
             order.jobs,
             with_models_bound(self.site, order.recipe),
             order.layout,
             known_ids={name: ":".join(awaited) for name, awaited in order.queued.items()},
             record=order.record,
-            tell=order.tell,
+            show=order.show,
             satisfied=order.done,
             lost_tasks=order.lost_tasks,
         )
@@ -117,10 +112,10 @@ class SlurmBackend(Backend):
         for sentence in queued_otherwise(
             [job for job in order.jobs if job.name in ids], ids, self.site, order.layout.root
         ):
-            order.tell(sentence)
+            order.show(sentence)
 
     def states(self, job_ids: Iterable[str], within_s: float | None = None) -> dict[str, QueuedTask]:
-        """By one squeue and one sacct.
+        """Ask one squeue and one sacct.
 
         Raises:
             UserError: a command is missing, did not answer, or refused.
@@ -128,7 +123,7 @@ class SlurmBackend(Backend):
         return queue.queue_states(job_ids, within_s)
 
     def allocations(self, job_ids: Iterable[str]) -> list[Allocation] | None:
-        """By one sacct.
+        """Ask one sacct.
 
         Raises:
             UserError: sacct is missing, did not answer, or refused.
@@ -136,7 +131,7 @@ class SlurmBackend(Backend):
         return queue.accounted_attempts(job_ids)
 
     def unrecorded(self, root: Path, recorded: Iterable[str]) -> dict[str, list[str]]:
-        """By one squeue.
+        """Ask one squeue.
 
         Raises:
             UserError: squeue is missing, did not answer, or refused.
@@ -144,7 +139,7 @@ class SlurmBackend(Backend):
         return queue.unrecorded_jobs(root, recorded)
 
     def cancel(self, job_ids: Iterable[str]) -> list[str]:
-        """By scancel.
+        """Call scancel.
 
         Raises:
             UserError: a command is missing or did not answer, or jobs are still queued or running.
@@ -152,7 +147,7 @@ class SlurmBackend(Backend):
         return queue.cancel(job_ids)
 
     def meaning(self, reason: str) -> WaitReason | None:
-        """By the table of Slurm's reasons."""
+        """Look it up in the table of Slurm's reasons."""
         return reasons.meaning(reason)
 
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mrt_hpc.backends.slurm.commands import run_slurm
-from mrt_hpc.backends.slurm.survey import CONFIG, PARTITIONS, parse_partitions, parse_settings
+from mrt_hpc.backends.slurm.survey import (
+    CONFIG,
+    PARTITIONS,
+    ClusterSettings,
+    PartitionFacts,
+    parse_partitions,
+    parse_settings,
+)
 from mrt_hpc.errors import UserError
+from mrt_hpc.plan.jobs import Job, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from mrt_hpc.backends.slurm.site import SlurmSite
-    from mrt_hpc.backends.slurm.survey import ClusterSettings, PartitionFacts
-    from mrt_hpc.plan.jobs import Job, Plan
 
 ANSWER_S = 5.0
 """The seconds that each of the two questions may take; without an answer the plan is still printed and the run
@@ -97,11 +102,11 @@ def closed_partitions(plan: Plan, site: SlurmSite, partitions: Mapping[str, Part
     return [f"partition {name} is {state} and starts no jobs" for name, state in closed.items() if state != "UP"]
 
 
-def refusal(site: SlurmSite, found: Sequence[str]) -> UserError:
+def refusal(site: SlurmSite, reasons: Sequence[str]) -> UserError:
     """The error of a submission that the cluster would refuse or never start; ``found`` is not empty."""
     return UserError(
         f"the plan exceeds the limits of the cluster, or site profile {site.name} is wrong",
-        value="; ".join(found),
+        value="; ".join(reasons),
         where=f"site {site.name}",
         expected="what `scontrol show config` and `scontrol show partition` print",
         advice=f"change the fields named above in the profile of site {site.name}, then type the same command again",

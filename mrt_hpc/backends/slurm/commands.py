@@ -9,17 +9,14 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
 
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from mrt_hpc.errors import ExitCode, UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _OPTIONS = ("SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SCONTROL_", "SLURM_")
 """The prefixes of the variables that are options of Slurm's commands, or that describe the job of a shell. They win
@@ -28,7 +25,7 @@ over the lines of a job script, so that another job than the planned one would b
 _OF_THE_SITE = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_SOCKET"}
 """The variables that select the cluster and authenticate the user; they are kept."""
 _OF_WRAPPERS = {"SLURM_ROOT", "SLURM_HOME", "SLURM_PREFIX", "SLURM_DIR", "SLURM_VERSION"}
-"""The variables that tell a site's own commands where Slurm is; they are kept, and Slurm reads none of them."""
+"""The variables by which a site's own commands know where Slurm is; they are kept, and Slurm reads none of them."""
 _FORMS = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 """Slurm prints times in seconds since the epoch, which do not depend on the time zone or on summer time, and lists of
 the tasks of an array as long as they are.
@@ -41,7 +38,7 @@ down."""
 
 
 QUIET_S = 3.0
-"""After this many seconds the user sees what the command waits for."""
+"""Seconds after which the user sees what the command waits for."""
 BACK_OFF_S = 90.0
 """A controller that cannot be reached is asked again for this many seconds, at growing intervals, because it may be
 restarting.
@@ -86,9 +83,9 @@ class Answer:
     """What a command that ended well has printed."""
 
     printed: str
-    """On standard output."""
+    """What stands on standard output."""
     remarks: str
-    """On standard error."""
+    """What stands on standard error."""
 
 
 def run_slurm(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:

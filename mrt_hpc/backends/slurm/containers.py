@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.backends.sites import find_site
 from mrt_hpc.backends.slurm.site import SlurmSite, as_word, required
 from mrt_hpc.recipe.hub_models import cache_of, is_hub_name
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mrt_hpc.recipe.schema import Experiment
+from mrt_hpc.recipe.schema import Experiment
 
 
 def with_models_bound(site: SlurmSite, recipe: Experiment) -> SlurmSite:

@@ -5,18 +5,15 @@ run: tasks read it before anything heavy is imported, and the job script in betw
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 BEGAN_AT = "MRT_HPC_BEGAN_AT"
-"""Set by the job script when it starts: Slurm itself tells the start of a job from version 23.02 on only."""
+"""Set by the job script when it starts: Slurm itself gives the start of a job from version 23.02 on only."""
 ENDS_AT = "MRT_HPC_ENDS_AT"
-"""Set by the job script when it starts: Slurm itself tells the end of a job from version 23.02 on only."""
+"""Set by the job script when it starts: Slurm itself gives the end of a job from version 23.02 on only."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ trap "" TERM  # a requeue ends what is left of this attempt, and there is more t
 unset ${!SQUEUE_@} SLURM_TIME_FORMAT  # a user's own habits with squeue
 
 # The time at which this attempt ends, for the reckoning of hours on clusters without accounting.
-tell_end() {
+notify_end() {
   attempt=$id.${SLURM_RESTART_COUNT:-0}; index=$(printf %05d "${SLURM_ARRAY_TASK_ID:-0}")
   (umask 027; printf '{"time": %s, "kind": "allocation_ended", "attempt": "%s", "host": "%s", "pid": %s}\n' \
     "$(date +%s)" "$attempt" "$(hostname)" $$ >> "$EVENTS/$JOB.$index.script.$attempt.jsonl") 2> /dev/null
@@ -35,7 +35,7 @@ look_for_awaited() {
 requeue() {
   for pause in 5 10 20 40 0; do
     case $(field %T) in RUNNING | SIGNALING) ;; *) return 1 ;; esac
-    tell_end
+    notify_end
     refusal=$(scontrol requeue "$id" 2>&1) && return
     printf '%s\n' "$refusal" >&2
     case $refusal in *"operation is presently disabled"*) settle forbidden; verdict=$?; return 1 ;; esac
@@ -63,7 +63,7 @@ queue_again() {
 }
 
 # What becomes of this task. A filesystem that is away for a moment keeps settle from knowing: it is asked again, and in
-# the end a task that only gave its nodes back, or was told to leave, comes back.
+# the end a task that only gave its nodes back, or was asked to leave, comes back.
 judge() {
   for pause in 5 20 60 0; do
     said=$(settle); verdict=$?
@@ -90,5 +90,5 @@ if [ $code -ne 0 ]; then
   if [ $verdict = $DONE ]; then code=0; fi
 fi
 if [ $code -eq 0 ] && [ "$WAITED_FOR" ] && is_late; then requeue; fi
-tell_end
+notify_end
 exit $code

@@ -1,4 +1,4 @@
-"""From a job and a site profile to sbatch's parameters and the command line of a task. Pure; imports no submitit."""
+"""Makes of a job and a site profile sbatch's parameters and the command line of a task. Pure; imports no submitit."""
 
 from __future__ import annotations
 
@@ -6,27 +6,23 @@ import hashlib
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mrt_hpc.backends.slurm.after_srun import AttemptOutcome
 from mrt_hpc.backends.slurm.answers import MARKS
 from mrt_hpc.backends.slurm.environment import BEGAN_AT, ENDS_AT
-from mrt_hpc.backends.slurm.site import GpuRequest, Requeue
+from mrt_hpc.backends.slurm.site import Container, GpuRequest, Requeue, SlurmSite
 from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.plan.jobs import Job, JobResources
 from mrt_hpc.run.access import CACHES, CACHES_FOLDER
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from mrt_hpc.backends.slurm.site import Container, SlurmSite
-    from mrt_hpc.plan.jobs import Job, JobResources
-    from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import RunLayout
 
 MIB_PER_GIB = 1024
 SIGNAL_BEFORE_LIMIT_S = 90
-"""Seconds before the time limit at which a task is told to stop and be queued again."""
+"""Seconds before the time limit at which a task is asked to stop and be queued again."""
 SCRIPT = "submission.sh"
 """Name of the file that sbatch is given."""
 NO_TOKEN = "NEW"
@@ -46,7 +42,7 @@ MOST_AWAITED = 100
 MOST_LEFT_OUT = 4
 """Nodes that a task leaves out because they were at fault: where more are, something else is."""
 LATE_S = 5
-"""Between a task's last look at its time and the moment in which Slurm takes note of its end, at most."""
+"""The most seconds between a task's last look at its time and Slurm's note of its end."""
 
 _END_BY_SQUEUE = (
     "id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}; id=${id:-$SLURM_JOB_ID}",
@@ -188,7 +184,7 @@ def _teardown_lines(job: Job, site: SlurmSite, layout: RunLayout, *, waited_for:
 
 
 def _in_double_quotes(path: str) -> str:
-    """For the shell as it stands, except that ``$SLURM_JOB_ID`` and other variables get their values."""
+    """The path for the shell as it stands, except that ``$SLURM_JOB_ID`` and other variables get their values."""
     return '"' + re.sub(r'(["`\\]|\$\()', r"\\\1", path) + '"'
 
 

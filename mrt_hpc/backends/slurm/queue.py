@@ -2,7 +2,7 @@
 
 The states of any number of jobs cost one squeue and one sacct. squeue is right about what is queued or running (also
 when accounting still shows the attempt before a requeue); sacct is right about what has ended. A cluster may have no
-accounting: squeue then tells for some minutes how a job has ended.
+accounting: squeue then says for some minutes how a job has ended.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.spending import Allocation
 from mrt_hpc.backends.backend import QueuedTask, QueueState
@@ -30,19 +30,15 @@ from mrt_hpc.backends.slurm.parameters import NO_TOKEN, SCRIPT, queue_name
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.layout import RunLayout
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-
 _ARRAY_RANGE = re.compile(r"(?P<job>\d+)_\[(?P<ranges>[\d,:-]+)(?:%\d+)?\]")
 _ENDING = "Ending"
 """Reason of a task whose processes are just being ended."""
 CLOCKS_APART_S = 30.0
-"""At most, between this machine's clock and the controller's; every time limit is longer."""
+"""The most seconds between this machine's clock and the controller's; every time limit is longer."""
 NO_ACCOUNTING = "accounting storage is disabled"
 """What sacct says on a cluster without accounting."""
 ACCOUNTING_S = 20.0
-"""Seconds in which sacct has to answer: squeue has told already what is queued or running."""
+"""Seconds in which sacct has to answer: squeue has said already what is queued or running."""
 GONE_S = 15.0
 """Seconds in which jobs have to leave the queue that were cancelled."""
 LOOK_EVERY_S = 1.0
@@ -99,8 +95,8 @@ def queue_states(job_ids: Iterable[str], within_s: float | None = None) -> dict[
         ask = ask_slurm if within_s is None else _hurried(within_s)
         queued = _queued(asked, ask)  # first: a task that ends between the two calls is then found in one of them
         states = _merged(_accounted(asked, _hurried(ACCOUNTING_S) if within_s is None else ask), queued)
-    found = {task_id.split("_")[0] for task_id in states}
-    return states | {job: QueuedTask(job, QueueState.UNKNOWN) for job in wanted if job not in found}
+    known = {task_id.split("_")[0] for task_id in states}
+    return states | {job: QueuedTask(job, QueueState.UNKNOWN) for job in wanted if job not in known}
 
 
 def unrecorded_jobs(root: Path, recorded: Iterable[str]) -> dict[str, list[str]]:
@@ -114,14 +110,14 @@ def unrecorded_jobs(root: Path, recorded: Iterable[str]) -> dict[str, list[str]]
         UserError: squeue is missing, did not answer, or refused.
     """
     layout, known = RunLayout(root), set(recorded)
-    found: dict[str, list[str]] = {}
+    unrecorded: dict[str, list[str]] = {}
     printed = ask_slurm(["squeue", "--me", "--all", squeue_format(*_OWN)])
     for job_id, word, end, name, script in squeue_records(printed, len(_OWN)):
         if job_id in known or _queue_state(word, end) is QueueState.ENDING:
             continue
         if job := _job_of(layout, name, Path(script)):
-            found[job] = sorted({*found.get(job, ()), job_id}, key=int)
-    return found
+            unrecorded[job] = sorted({*unrecorded.get(job, ()), job_id}, key=int)
+    return unrecorded
 
 
 def _job_of(layout: RunLayout, name: str, script: Path) -> str | None:
@@ -254,7 +250,7 @@ def _queue_state(word: str, end: str) -> QueueState:
     """The state of a task from squeue's word and the end of the task, in seconds since the epoch.
 
     Slurm says COMPLETING as long as processes are left, and hides behind it whether the task is queued again. The end
-    tells: that of a task which is over lies in the past, and that of a queued one at least its time limit from now.
+    says: that of a task which is over lies in the past, and that of a queued one at least its time limit from now.
     What squeue lists with a word that is not known here is not over; a revoked task runs on another cluster.
     """
     if word == "COMPLETING" and end.isdecimal() and int(end) < time.time() + CLOCKS_APART_S:
@@ -357,8 +353,8 @@ def accounted_attempts(job_ids: Iterable[str]) -> list[Allocation] | None:
 
 def attempts_of(printed: str) -> list[Allocation]:
     """The attempts of sacct's lines."""
-    found = (_attempt(*line.groups()) for line in matching_lines(printed, _LINE, "sacct"))
-    return [attempt for attempt in found if attempt is not None]
+    attempts = (_attempt(*line.groups()) for line in matching_lines(printed, _LINE, "sacct"))
+    return [attempt for attempt in attempts if attempt is not None]
 
 
 def _attempt(

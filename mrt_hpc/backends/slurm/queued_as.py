@@ -5,21 +5,16 @@ word.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mrt_hpc.backends.slurm.answers import minutes_of
 from mrt_hpc.backends.slurm.commands import run_slurm
 from mrt_hpc.backends.slurm.parameters import mebibytes
-from mrt_hpc.backends.slurm.site import Requeue
+from mrt_hpc.backends.slurm.site import Requeue, SlurmSite
 from mrt_hpc.errors import UserError, word
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.backends.slurm.site import SlurmSite
-    from mrt_hpc.plan.jobs import Job
+from mrt_hpc.plan.jobs import Job
 
 ASK_S = 15.0
 """The limit for one question, seconds: what was queued stays queued without an answer."""
@@ -56,14 +51,14 @@ class Difference:
 
 
 def queued_fields(job_id: str) -> dict[str, str]:
-    """Slurm's words for the fields of a queued job that can be compared; those that it does not tell are left out.
+    """Slurm's words for the fields of a queued job that can be compared; those that it does not name are left out.
 
     Raises:
         UserError: scontrol is missing, did not answer, or refused.
     """
-    told = run_slurm(["scontrol", "show", "job", job_id], ASK_S)
-    found = {name: pattern.search(told) for name, pattern in _FIELDS.items()}
-    return {name: match[1] for name, match in found.items() if match is not None}
+    answer = run_slurm(["scontrol", "show", "job", job_id], ASK_S)
+    matches = {name: pattern.search(answer) for name, pattern in _FIELDS.items()}
+    return {name: match[1] for name, match in matches.items() if match is not None}
 
 
 def differences(job: Job, site: SlurmSite, queued: Mapping[str, str]) -> Iterator[Difference]:
@@ -98,8 +93,8 @@ def _memory(job: Job, queued: Mapping[str, str]) -> Iterator[Difference]:
 
 def _amount(words: str) -> float | None:
     """An amount of memory in MiB; 0 stands for all of a node, and None for what is no amount."""
-    found = _SIZE.fullmatch(words)
-    return None if found is None else float(found["number"]) * _UNITS[found["unit"]]
+    match = _SIZE.fullmatch(words)
+    return None if match is None else float(match["number"]) * _UNITS[match["unit"]]
 
 
 def queued_otherwise(jobs: Sequence[Job], ids: Mapping[str, str], site: SlurmSite, root: Path) -> list[str]:
@@ -115,14 +110,17 @@ def queued_otherwise(jobs: Sequence[Job], ids: Mapping[str, str], site: SlurmSit
     kinds: dict[object, list[Job]] = {}
     for job in jobs:
         kinds.setdefault(job.resources, []).append(job)
-    told: list[str] = []
+    sentences: list[str] = []
     for alike in list(kinds.values())[:MOST_ASKED]:
         names = ", ".join(f"{job.name} (job {ids[job.name]})" for job in alike[:3])
         names += f" and {len(alike) - 3} more" if len(alike) > 3 else ""
         try:
-            found = list(differences(alike[0], site, queued_fields(ids[alike[0].name])))
+            changed = list(differences(alike[0], site, queued_fields(ids[alike[0].name])))
         except UserError as error:
-            return [*told, f"whether Slurm has queued the jobs as they were planned is not known: {error.what}"]
+            return [*sentences, f"whether Slurm has queued the jobs as they were planned is not known: {error.what}"]
         again = f"what is queued changes with mrt-hpc cancel {word(root)} and the same submit command"
-        told += [f"Slurm has queued {names} with {one.sentence}\n  next:     {one.advice}; {again}" for one in found]
-    return told
+        sentences += [
+            f"Slurm has queued {names} with {change.sentence}\n  next:     {change.advice}; {again}"
+            for change in changed
+        ]
+    return sentences

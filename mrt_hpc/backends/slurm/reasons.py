@@ -19,7 +19,7 @@ ACCOUNTS = "`sacctmgr show assoc user=$USER format=cluster,account,partition,qos
 NODES = "`sinfo -R` shows why nodes are away, `scontrol show reservation` reservations such as a maintenance"
 ADMINISTRATORS = "ask the administrators of the cluster, and name the job {id}; only they can release it"
 RELEASE = (
-    "scontrol release {id}; if it happens again, tell the administrators the node: sacct -j {id} -o jobid,nodelist"
+    "scontrol release {id}; if it happens again, report the node to the administrators: sacct -j {id} -o jobid,nodelist"
 )
 LIMITS = {
     "QOS": "`sacctmgr show qos format=name,maxjobspu,maxsubmitpu,maxtrespu%30,grptres%30,maxwall` shows the limits",
@@ -116,7 +116,7 @@ _REASONS = {
         f"{ITSELF}, when some of them end; {LIMITS['account']}",
     ),
 }
-"""By the reason, as squeue prints it."""
+"""The meanings, by the reason as squeue prints it."""
 _LIMIT = re.compile(
     r"(?P<of>QOS|Assoc)(?P<kind>Max|Min|Grp)(?P<what>Jobs|SubmitJob|GRES|Cpu|CPU|Mem|Node|Wall|Billing)(?P<rest>\w*)"
 )

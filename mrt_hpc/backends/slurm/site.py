@@ -220,8 +220,8 @@ class SlurmSite(Site):
         """
         if (image := self.image_file()) is None:
             return None
-        told = checksum_file(image)
-        return told.read_text().split()[0] if told.is_file() else checksum(image)
+        sidecar = checksum_file(image)
+        return sidecar.read_text().split()[0] if sidecar.is_file() else checksum(image)
 
     def image_file(self) -> Path | None:
         """The image, where it is there; None without a container."""

@@ -11,18 +11,14 @@ import pwd
 import re
 import shlex
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from mrt_hpc.attempt.gpus import is_slice
 from mrt_hpc.backends.slurm import answers
 from mrt_hpc.backends.slurm.answers import minutes_of, seconds_of
 from mrt_hpc.backends.slurm.commands import run_slurm
 from mrt_hpc.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 ANSWER_S = 20.0
 """The seconds that each question may take: a login node under load answers in seconds."""
@@ -155,10 +151,10 @@ class Qos:
     name: str
     max_minutes: int | None = None
     max_submit_jobs: int | None = None
-    """Of one user."""
+    """The most submitted jobs of one user."""
     grace_s: int = 0
     preempt_mode: str = ""
-    """In capitals; empty text where the cluster's PreemptMode applies."""
+    """The mode in capitals; empty text where the cluster's PreemptMode applies."""
     preempts: tuple[str, ...] = ()
     """The QOS whose jobs it may preempt."""
 
@@ -202,7 +198,7 @@ class Survey:
     default_account: str | None = None
     qos: Mapping[str, Qos] | None = None
     problems: Mapping[str, str] = field(default_factory=dict)
-    """By the command as it is typed: why it gave no answer."""
+    """Why a command gave no answer, by the command as it is typed."""
 
     @property
     def cluster_name(self) -> str:
@@ -212,8 +208,8 @@ class Survey:
     @property
     def version_numbers(self) -> tuple[int, ...] | None:
         """The numbers of the version; None where it is not known."""
-        found = re.search(r"(\d+)\.(\d+)", self.version or "")
-        return None if found is None else (int(found[1]), int(found[2]))
+        match = re.search(r"(\d+)\.(\d+)", self.version or "")
+        return None if match is None else (int(match[1]), int(match[2]))
 
     def why_not(self, command: Sequence[str]) -> str:
         """Why a command gave no answer, in a sentence; empty text if it gave one."""
@@ -229,11 +225,11 @@ class Survey:
     def associations_of(self, account: str | None) -> list[Association]:
         """The user's associations with an account, or with the default account for None."""
         wanted = account or self.default_account
-        return [one for one in self.associations or () if one.account == wanted]
+        return [association for association in self.associations or () if association.account == wanted]
 
     def qos_of(self, account: str | None, qos: str | None) -> Qos | None:
         """The QOS of a job with this account and ``--qos``; None where it is not known."""
-        defaults = [one.default_qos or _only(one.qos) for one in self.associations_of(account)]
+        defaults = [association.default_qos or _only(association.qos) for association in self.associations_of(account)]
         name = qos or next(filter(None, defaults), None) or ("normal" if self.associations_of(account) else None)
         return (self.qos or {}).get(name or "")
 
@@ -277,20 +273,20 @@ def survey(user: User | None = None, ask: Ask = ask) -> Survey:
         ask: runs one command and returns what it printed.
     """
     user = user or User.current()
-    found = _Answers(ask)
-    version, config = answers.version(found.of(VERSION) or ""), found.of(CONFIG)
-    listing, nodes = found.of(PARTITIONS), found.of(NODES) or ""
+    answered = _Answers(ask)
+    version, config = answers.version(answered.of(VERSION) or ""), answered.of(CONFIG)
+    listing, nodes = answered.of(PARTITIONS), answered.of(NODES) or ""
     partitions = None if listing is None else parse_partitions(listing, nodes)
     settings = None if config is None else parse_settings(config)
     if settings is not None and not settings.accounting:
-        found.problems[shlex.join(CONFIG)], settings = "it printed no AccountingStorageType", None
+        answered.problems[shlex.join(CONFIG)], settings = "it printed no AccountingStorageType", None
     accounts = associations_command(user.name, settings.name if settings else "")
     default = default_account_command(user.name)
     if settings is not None and not settings.has_accounting:
         reason = f"this cluster has no accounting (AccountingStorageType={settings.accounting})"
-        found.problems.update({shlex.join(command): reason for command in (accounts, default, QOS)})
-        return Survey(user, version, settings, partitions, problems=found.problems)
-    associations, account, qos = found.of(accounts), found.of(default), found.of(QOS)
+        answered.problems.update({shlex.join(command): reason for command in (accounts, default, QOS)})
+        return Survey(user, version, settings, partitions, problems=answered.problems)
+    associations, account, qos = answered.of(accounts), answered.of(default), answered.of(QOS)
     return Survey(
         user,
         version,
@@ -299,7 +295,7 @@ def survey(user: User | None = None, ask: Ask = ask) -> Survey:
         None if associations is None else tuple(parse_associations(associations)),
         default_account(account or "", user.name),
         None if qos is None else {level.name: level for level in parse_qos(qos)},
-        found.problems,
+        answered.problems,
     )
 
 
@@ -320,22 +316,22 @@ class _Answers:
 
 def parse_settings(text: str) -> ClusterSettings:
     """The settings, from ``scontrol show config``."""
-    found = answers.settings(text)
-    parameters = found.get("SelectTypeParameters")
+    settings = answers.settings(text)
+    parameters = settings.get("SelectTypeParameters")
     return ClusterSettings(
-        name=value_of(found.get("ClusterName", "")) or "",
-        max_array_size=_whole(found.get("MaxArraySize", "")),
-        max_job_count=_whole(found.get("MaxJobCount", "")),
-        kill_wait_s=_whole(found.get("KillWait", "").removesuffix(" sec")),
-        requeues=None if "JobRequeue" not in found else found["JobRequeue"] == "1",
-        preempt_type=found.get("PreemptType", ""),
-        preempt_modes=frozenset(found.get("PreemptMode", "OFF").upper().split(",")),
-        exempt_s=seconds_of(found.get("PreemptExemptTime", "")),
-        sends_user_signal="preempt_send_user_signal" in found.get("SlurmctldParameters", ""),
-        accounting=found.get("AccountingStorageType", ""),
-        enforced=frozenset(found.get("AccountingStorageEnforce", "").split(",")) - {"none", ""},
-        propagates=found.get("PropagateResourceLimits", "ALL").upper() != "NONE",
-        select_type=found.get("SelectType", ""),
+        name=value_of(settings.get("ClusterName", "")) or "",
+        max_array_size=_whole(settings.get("MaxArraySize", "")),
+        max_job_count=_whole(settings.get("MaxJobCount", "")),
+        kill_wait_s=_whole(settings.get("KillWait", "").removesuffix(" sec")),
+        requeues=None if "JobRequeue" not in settings else settings["JobRequeue"] == "1",
+        preempt_type=settings.get("PreemptType", ""),
+        preempt_modes=frozenset(settings.get("PreemptMode", "OFF").upper().split(",")),
+        exempt_s=seconds_of(settings.get("PreemptExemptTime", "")),
+        sends_user_signal="preempt_send_user_signal" in settings.get("SlurmctldParameters", ""),
+        accounting=settings.get("AccountingStorageType", ""),
+        enforced=frozenset(settings.get("AccountingStorageEnforce", "").split(",")) - {"none", ""},
+        propagates=settings.get("PropagateResourceLimits", "ALL").upper() != "NONE",
+        select_type=settings.get("SelectType", ""),
         allocates_memory=None if parameters is None else "MEMORY" in parameters.upper(),
     )
 
@@ -343,8 +339,8 @@ def parse_settings(text: str) -> ClusterSettings:
 def parse_partitions(listing: str, nodes: str = "") -> dict[str, PartitionFacts]:
     """The partitions by their names, from the lines of :data:`PARTITIONS` and of :data:`NODES`."""
     kinds = parse_nodes(nodes)
-    found = (parse_partition(fields, kinds) for fields in answers.partitions(listing))
-    return {partition.name: partition for partition in found}
+    partitions = (parse_partition(fields, kinds) for fields in answers.partitions(listing))
+    return {partition.name: partition for partition in partitions}
 
 
 def parse_partition(fields: Mapping[str, str], kinds: Mapping[str, Sequence[NodeKind]]) -> PartitionFacts:
@@ -371,29 +367,29 @@ def parse_partition(fields: Mapping[str, str], kinds: Mapping[str, Sequence[Node
 
 def parse_nodes(text: str) -> dict[str, list[NodeKind]]:
     """The kinds of nodes by partition, from lines as ``gpu|gpu:a100:4(S:0-1)|8|64|512000``."""
-    found: dict[str, list[NodeKind]] = {}
+    kinds_of: dict[str, list[NodeKind]] = {}
     for line in answers.matching_lines(text, _NODES, "sinfo"):
         partition, gres, count, cpus, memory = line.groups()
         gpus = gpus_of_node(gres)
         whole = {name: number for name, number in gpus.items() if not is_slice(name)}
         kind = NodeKind(int(count), whole, int(cpus), int(memory), tuple(sorted(gpus.keys() - whole.keys())))
-        found.setdefault(partition.rstrip("*"), []).append(kind)
-    return found
+        kinds_of.setdefault(partition.rstrip("*"), []).append(kind)
+    return kinds_of
 
 
 def gpus_of_node(gres: str) -> dict[str, int]:
     """The GPUs of a node by type, as in ``gpu:a100:4(S:0-1),gpu:2,nvme:1``; other kinds of GRES are left out. The last
     word is the count, where it is one: all else between the colons is the type, which may begin with a digit.
     """
-    found: dict[str, int] = {}
-    for one in re.split(r",(?![^(]*\))", gres):
-        name, *words = one.partition("(")[0].strip().split(":")
+    counts: dict[str, int] = {}
+    for gpu in re.split(r",(?![^(]*\))", gres):
+        name, *words = gpu.partition("(")[0].strip().split(":")
         if name == "gpu":
             kind = [word for word in words if word != "no_consume"]
             count = answers.count_of(kind[-1]) if kind else None
             key = ":".join(kind if count is None else kind[:-1])
-            found[key] = found.get(key, 0) + (1 if count is None else count)
-    return {key: count for key, count in found.items() if count}
+            counts[key] = counts.get(key, 0) + (1 if count is None else count)
+    return {key: count for key, count in counts.items() if count}
 
 
 def parse_associations(text: str) -> Iterator[Association]:
@@ -416,7 +412,7 @@ def parse_qos(text: str) -> Iterator[Qos]:
 def default_account(text: str, user: str) -> str | None:
     """The default account of a user, from the line of :func:`default_account_command`."""
     line = re.compile(rf"{re.escape(user)}\|([^|\s]*)")
-    return next((value_of(found[1]) for found in answers.matching_lines(text, line, "sacctmgr")), None)
+    return next((value_of(match[1]) for match in answers.matching_lines(text, line, "sacctmgr")), None)
 
 
 def _whole(text: str) -> int | None:

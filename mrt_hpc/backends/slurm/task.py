@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +25,6 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mrt_hpc.attempt.entry import RoleFunction
 
 log = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ class TaskCall:
             sys.exit(int(error.exit_code))
 
     def checkpoint(self) -> DelayedSubmission:
-        """For submitit: repeat the same call if a signal arrives before the task has its own handlers."""
+        """What submitit calls: repeat the same call if a signal arrives before the task has its own handlers."""
         return DelayedSubmission(self)
 
 
@@ -85,7 +84,7 @@ class QueueWatch:
     """The jobs of the last call."""
     _lacking: int = field(default=0, init=False)
     """The number of consecutive listings that lacked the jobs."""
-    _told: set[str] = field(default_factory=set, init=False)
+    _logged: set[str] = field(default_factory=set, init=False)
     """The reasons for which squeue gave no answer that stand in the log already: in a container it is never there."""
 
     def __call__(self, jobs: tuple[str, ...]) -> bool:
@@ -109,13 +108,13 @@ class QueueWatch:
             OSError,
             ValueError,
         ) as error:  # no squeue on this node, or a filesystem fails for a moment
-            self._tell(error.what if isinstance(error, UserError) else str(error))
+            self._log_once(error.what if isinstance(error, UserError) else str(error))
             return False
-        ids = {job: {one.job_id for one in sent if one.job == job} for job in jobs}
+        ids = {job: {submission.job_id for submission in sent if submission.job == job} for job in jobs}
         return self.own_id in queue and all(mine and mine.isdisjoint(queue) for mine in ids.values())
 
-    def _tell(self, reason: str) -> None:
+    def _log_once(self, reason: str) -> None:
         """Write into the log, once for each reason, why squeue gave no answer."""
-        if reason not in self._told:
-            self._told.add(reason)
+        if reason not in self._logged:
+            self._logged.add(reason)
             log.info("whether the jobs that this task waits for are queued is not known: %s", reason)

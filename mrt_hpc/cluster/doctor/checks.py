@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -9,8 +10,6 @@ from typing import TYPE_CHECKING
 from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from mrt_hpc.cluster.doctor.situation import Situation
 
 ADMINISTRATORS = "ask the administrators of the cluster"

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from mrt_hpc.cluster.doctor import local_checks, node_checks, slurm_checks
-from mrt_hpc.cluster.doctor.checks import CheckVerdict, DoctorCheck
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from mrt_hpc.cluster.doctor.checks import CheckResult
-    from mrt_hpc.cluster.doctor.situation import Situation
+from mrt_hpc.cluster.doctor.checks import CheckResult, CheckVerdict, DoctorCheck
+from mrt_hpc.cluster.doctor.situation import Situation
 
 CHECKS = (
     DoctorCheck("Slurm", slurm_checks.slurm_commands),

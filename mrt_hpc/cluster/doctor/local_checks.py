@@ -8,17 +8,18 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import mrt_hpc
 from mrt_hpc.attempt.gpus import OLDEST_DRIVER
 from mrt_hpc.attempt.python_look import PythonLookError, look_at_python, no_sampling
 from mrt_hpc.backends.slurm.containers import folders_read
 from mrt_hpc.backends.slurm.parameters import require_plain_path
-from mrt_hpc.cluster.doctor.checks import doubtful, fails, not_checked, ok
+from mrt_hpc.cluster.doctor.checks import CheckResult, doubtful, fails, not_checked, ok
 from mrt_hpc.cluster.doctor.node_half import LIMITS
+from mrt_hpc.cluster.doctor.situation import Situation
 from mrt_hpc.cluster.filesystems import (
     GIB,
     OPERATIONS,
@@ -35,6 +36,8 @@ from mrt_hpc.domains.verifiers import verifiers_of
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER
 from mrt_hpc.plan.hours import BYTES, count_problems, model_billions
+from mrt_hpc.plan.jobs import Plan
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import HuggingFaceModel, JsonlProblems, SmallWorldProblems
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.submit.create import (
@@ -44,15 +47,6 @@ from mrt_hpc.submit.create import (
     refuse_repeated_problems,
     refuse_writable_by_others,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from mrt_hpc.cluster.doctor.checks import CheckResult
-    from mrt_hpc.cluster.doctor.situation import Situation
-    from mrt_hpc.plan.jobs import Plan
-    from mrt_hpc.recipe.schema import Recipe
-
 
 IMAGE_INSTEAD = "or build an image, `mrt-hpc container build {kind} mrt-hpc-{kind}.sif`, and name it as container.image"
 LEAST_OPEN_FILES = 4096
@@ -200,13 +194,13 @@ def environment(situation: Situation) -> Iterator[CheckResult]:
     site = situation.slurm
     if site is not None and site.container is not None:
         return
-    found = filesystem(Path(sys.executable if site is None or site.python is None else site.python).parent)
-    few = found.writable_files is not None and found.writable_files < LEAST_FILES
-    if few or found.writable_bytes < LEAST_BYTES:
+    environment_disk = filesystem(Path(sys.executable if site is None or site.python is None else site.python).parent)
+    few = environment_disk.writable_files is not None and environment_disk.writable_files < LEAST_FILES
+    if few or environment_disk.writable_bytes < LEAST_BYTES:
         remedy = "make room: `uv cache clean` removes uv's cache, which may be as large as the environment"
-        yield doubtful(found.told(), f"{remedy}; env/setup says how much an environment needs")
+        yield doubtful(environment_disk.in_words(), f"{remedy}; env/setup says how much an environment needs")
     else:
-        yield ok(found.told())
+        yield ok(environment_disk.in_words())
 
 
 def verifiers(situation: Situation) -> Iterator[CheckResult]:
@@ -228,8 +222,8 @@ def inherited_limits(situation: Situation) -> Iterator[CheckResult]:
     if situation.slurm is not None and settings is not None and not settings.propagates:
         yield ok("scontrol show config: PropagateResourceLimits = NONE: jobs do not inherit the limits of this shell")
         return
-    found = list(limit_results({name: resource.getrlimit(number) for name, number in LIMITS.items()}))
-    yield from found or [ok("ulimit: no limit of this shell, which jobs inherit, is too low")]
+    failures = list(limit_results({name: resource.getrlimit(number) for name, number in LIMITS.items()}))
+    yield from failures or [ok("ulimit: no limit of this shell, which jobs inherit, is too low")]
 
 
 def limit_results(limits: dict[str, tuple[int, int]]) -> Iterator[CheckResult]:
@@ -274,7 +268,7 @@ DELTA_SHARE = 0.2
 SPARE = 1.5
 """Space that is less than this many times what is needed is doubtful: traces and logs come on top."""
 FILES_OF_A_GROUP, FILES_OF_A_TASK, FILES_OF_A_RANK, FILES_OF_A_PROBLEM = 8, 15, 4, 3
-"""At most so many files and folders: of an iteration's group, of a task (state, events, logs), of one rank's part of a
+"""The most files and folders: of an iteration's group, of a task (state, events, logs), of one rank's part of a
 checkpoint or weights version, and of an evaluated problem."""
 CLOCK_S = 5.0
 """Seconds by which the clocks of two machines may differ."""
@@ -313,9 +307,9 @@ def is_shared(situation: Situation) -> Iterator[CheckResult]:
     """Compute nodes see the run directory: a node has said so, or the type of the filesystem is a shared one."""
     if situation.slurm is None or any(answer.facts for answer in situation.answers):
         return  # a node that has answered has written its answer there
-    found = filesystem(situation.root)
-    said = f"/proc/self/mountinfo: {found.type} at {found.mount_point}"
-    if found.is_shared:
+    disk = filesystem(situation.root)
+    said = f"/proc/self/mountinfo: {disk.type} at {disk.mount_point}"
+    if disk.is_shared:
         yield ok(said)
     else:
         yield doubtful(
@@ -326,26 +320,26 @@ def is_shared(situation: Situation) -> Iterator[CheckResult]:
 
 def space(situation: Situation) -> Iterator[CheckResult]:
     """There is room for checkpoints and weights versions."""
-    found = filesystem(situation.root)
+    disk = filesystem(situation.root)
     needed = None if situation.recipe is None else bytes_needed(situation.recipe)
     if needed is None:
-        yield ok(found.told())
+        yield ok(disk.in_words())
         return
-    said = f"checkpoints and weights need {gigabytes(needed)}; {found.told()}"
+    said = f"checkpoints and weights need {gigabytes(needed)}; {disk.in_words()}"
     remedy = (
-        f"{_make_room(found)}, lower training.keep_checkpoints or training.keep_weights, or evaluate less often; or "
+        f"{_make_room(disk)}, lower training.keep_checkpoints or training.keep_weights, or evaluate less often; or "
         f"{OTHER_PLACE}"
     )
-    if needed > found.writable_bytes:
+    if needed > disk.writable_bytes:
         yield fails(said, remedy)
-    elif needed * SPARE > found.writable_bytes:
+    elif needed * SPARE > disk.writable_bytes:
         yield doubtful(f"{said}; traces come on top", remedy)
     else:
         yield ok(said)
 
 
-def _make_room(found: Filesystem) -> str:
-    return "make room" if found.quota is None else f"make room, or ask for more quota ({found.quota.command})"
+def _make_room(disk: Filesystem) -> str:
+    return "make room" if disk.quota is None else f"make room, or ask for more quota ({disk.quota.command})"
 
 
 def bytes_needed(recipe: Recipe) -> float | None:
@@ -383,11 +377,11 @@ def models_on_node_bytes(recipe: Recipe) -> float | None:
 
 def files(situation: Situation) -> Iterator[CheckResult]:
     """There are inodes, and quota of files, for what the recipe writes."""
-    found = filesystem(situation.root)
-    if situation.recipe is None or situation.plan is None or (free := found.writable_files) is None:
+    disk = filesystem(situation.root)
+    if situation.recipe is None or situation.plan is None or (free := disk.writable_files) is None:
         return
     needed = files_needed(situation.recipe, situation.plan)
-    said = f"about {needed:,} files are needed, and {free:,} can be created; {found.told()}"
+    said = f"about {needed:,} files are needed, and {free:,} can be created; {disk.in_words()}"
     remedy = f"remove files, or ask for a higher limit of files; or {OTHER_PLACE}"
     if needed > free:
         yield fails(said, remedy)
@@ -481,7 +475,7 @@ def _read(about: str, source: object, read: Callable[[], str]) -> CheckResult:
 
 
 def _problems(source: JsonlProblems | SmallWorldProblems) -> str:
-    return _told(source, len(problems_of(source)))
+    return _in_words(source, len(problems_of(source)))
 
 
 def _training(recipe: Recipe) -> str:
@@ -494,10 +488,10 @@ def _training(recipe: Recipe) -> str:
         return f"{len(given_samples(recipe)):,} samples{_from(recipe.data)}"
     problems = problems_of(recipe.data)
     refuse_repeated_problems(recipe, problems)
-    return _told(recipe.data, len(problems))
+    return _in_words(recipe.data, len(problems))
 
 
-def _told(source: object, count: int) -> str:
+def _in_words(source: object, count: int) -> str:
     return f"{count:,} problems{_from(source)}"
 
 
@@ -514,9 +508,9 @@ def inputs_are_shared(situation: Situation) -> Iterator[CheckResult]:
     for folder in folders:
         if any(folder.is_relative_to(other) for other in folders if other != folder):
             continue  # said of the folder that it is in
-        found = filesystem(folder)
-        said = f"{folder} is on {found.type} at {found.mount_point}"
-        if found.is_shared:
+        disk = filesystem(folder)
+        said = f"{folder} is on {disk.type} at {disk.mount_point}"
+        if disk.is_shared:
             yield ok(said)
         else:
             yield doubtful(

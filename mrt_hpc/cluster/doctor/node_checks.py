@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import mrt_hpc
 from mrt_hpc.attempt.gpus import verdict, view_of
-from mrt_hpc.cluster.doctor.checks import doubtful, fails, not_checked, ok
+from mrt_hpc.cluster.doctor.checks import CheckResult, doubtful, fails, not_checked, ok
 from mrt_hpc.cluster.doctor.local_checks import (
     CLOCK_S,
     OTHER_PLACE,
@@ -15,17 +15,11 @@ from mrt_hpc.cluster.doctor.local_checks import (
     models_on_node_bytes,
     scratch_results,
 )
-from mrt_hpc.cluster.doctor.node_half import LONGEST_TRIP_S, ROUNDS, SIGNALS
+from mrt_hpc.cluster.doctor.node_half import LONGEST_TRIP_S, ROUNDS, SIGNALS, NodeFacts
+from mrt_hpc.cluster.doctor.situation import NodeAnswer, Situation
 from mrt_hpc.cluster.filesystems import GIB, gigabytes
 from mrt_hpc.plan.jobs import JobResources, Role
 from mrt_hpc.recipe.sections import Resilience
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mrt_hpc.cluster.doctor.checks import CheckResult
-    from mrt_hpc.cluster.doctor.node_half import NodeFacts
-    from mrt_hpc.cluster.doctor.situation import NodeAnswer, Situation
 
 SLOW_TRIP_S = 10.0
 """Seconds that a file may take there and back before waits become noticeable."""
@@ -54,8 +48,8 @@ def nodes(situation: Situation) -> Iterator[CheckResult]:
 
 
 def _answered(situation: Situation, answer: NodeAnswer) -> Iterator[CheckResult]:
-    for one in answer.changed:
-        yield doubtful(f"scontrol show job {answer.job_id}: {one.sentence}", one.advice, about=one.field)
+    for change in answer.changed:
+        yield doubtful(f"scontrol show job {answer.job_id}: {change.sentence}", change.advice, about=change.field)
     if (facts := answer.facts) is None:
         if answer.waits:
             yield not_checked(answer.problem, "type the same command again later, or with a longer --wait")
@@ -127,8 +121,8 @@ def _clock(facts: NodeFacts) -> CheckResult:
     if abs(facts.skew_s) > CLOCK_S + min(facts.trips_s) / 2:
         return doubtful(
             said,
-            "tell the administrators; a run judges heartbeats by each task's own clock, but times in logs and in the "
-            "report will not agree",
+            "report it to the administrators; a run judges heartbeats by each task's own clock, but times in logs and "
+            "the report will not agree",
             about="clock",
         )
     return ok(said, about="clock")
@@ -245,7 +239,7 @@ def _gpu(situation: Situation, facts: NodeFacts) -> CheckResult:
         return fails(facts.gpu_problem, "run `nvidia-smi` there, and report it to the administrators", about=about)
     view = view_of(facts.gpu_view)
     if (error := verdict(view, ONE_GPU)) is None:
-        return ok(f"{view.told()}; torch for CUDA {view.torch_cuda}", about=about)
+        return ok(f"{view.in_words()}; torch for CUDA {view.torch_cuda}", about=about)
     result = fails if situation.recipe is not None else doubtful
     evidence = error.evidence.partition("; in node ")[0]
     return result(f"{evidence} (on {facts.node})", error.advice or "choose another partition", about=about)

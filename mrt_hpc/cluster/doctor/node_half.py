@@ -20,11 +20,12 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import TypeAdapter
 
@@ -39,9 +40,6 @@ from mrt_hpc.recipe.user_code import import_from
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROUNDS = 3
 """How often a file goes to the login node and back."""
@@ -89,7 +87,7 @@ class NodeFacts:
 
     node: str
     version: str
-    """Of mrt-hpc."""
+    """The version of mrt-hpc."""
     python: str
     packages: dict[str, str] = field(default_factory=dict)
     """Versions of the packages that are installed."""
@@ -102,12 +100,12 @@ class NodeFacts:
     lost_files: str = ""
     """Why the files of this Python cannot be read any more once the signals have arrived; empty text if they can."""
     operations: dict[str, str] = field(default_factory=dict)
-    """By operation of the filesystem, what went wrong; empty text where it works."""
+    """What went wrong, by operation of the filesystem; empty text where it works."""
     temporary: str = ""
     """The folder for temporary files."""
     temporary_free_bytes: int = 0
     scratch: dict[str, str] = field(default_factory=dict)
-    """By operation in that folder, what went wrong; empty text where it works."""
+    """What went wrong in that folder, by operation; empty text where it works."""
     compiler_problem: str = ""
     """Why Triton cannot compile; empty text if it can, or where no GPU was asked for."""
     shared_memory_bytes: int | None = None
@@ -115,12 +113,12 @@ class NodeFacts:
     limits: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Soft and hard limits by name; -1 for none."""
     unreadable: dict[str, str] = field(default_factory=dict)
-    """By folder or file that cannot be read, why."""
+    """Why a folder or file cannot be read, by its path."""
     hub_cache: str = ""
     hub_cache_problem: str = ""
     """Why the cache of the Hugging Face hub cannot be read; empty text if it can, or if there is none."""
     refusals: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """By the type of a verifier that cannot judge there, why, and what to do."""
+    """Why a verifier cannot judge there, and what to do, by its type."""
     gpu_view: dict[str, Any] | None = None
     """As in :class:`mrt_hpc.attempt.gpus.GpuView`; None where no GPU was asked for."""
     gpu_problem: str = ""
@@ -152,7 +150,7 @@ def facts(folder: Path, name: str, order: NodeOrder) -> NodeFacts:
     view, gpu_problem = _gpus() if order.asks_gpus else (None, "")
     before = unreadable(library := Path(os.__file__).parent)
     (folder / f"{name}.{LISTENING}").touch()
-    found = NodeFacts(
+    node = NodeFacts(
         node=os.environ.get("SLURMD_NODENAME") or platform.node(),
         version=mrt_hpc.__version__,
         python=f"{platform.python_version()} ({sys.executable})",
@@ -173,7 +171,7 @@ def facts(folder: Path, name: str, order: NodeOrder) -> NodeFacts:
         gpu_view=view,
         gpu_problem=gpu_problem,
     )
-    return replace(found, signals=_wait_for_signals(received), lost_files=lost_files(library, before))
+    return replace(node, signals=_wait_for_signals(received), lost_files=lost_files(library, before))
 
 
 def listen() -> list[str]:
@@ -219,7 +217,7 @@ def exchange(folder: Path, name: str) -> tuple[tuple[float, ...], float]:
         sent = time.time()
         write_json(folder / f"{name}.{PING}-{number}", {"at": sent})
         if (answer := _wait_for(folder / f"{name}.{PONG}-{number}")) is None:
-            break  # the answer tells that fewer came back
+            break  # the answer shows that fewer came back
         back = time.time()
         trips.append((back - sent, answer - (sent + back) / 2))
     return tuple(trip for trip, _ in trips), min(trips)[1] if trips else 0.0
@@ -278,13 +276,13 @@ def hub_cache() -> Path:
 
 
 def _packages() -> list[tuple[str, str]]:
-    found = []
+    versions = []
     for name in PACKAGES:
         try:
-            found.append((name, importlib.metadata.version(name)))
+            versions.append((name, importlib.metadata.version(name)))
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def refusals(order: NodeOrder) -> Iterator[tuple[str, tuple[str, str]]]:

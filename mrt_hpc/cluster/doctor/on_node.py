@@ -7,20 +7,21 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mrt_hpc.backends.slurm.answers import submitted_id
 from mrt_hpc.backends.slurm.commands import SlurmRefusedError, run_slurm
 from mrt_hpc.backends.slurm.containers import folders_read, with_models_bound
 from mrt_hpc.backends.slurm.parameters import as_sbatch_reads, python_command, require_plain_path, sbatch_parameters
 from mrt_hpc.backends.slurm.queue import cancel, queue_states
-from mrt_hpc.backends.slurm.queued_as import differences, queued_fields
-from mrt_hpc.backends.slurm.site import as_word
+from mrt_hpc.backends.slurm.queued_as import Difference, differences, queued_fields
+from mrt_hpc.backends.slurm.site import SlurmSite, as_word
 from mrt_hpc.cluster.doctor.node_half import ANSWER, LISTENING, ORDER, PING, PONG, SIGNALS, NodeFacts, NodeOrder
-from mrt_hpc.cluster.doctor.situation import NodeAnswer
+from mrt_hpc.cluster.doctor.situation import NodeAnswer, Situation
 from mrt_hpc.cluster.filesystems import existing_ancestor, trial_folder
 from mrt_hpc.domains.verifiers import verifiers_of
 from mrt_hpc.errors import UserError
@@ -31,13 +32,6 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import UnreadableError, read_typed
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mrt_hpc.backends.slurm.queued_as import Difference
-    from mrt_hpc.backends.slurm.site import SlurmSite
-    from mrt_hpc.cluster.doctor.situation import Situation
 
 JOB_MINUTES = 8
 """The time limit of the job; it takes one to three minutes."""
@@ -57,13 +51,13 @@ OPTIONS = (
 """The parameters of a run's jobs that this job has too."""
 
 
-def ask_nodes(situation: Situation, wait_s: float, tell: Callable[[str], None]) -> tuple[NodeAnswer, ...]:
+def ask_nodes(situation: Situation, wait_s: float, show: Callable[[str], None]) -> tuple[NodeAnswer, ...]:
     """Submit the jobs and wait for their answers. Jobs that have not answered in time are cancelled.
 
     Args:
         situation: whose partitions, profile and run directory are used.
         wait_s: seconds that the jobs may wait in the queue and run.
-        tell: shows a sentence about what is waited for.
+        show: shows a sentence about what is waited for.
 
     Raises:
         UserError: the folder cannot be used, or Slurm does not answer.
@@ -83,7 +77,7 @@ def ask_nodes(situation: Situation, wait_s: float, tell: Callable[[str], None]) 
         jobs = [NodeJob(kind, situation, site, layout) for kind in situation.kinds]
         try:
             for job in jobs:
-                job.submit(tell)
+                job.submit(show)
             _wait(jobs, wait_s)
         finally:
             _end(jobs)
@@ -136,7 +130,7 @@ class NodeJob:
         self._ended_at: float | None = None
         self._seen_at: float | None = None
 
-    def submit(self, tell: Callable[[str], None]) -> None:
+    def submit(self, show: Callable[[str], None]) -> None:
         """Call sbatch; a refusal is the answer."""
         write_json(self._file(ORDER), asdict(self.order))
         path = self.folder / f"{self.name}.sh"
@@ -150,7 +144,7 @@ class NodeJob:
         self._submitted = time.monotonic()
         with suppress(UserError):  # then nothing is said on it
             self.changed = tuple(differences(self.job, self.site, queued_fields(self.id)))
-        tell(f"job {self.id} asks a node of partition {self.partition or '(the default)'}")
+        show(f"job {self.id} asks a node of partition {self.partition or '(the default)'}")
 
     @property
     def partition(self) -> str:
@@ -208,8 +202,8 @@ class NodeJob:
     def _state(self) -> tuple[bool, str]:
         """Whether the job has ended, and its state in words."""
         states = list(queue_states([self.id]).values())
-        told = ", ".join(f"{one.state} {f'({one.reason})' if one.reason else ''}".strip() for one in states)
-        return all(one.ended for one in states), told
+        texts = ", ".join(f"{state.state} {f'({state.reason})' if state.reason else ''}".strip() for state in states)
+        return all(state.ended for state in states), texts
 
     def _log(self) -> str:
         """The end of its log."""
@@ -231,13 +225,13 @@ class NodeJob:
     def answer(self) -> NodeAnswer:
         """What is known in the end."""
         commands = self._file("commands")
-        found = commands.read_text().split() if commands.exists() else []
+        started = commands.read_text().split() if commands.exists() else []
         return NodeAnswer(
             kind=self.kind,
             partition=self.partition,
             facts=self.facts,
             job_id=self.id,
-            slurm_commands=tuple(Path(path).name for path in found),
+            slurm_commands=tuple(Path(path).name for path in started),
             changed=self.changed,
             problem=self.problem,
             waits=self.waits,
@@ -249,7 +243,7 @@ def verifiers_judging(situation: Situation, kind: str) -> tuple[tuple[str, dict[
     """The verifiers that will judge in jobs of this kind."""
     if situation.recipe is None or not any(job.does(role) for job in situation.jobs(kind) for role in GRADING):
         return ()
-    named = ((one.type, one.model_dump(mode="json")) for one in verifiers_of(situation.recipe))
+    named = ((verifier.type, verifier.model_dump(mode="json")) for verifier in verifiers_of(situation.recipe))
     return tuple((str(origin(name) or ""), {**section, "type": name}) for name, section in named)
 
 

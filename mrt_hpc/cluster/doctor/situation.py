@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mrt_hpc.backends.backend import Site
 from mrt_hpc.backends.slurm.site import SlurmSite
-from mrt_hpc.backends.slurm.survey import survey
-from mrt_hpc.cluster.job_rules import preemption
+from mrt_hpc.backends.slurm.survey import PartitionFacts, Qos, Survey, survey
+from mrt_hpc.cluster.doctor.node_half import NodeFacts
+from mrt_hpc.cluster.job_rules import Preemption, preemption
 from mrt_hpc.plan.compile import build_plan
+from mrt_hpc.plan.jobs import Job, Plan
+from mrt_hpc.recipe.schema import Recipe
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.backends.backend import Site
     from mrt_hpc.backends.slurm.queued_as import Difference
-    from mrt_hpc.backends.slurm.survey import PartitionFacts, Qos, Survey
-    from mrt_hpc.cluster.doctor.node_half import NodeFacts
-    from mrt_hpc.cluster.job_rules import Preemption
-    from mrt_hpc.plan.jobs import Job, Plan
-    from mrt_hpc.recipe.schema import Recipe
 
 
 def situation_of(site: Site, recipe: Recipe | None, root: Path) -> Situation:
@@ -86,8 +83,8 @@ class Situation:
         """Those partitions of this kind that the cluster has."""
         if self.cluster is None:
             return []
-        found = [self.cluster.partition(name) for name in self.named_partitions(kind)]
-        return [partition for partition in found if partition is not None]
+        partitions = [self.cluster.partition(name) for name in self.named_partitions(kind)]
+        return [partition for partition in partitions if partition is not None]
 
     @property
     def qos(self) -> Qos | None:

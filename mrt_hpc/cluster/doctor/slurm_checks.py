@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from math import inf
-from typing import TYPE_CHECKING
 
 from mrt_hpc.backends.slurm.cluster_limits import beyond
-from mrt_hpc.backends.slurm.site import GpuRequest, Requeue, unknown_options
-from mrt_hpc.backends.slurm.survey import CONFIG, PARTITIONS, QOS, VERSION, ClusterSettings, associations_command
+from mrt_hpc.backends.slurm.site import GpuRequest, Requeue, SlurmSite, unknown_options
+from mrt_hpc.backends.slurm.survey import (
+    CONFIG,
+    PARTITIONS,
+    QOS,
+    VERSION,
+    ClusterSettings,
+    NodeKind,
+    PartitionFacts,
+    Survey,
+    associations_command,
+)
 from mrt_hpc.cluster.doctor.checks import ADMINISTRATORS, CheckResult, doubtful, fails, not_checked, ok, or_null
-from mrt_hpc.cluster.job_rules import refusals, submit_limits, time_limits
+from mrt_hpc.cluster.doctor.situation import Situation
+from mrt_hpc.cluster.job_rules import Preemption, refusals, submit_limits, time_limits
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.hours import late_checkpoint, throughput
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mrt_hpc.backends.slurm.site import SlurmSite
-    from mrt_hpc.backends.slurm.survey import NodeKind, PartitionFacts, Survey
-    from mrt_hpc.cluster.doctor.situation import Situation
-    from mrt_hpc.cluster.job_rules import Preemption
-    from mrt_hpc.plan.jobs import Job
+from mrt_hpc.plan.jobs import Job
 
 OLDEST_VERSION = (20, 11)
 """The oldest version of Slurm that the package supports."""
@@ -30,9 +33,9 @@ OLDEST_VERSION = (20, 11)
 
 def slurm_commands(situation: Situation) -> Iterator[CheckResult]:
     """Slurm's commands are here, they answer, and Slurm is new enough."""
-    if (found := situation.known_cluster) is None:
+    if (known := situation.known_cluster) is None:
         return
-    _, cluster = found
+    _, cluster = known
     oldest = ".".join(map(str, OLDEST_VERSION))
     if cluster.version_numbers is None:
         yield fails(
@@ -56,9 +59,9 @@ def options_of_sbatch(situation: Situation) -> Iterator[CheckResult]:
 
 def partitions(situation: Situation) -> Iterator[CheckResult]:
     """The partitions of the profile exist, are up, and admit this user."""
-    if (found := situation.known_cluster) is None:
+    if (known := situation.known_cluster) is None:
         return
-    site, cluster = found
+    site, cluster = known
     if cluster.partitions is None:
         yield not_checked(cluster.why_not(PARTITIONS) or "scontrol show partition gave no answer")
         return
@@ -105,9 +108,9 @@ def _partition(site: SlurmSite, cluster: Survey, kind: str, name: str | None) ->
 
 def account(situation: Situation) -> Iterator[CheckResult]:
     """The account of the profile is one of the user's."""
-    if (found := situation.known_cluster) is None:
+    if (known := situation.known_cluster) is None:
         return
-    site, cluster = found
+    site, cluster = known
     command = associations_command(cluster.user.name, cluster.cluster_name)
     said = shlex.join(command[:1] + command[3:6])
     if cluster.associations is None:
@@ -119,7 +122,7 @@ def account(situation: Situation) -> Iterator[CheckResult]:
         else:
             yield not_checked(reason)
         return
-    names = sorted({one.account for one in cluster.associations})
+    names = sorted({association.account for association in cluster.associations})
     enforced = cluster.settings is not None and "associations" in cluster.settings.enforced
     if not names:
         result = fails if enforced else doubtful
@@ -137,13 +140,13 @@ def account(situation: Situation) -> Iterator[CheckResult]:
 
 def quality_of_service(situation: Situation) -> Iterator[CheckResult]:
     """The QOS of the profile exists, and the account has it."""
-    if (found := situation.known_cluster) is None or found[0].qos is None:
+    if (known := situation.known_cluster) is None or known[0].qos is None:
         return
-    site, cluster = found
+    site, cluster = known
     if cluster.qos is None or cluster.associations is None:
         yield not_checked(cluster.why_not(QOS) or "sacctmgr show qos gave no answer")
         return
-    theirs = sorted({name for one in cluster.associations_of(site.account) for name in one.qos})
+    theirs = sorted({name for association in cluster.associations_of(site.account) for name in association.qos})
     choice = f"set qos to one of {', '.join(theirs) or 'those of your account'}, or to null, in the site profile"
     if site.qos not in cluster.qos:
         yield fails(f"sacctmgr show qos: there is no QOS {site.qos}", choice)
@@ -157,10 +160,10 @@ def quality_of_service(situation: Situation) -> Iterator[CheckResult]:
 
 def gpus(situation: Situation) -> Iterator[CheckResult]:
     """The partition of GPU jobs has GPUs of the type that the profile asks for."""
-    found = situation.known_cluster
-    if found is None or "gpu" not in situation.kinds:
+    known = situation.known_cluster
+    if known is None or "gpu" not in situation.kinds:
         return
-    site, _ = found
+    site, _ = known
     if site.gpu_request is GpuRequest.NONE:
         return
     for partition in situation.partitions("gpu"):
@@ -169,7 +172,7 @@ def gpus(situation: Situation) -> Iterator[CheckResult]:
         parts = f"; parts of GPUs (MIG): {', '.join(partition.slice_types)}" if partition.slice_types else ""
         said = f"sinfo: GRES of partition {partition.name}: {', '.join(kinds) or 'no type'}{parts}"
         if not partition.nodes:
-            yield not_checked("sinfo told nothing of its nodes", about=about)
+            yield not_checked("sinfo said nothing of its nodes", about=about)
         elif not partition.gpu_nodes:
             remedy = (
                 "set partitions.gpu in the site profile to a partition with GPUs (`sinfo -o '%R %G'`), or gpu_request"
@@ -217,11 +220,11 @@ def plan_fits(situation: Situation) -> Iterator[CheckResult]:
 
 def array_size(situation: Situation) -> Iterator[CheckResult]:
     """``max_array_size`` of the profile is not above MaxArraySize."""
-    found = situation.known_cluster
-    size = None if found is None or found[1].settings is None else found[1].settings.max_array_size
-    if found is None or size is None:
+    known = situation.known_cluster
+    size = None if known is None or known[1].settings is None else known[1].settings.max_array_size
+    if known is None or size is None:
         return
-    stated = found[0].max_array_size
+    stated = known[0].max_array_size
     said = f"scontrol show config: MaxArraySize = {size}; site profile: max_array_size: {stated}"
     if size < 1:
         yield fails(f"{said}; this cluster takes no arrays", ADMINISTRATORS)
@@ -233,10 +236,10 @@ def array_size(situation: Situation) -> Iterator[CheckResult]:
 
 def queued_jobs(situation: Situation) -> Iterator[CheckResult]:
     """``max_submit_jobs`` of the profile is not above the limits of association, QOS and cluster."""
-    if (found := situation.known_cluster) is None:
+    if (known := situation.known_cluster) is None:
         return
-    site, cluster = found
-    chosen = [one for kind in situation.kinds for one in situation.partitions(kind)]
+    site, cluster = known
+    chosen = [partition for kind in situation.kinds for partition in situation.partitions(kind)]
     limits = submit_limits(cluster, chosen, site.account, site.qos)
     if not limits:
         return
@@ -257,11 +260,11 @@ def queued_jobs(situation: Situation) -> Iterator[CheckResult]:
 
 def time_limit(situation: Situation) -> Iterator[CheckResult]:
     """The time limits of the jobs are within those of QOS and association; `plan_fits` looks at partitions."""
-    if (found := situation.known_cluster) is None:
+    if (known := situation.known_cluster) is None:
         return
-    site, cluster = found
+    site, cluster = known
     for kind in situation.kinds:
-        longest = sorted(situation.partitions(kind), key=lambda one: -(one.max_minutes or inf))[:1]
+        longest = sorted(situation.partitions(kind), key=lambda partition: -(partition.max_minutes or inf))[:1]
         limits = time_limits(cluster, longest, site.account, site.qos)
         if not limits:
             continue
@@ -280,17 +283,17 @@ def time_limit(situation: Situation) -> Iterator[CheckResult]:
 
 def node_size(situation: Situation) -> Iterator[CheckResult]:
     """Some node of the partition is as large as each job asks for."""
-    if (found := situation.known_cluster) is None:
+    if (known := situation.known_cluster) is None:
         return
     for kind in situation.kinds:
         nodes = [node for partition in situation.partitions(kind) for node in partition.nodes]
         if not nodes:
             continue
-        too_large = [job for job in situation.jobs(kind) if not any(_holds(node, job, found[0]) for node in nodes)]
-        names = ",".join(one.name for one in situation.partitions(kind))
+        too_large = [job for job in situation.jobs(kind) if not any(_holds(node, job, known[0]) for node in nodes)]
+        names = ",".join(partition.name for partition in situation.partitions(kind))
         for job in list({job.role: job for job in too_large}.values()):
             yield fails(
-                f"sinfo: no node of {names} has {_asked(job, found[0])}, which job {job.name} asks for on each node",
+                f"sinfo: no node of {names} has {_asked(job, known[0])}, which job {job.name} asks for on each node",
                 f"lower resources.{job.role.section} of the recipe (gpus, cpus, memory_gib, or fewer ranks a node), or "
                 f"choose another partition as partitions.{kind}",
                 about=f"for {job.role}",
@@ -326,14 +329,14 @@ def _asked(job: Job, site: SlurmSite) -> str:
 
 def preempted_jobs(situation: Situation) -> Iterator[CheckResult]:
     """What a preemption does to the run."""
-    if (found := situation.known_cluster) is None:
+    if (known := situation.known_cluster) is None:
         return
-    seen = {one.name: one for kind in situation.kinds for one in situation.partitions(kind)}
+    seen = {partition.name: partition for kind in situation.kinds for partition in situation.partitions(kind)}
     for partition in seen.values():
         if (what := situation.preemption(partition)) is not None:
             yield _preempted(situation, partition, what)
-    if seen and found[1].settings is None:
-        yield not_checked(found[1].why_not(CONFIG) or "scontrol show config gave no answer")
+    if seen and known[1].settings is None:
+        yield not_checked(known[1].why_not(CONFIG) or "scontrol show config gave no answer")
 
 
 def _preempted(situation: Situation, partition: PartitionFacts, what: Preemption) -> CheckResult:
@@ -353,10 +356,10 @@ def _preempted(situation: Situation, partition: PartitionFacts, what: Preemption
             "choose a partition or QOS whose PreemptMode is REQUEUE or OFF",
             about=about,
         )
-    told = f"{said}: a preempted task gets SIGTERM, has {what.notice_s} s, and is queued again{_before(situation)}"
+    notice = f"{said}: a preempted task gets SIGTERM, has {what.notice_s} s, and is queued again{_before(situation)}"
     if (late := _late(situation, what)) is not None:
-        return doubtful(f"{told}; {late}", "--set training.checkpoint_every=1", about=about)
-    return ok(told, about=about)
+        return doubtful(f"{notice}; {late}", "--set training.checkpoint_every=1", about=about)
+    return ok(notice, about=about)
 
 
 def _before(situation: Situation) -> str:
@@ -379,11 +382,14 @@ def _late(situation: Situation, what: Preemption) -> str | None:
 
 def notice_of_profile(situation: Situation) -> Iterator[CheckResult]:
     """``preemption_notice_s`` of the profile is what the cluster gives."""
-    if (found := situation.known_cluster) is None:
+    if (known := situation.known_cluster) is None:
         return
-    stated = found[0].preemption_notice_s
+    stated = known[0].preemption_notice_s
     seen = [
-        what for kind in situation.kinds for one in situation.partitions(kind) if (what := situation.preemption(one))
+        what
+        for kind in situation.kinds
+        for partition in situation.partitions(kind)
+        if (what := situation.preemption(partition))
     ]
     given = min((what.notice_s for what in seen if what.mode != "OFF"), default=None)
     if given is None or stated == given:
@@ -395,24 +401,24 @@ def notice_of_profile(situation: Situation) -> Iterator[CheckResult]:
 def requeue(situation: Situation) -> Iterator[CheckResult]:
     """Slurm queues a task again after a preemption or the loss of a node."""
     if (
-        (found := situation.known_cluster) is None
-        or (settings := found[1].settings) is None
+        (known := situation.known_cluster) is None
+        or (settings := known[1].settings) is None
         or settings.requeues is None
     ):
         return
     said = f"scontrol show config: JobRequeue = {int(settings.requeues)}"
-    if found[0].requeue is Requeue.FORBIDDEN:
+    if known[0].requeue is Requeue.FORBIDDEN:
         remedy = "type the same `mrt-hpc submit` after a preemption or a lost node: nothing that is finished is lost"
         yield doubtful("site profile: requeue: forbidden: no task is queued again", remedy)
     elif settings.requeues:
-        yield ok(f"{said}; whether a plugin of the site forbids it, a job tells: --on-node")
+        yield ok(f"{said}; whether a plugin of the site forbids it, a job shows: --on-node")
     else:
         yield ok(f"{said}: jobs are queued again only if they ask for it, and every job of a run asks (--requeue)")
 
 
 def accounting(situation: Situation) -> Iterator[CheckResult]:
     """Whether a database remembers ended jobs."""
-    if (found := situation.known_cluster) is None or (settings := found[1].settings) is None:
+    if (known := situation.known_cluster) is None or (settings := known[1].settings) is None:
         return
     said = f"scontrol show config: AccountingStorageType = {settings.accounting}"
     if settings.has_accounting:

@@ -34,7 +34,7 @@ from mrt_hpc.domains.math.numbers import (
 from mrt_hpc.domains.math.words import has_words, same_words, words_as_text
 
 _BOXED_LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
-"""Only LaTeX, only the box: math-verify's plain search would find a 7 in ``\\frac{1}{ = 7``."""
+"""LaTeX in a box and nothing else: math-verify's plain search would find a 7 in ``\\frac{1}{ = 7``."""
 
 GOLDS = 1024
 """Gold answers whose expressions a process keeps."""
@@ -108,7 +108,8 @@ def judge(answer: str, gold: str) -> Judgement:
     sides, gold = _compared(answer, gold)
     judged = [_judged(side, gold) for side in sides]
     correct = any(side.correct for side in judged) and all(
-        one.correct or _rounds(side, gold, whole="approx" in answer) for one, side in zip(judged, sides, strict=True)
+        verdict.correct or _rounds(side, gold, whole="approx" in answer)
+        for verdict, side in zip(judged, sides, strict=True)
     )
     return Judgement(correct=correct, readable=any(side.readable for side in judged))
 
@@ -144,7 +145,7 @@ def _rounds(side: str, gold: str, *, whole: bool) -> bool:
     """Whether one side of an equation is a number that differs from the gold answer by a rounding: by half of the last
     place of the one of the two that is a decimal, or a whole number where the answer says that it is rounded.
     """
-    numbers = [found.number for text in (side, gold) if (found := read_quantity(text)) is not None]
+    numbers = [quantity.number for text in (side, gold) if (quantity := read_quantity(text)) is not None]
     places = [number.last_place for number in numbers if whole or not number.is_integer]
     first, second = _number(_parse(side)), _number(_parse_gold(gold))
     if not places or first is None or second is None:

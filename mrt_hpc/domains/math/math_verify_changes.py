@@ -95,7 +95,7 @@ def uninstall_values() -> None:
 
 
 def _numeric_eq(a: Any, b: Any, float_rounding: int, numeric_precision: int) -> bool:
-    """Of matrices math-verify compares the elements, which come here one by one; symbols are left to simplifying."""
+    """Math-verify compares of matrices the elements, which come here one by one; symbols are left to simplifying."""
     if _is_number(a) and _is_number(b):
         whole = [grader.get_pct_val(value, value) for value in (a, b)]  # 9 and 9 % are equal to math-verify
         return numbers_equal(*whole) if all(value.is_Integer for value in whole) else numbers_equal(a, b)
@@ -129,7 +129,7 @@ def numbers_equal(gold: Any, other: Any) -> bool:
 
 
 def _is_zero(difference: Any) -> bool:
-    """Whether a number is zero; one that no digits tell from zero is."""
+    """Whether a number is zero; one whose digits do not differ from zero is."""
     if difference.is_Rational:
         return bool(difference == 0)
     try:

@@ -8,12 +8,9 @@ subscript. It takes the last side of an equation for the answer, so that ``a^2 =
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from mrt_hpc.domains.math.words import is_word
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _GREEK = (
     r"\\(?:alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|iota|kappa|lambda|mu|nu|xi|(?:var)?rho|sigma"
@@ -77,14 +74,14 @@ def spelt(text: str) -> str:
     return _SPELT.sub(_spelt, text)
 
 
-def _spelt(found: re.Match[str]) -> str:
-    primes = (found["primes"] or "").count("'") + (found["primes"] or "").count("prime")
-    index = "".join(_plain_index(found[part] or "") for part in ("index", "late")) + "prime" * primes
-    if found["name"] is None or not index:
-        return found[0]
-    if found["name"] in _READ_AS_CONSTANTS:
-        return rf"\variable{{{found['name']}{index}}}"
-    return f"{found['name']}_{index}" if len(index) == 1 else f"{found['name']}_{{{index}}}"
+def _spelt(match: re.Match[str]) -> str:
+    primes = (match["primes"] or "").count("'") + (match["primes"] or "").count("prime")
+    index = "".join(_plain_index(match[part] or "") for part in ("index", "late")) + "prime" * primes
+    if match["name"] is None or not index:
+        return match[0]
+    if match["name"] in _READ_AS_CONSTANTS:
+        return rf"\variable{{{match['name']}{index}}}"
+    return f"{match['name']}_{index}" if len(index) == 1 else f"{match['name']}_{{{index}}}"
 
 
 def _plain_index(index: str) -> str:

@@ -7,15 +7,11 @@ below 1e-7 are equal to it. Owns the tolerance between two numbers. Leaves out e
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
-from typing import TYPE_CHECKING
 
 from mrt_hpc.domains.math.words import STATEMENTS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 # -- cleanup -----------------------------------------------------------------------------------------------------------
 # Removes from an answer the marks of its sentence or layout, before it is compared. These marks change no value, but
@@ -129,26 +125,26 @@ class Number:
 
 def leading_number(text: str) -> tuple[Number, int] | None:
     """The number that ``text`` begins with and where it ends; None where it begins with none."""
-    found = _NUMBER.match(text)
-    if found is None or len(text) > MAX_ANSWER_CHARS:
+    match = _NUMBER.match(text)
+    if match is None or len(text) > MAX_ANSWER_CHARS:
         return None
-    powers = (found[name] for name in ("plain", "braced", "bare", "braced_alone", "bare_alone"))
+    powers = (match[name] for name in ("plain", "braced", "bare", "braced_alone", "bare_alone"))
     power = next((int(text) for text in powers if text is not None), None)
-    mantissa = (found["mantissa"] or "1").replace(",", "")
+    mantissa = (match["mantissa"] or "1").replace(",", "")
     last_place = -len(mantissa.partition(".")[2]) + (power or 0)
     number = Number(
-        value=_CONTEXT.scaleb(Decimal(found["sign"] + mantissa), power or 0),
+        value=_CONTEXT.scaleb(Decimal(match["sign"] + mantissa), power or 0),
         last_place=Decimal(1).scaleb(last_place, _CONTEXT),
         is_integer=power is None and "." not in mantissa,
         has_power=power is not None,
     )
-    return number, found.end()
+    return number, match.end()
 
 
 def power_as_latex(text: str) -> str:
     """``4.5e33`` as ``4.5 \\times 10^{33}``, since LaTeX reads the e as Euler's number; any other text as it is."""
-    found = _E_NOTATION.fullmatch(text.strip())
-    return rf"{found[1]} \times 10^{{{int(found[2])}}}" if found else text
+    match = _E_NOTATION.fullmatch(text.strip())
+    return rf"{match[1]} \times 10^{{{int(match[2])}}}" if match else text
 
 
 def as_fraction(text: str) -> str:
@@ -156,17 +152,17 @@ def as_fraction(text: str) -> str:
     return _MIXED_SHARE.sub(_share_as_fraction, _REPEATING.sub(_repeating_as_fraction, text))
 
 
-def _repeating_as_fraction(found: re.Match[str]) -> str:
+def _repeating_as_fraction(match: re.Match[str]) -> str:
     r"""``0.1\overline{6}`` is (16 - 1) / 90."""
-    once, period = found[1] + found[2], found[3]
+    once, period = match[1] + match[2], match[3]
     above = int(once + period) - int(once or 0)
-    return rf"\frac{{{above}}}{{{(10 ** len(period) - 1) * 10 ** len(found[2])}}}"
+    return rf"\frac{{{above}}}{{{(10 ** len(period) - 1) * 10 ** len(match[2])}}}"
 
 
-def _share_as_fraction(found: re.Match[str]) -> str:
+def _share_as_fraction(match: re.Match[str]) -> str:
     """``12\\frac12\\%`` is 25 / 2 per cent."""
-    above, below = int(found[2] or found[3]), int(found[4] or found[5])
-    return rf"\frac{{{int(found[1]) * below + above}}}{{{below}}}"
+    above, below = int(match[2] or match[3]), int(match[4] or match[5])
+    return rf"\frac{{{int(match[1]) * below + above}}}{{{below}}}"
 
 
 def numbers_agree(answer: Number, gold: Number) -> bool:
@@ -270,9 +266,9 @@ def read_quantity(text: str) -> Quantity | None:
     in_text, text = _SENTENCE.match(text) is not None, _unwrapped(text)
     money = text.startswith((r"\$", "$"))
     text = text.lstrip("\\$") if money else text
-    if (found := leading_number(text)) is None:
+    if (leading := leading_number(text)) is None:
         return None
-    number, end = found
+    number, end = leading
     rest = _SPACE.sub(" ", text[end:]).strip()
     if (base := _BASE.fullmatch(rest)) is not None:
         return Quantity(number, base[1] or base[2], frozenset())
@@ -283,8 +279,8 @@ def read_quantity(text: str) -> Quantity | None:
 def _unwrapped(text: str) -> str:
     """``text`` without one pair of braces, brackets or dollar signs and without a font, where they hold all of it."""
     text = _SPACE.sub(" ", text).strip()
-    found = _WRAPPED.fullmatch(text)
-    return next(part for part in found.groups() if part is not None).strip() if found else text
+    match = _WRAPPED.fullmatch(text)
+    return next(part for part in match.groups() if part is not None).strip() if match else text
 
 
 def _units(rest: str) -> frozenset[str] | None:
@@ -345,18 +341,18 @@ def with_symbols_kept(answer: str, gold: str) -> tuple[str, str]:
     answer may add the unit that the gold answer leaves out, behind a number without symbols and a space.
     """
     expected, symbol = _kept(gold, _PLAIN_NUMBER)
-    found = _LETTER_AS_TEXT.search(answer) or _LAST_LETTERS.search(answer)
-    if found is not None and symbol == found[1]:
-        return f"{answer[: found.start()]}{{{symbol}}}{answer[found.end(1) :].strip(' }')}", expected
+    match = _LETTER_AS_TEXT.search(answer) or _LAST_LETTERS.search(answer)
+    if match is not None and symbol == match[1]:
+        return f"{answer[: match.start()]}{{{symbol}}}{answer[match.end(1) :].strip(' }')}", expected
     return _kept(answer, _NO_SYMBOLS)[0], expected
 
 
 def _kept(text: str, may_have_unit: re.Pattern[str]) -> tuple[str, str]:
     """``text`` with its last letters marked, and those that are symbols."""
-    found = _LAST_LETTERS.search(text)
-    if found is None:
+    match = _LAST_LETTERS.search(text)
+    if match is None:
         return text, ""
-    before, letters, power = text[: found.start()], found[1], found[2] or ""
+    before, letters, power = text[: match.start()], match[1], match[2] or ""
     known, behind_value = letters.lower() in UNITS, before.rstrip().endswith((*"0123456789})", "\\,", "\\pi"))
     if letters.lower() == "percent" and behind_value:
         return rf"{before}\%", ""

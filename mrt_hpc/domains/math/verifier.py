@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from mrt_hpc.domains.base import Judgement, Verifier
-
-if TYPE_CHECKING:
-    from mrt_hpc.recipe.sections import Grading
-
+from mrt_hpc.recipe.sections import Grading
 
 # -- slow forms --------------------------------------------------------------------------------------------------------
 # Decides from its text whether an answer may take long to grade, so that the others need not wait for it.

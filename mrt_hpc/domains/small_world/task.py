@@ -25,9 +25,9 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,10 +36,6 @@ from mrt_hpc.mrt.sft import ASSISTANT, USER, Conversation, Message, Suffix
 from mrt_hpc.recipe.sections import Problems, SmallWorldProblems
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.seeds import derive_seed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 FACTORS = range(2, 10)
 UNKNOWNS = range(1, 13)
@@ -66,9 +62,9 @@ class Split(StrEnum):
     """The two disjoint parts of all problems."""
 
     TRAIN = "train"
-    """For supervised training and for rollouts."""
+    """The problems for supervised training and for rollouts."""
     HELD_OUT = "held_out"
-    """For evaluation only."""
+    """The problems for evaluation alone."""
 
 
 HELD_OUT_PROBLEMS = 500
@@ -91,10 +87,10 @@ class Equation:
         Raises:
             UserError: there is none.
         """
-        found = _STATEMENT.search(statement)
-        if found is None:
+        match = _STATEMENT.search(statement)
+        if match is None:
             raise UserError("not a problem of the small world", value=statement, expected="a*x+c=b, e.g. 3*x+14=35")
-        return cls(*map(int, found.groups()))
+        return cls(*map(int, match.groups()))
 
     @property
     def statement(self) -> str:
@@ -129,7 +125,10 @@ def problems(split: Split, count: int | None = None, seed: int = 0) -> list[Prob
     equations = _split_equations(split)
     if count is not None and count > len(equations):
         raise UserError(
-            f"the small world has fewer {split} problems", value=count, expected=f"at most {len(equations)}"
+            f"the small world has fewer {split} problems",
+            value=count,
+            expected=f"at most {len(equations)}",
+            advice=f"lower problems to {len(equations)}, or leave it out",
         )
     random.Random(derive_seed(seed, "world", split)).shuffle(equations)
     return [
@@ -160,11 +159,11 @@ class Habits:
     forced: float = 0.4
     """Share of examples that the prover's forced text closes early; they teach to answer at once."""
     forced_inside: float = 0.1
-    """Of these, the share cut in the middle of a check, where a token limit may cut."""
+    """The share of these that is cut in the middle of a check, where a token limit may cut."""
     most_checks: int = 10
-    """At this many checks the trace gives up for certain."""
+    """The number of checks at which the trace gives up for certain."""
     answer_forms: int = 1
-    """In how many ways an answer is written, each as often as the others: 7, 8-1, 9-2, ..."""
+    """The number of ways in which an answer is written, each as often as the others: 7, 8-1, 9-2, ..."""
 
     def written(self, answer: int, rng: random.Random) -> str:
         """An answer in one of its forms."""
@@ -253,7 +252,7 @@ class TraceQuality:
     checks: int
     """Checks that can be read, complete with their verdict."""
     right_checks: int
-    """Of these, those about this problem's equation with both results and the verdict right."""
+    """The checks among these that are about this problem's equation with both results and the verdict right."""
     episodes: int
     """Paragraphs of the thought."""
 
@@ -296,11 +295,11 @@ def trace_quality(source: Problems, traces: Iterable[tuple[str, str]]) -> dict[s
     """
     if not isinstance(source, SmallWorldProblems):
         return {}
-    found = [inspect_trace(problem, text) for problem, text in traces]
-    checks = sum(q.checks for q in found)
+    inspected = [inspect_trace(problem, text) for problem, text in traces]
+    checks = sum(q.checks for q in inspected)
     return {
-        "well_formed": float(np.mean([q.well_formed for q in found])),
-        "right_checks": sum(q.right_checks for q in found) / checks if checks else 0.0,
+        "well_formed": float(np.mean([q.well_formed for q in inspected])),
+        "right_checks": sum(q.right_checks for q in inspected) / checks if checks else 0.0,
     }
 
 

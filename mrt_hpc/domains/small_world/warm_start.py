@@ -13,25 +13,20 @@ import random
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from mrt_hpc.domains.small_world.model import ModelSize, build_tokenizer, fresh_model
 from mrt_hpc.domains.small_world.task import VERDICTS, Equation, Habits, Split, example, problems
 from mrt_hpc.run.seeds import derive_seed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from torch import Tensor
-    from torch.nn import Parameter
-    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
-
 
 # -- muon --------------------------------------------------------------------------------------------------------------
 # Muon, which updates a matrix by its momentum with all singular values brought near one.
@@ -90,10 +85,10 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 def _of_the_same_shape(parameters: Iterable[Parameter]) -> list[list[Parameter]]:
     """The parameters by shape, where a matrix and its transpose count as one shape."""
-    found: dict[tuple[int, ...], list[Parameter]] = defaultdict(list)
+    by_shape: dict[tuple[int, ...], list[Parameter]] = defaultdict(list)
     for parameter in parameters:
-        found[_wide(parameter).shape].append(parameter)
-    return list(found.values())
+        by_shape[_wide(parameter).shape].append(parameter)
+    return list(by_shape.values())
 
 
 def _wide(matrix: Tensor) -> Tensor:
@@ -154,7 +149,7 @@ def warm_start(
     Args:
         settings: all numbers.
         directory: made if absent; gets weights (float32), configuration, tokenizer and generation configuration.
-        progress: told a line now and then.
+        progress: called with a line from time to time.
     """
     started = time.monotonic()
     tokenizer = build_tokenizer()

@@ -1,28 +1,30 @@
-"""Judges recorded samples again with the grader of today, without any server."""
+"""Judges recorded samples again with the grader of today, without any server: those of a results folder, where an
+evaluation takes them, and those of a run, at ``mrt-hpc regrade``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
+from mrt_hpc.inference.protocol import Request
+from mrt_hpc.provers.prover_session import ProverFactory, ProverModel, ProverSession
+from mrt_hpc.recipe.schema import Experiment
+from mrt_hpc.recipe.sections import Benchmark, Prompt
 from mrt_hpc.roles.sampling.grading import TraceGrader
+from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.groups import Sampled, merged
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.records import Gold, Rollout
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
-    from pathlib import Path
-
     from mrt_hpc.inference.client import Completion
-    from mrt_hpc.inference.protocol import Request
-    from mrt_hpc.provers.prover_session import ProverSession
-    from mrt_hpc.recipe.kinds import ProverSettings
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.recipe.sections import Benchmark, Grading, ProblemSource, Prompt
-    from mrt_hpc.run.records import Gold
 
 
 class NoServer:
@@ -42,55 +44,61 @@ class NoServer:
 class Regrader:
     """Judges the samples of one benchmark again."""
 
-    problems: ProblemSource
-    grading: Grading
-    prompt: Prompt
-    prover: ProverSettings | None
+    layout: RunLayout
+    """The run directory, which holds the problems."""
+    experiment: Experiment
+    benchmark: Benchmark
     tokenizer: Path
     """A model directory with the tokenizer of the samples."""
 
-    @staticmethod
-    def of(experiment: Experiment, benchmark: Benchmark, tokenizer: Path) -> Regrader:
-        """The regrader of a benchmark of a recipe."""
-        prompt = experiment.sampling_of(benchmark).prompt
-        return Regrader(benchmark.problems, experiment.grading, prompt, experiment.evaluation.prover, tokenizer)
+    @cached_property
+    def golds(self) -> dict[str, Gold]:
+        """The gold answer of each problem, by its id."""
+        return {p.id: p.answer for p in read_problems(self.layout.benchmark_data(self.benchmark.name))}
 
-    async def all(self, parts: Sequence[Sampled], golds: Mapping[str, Gold]) -> list[Sampled]:
+    @cached_property
+    def _prompt(self) -> Prompt:
+        return self.experiment.sampling_of(self.benchmark).prompt
+
+    async def all(self, parts: Sequence[Sampled]) -> list[Sampled]:
         """Return the parts with the verdicts, answers and values of the grader of today.
-
-        Args:
-            parts: samples of several problems.
-            golds: the gold answer of each problem, by its id.
 
         Raises:
             UserError: the grader processes cannot be started.
         """
-        grading = self.grading
-        verifier = verifier_of(self.problems, grading)
+        grading = self.experiment.grading
+        verifier = verifier_of(self.benchmark.problems, grading)
         pool = GraderPool(verifier, grading.processes, grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib)
         with pool:
-            grader = TraceGrader(pool, self.prompt.thought_end, self._session())
-            return [await self._part(grader, part, golds) for part in parts]
+            grader = TraceGrader(pool, self._prompt.thought_end, self._session())
+            return [await self._part(grader, part) for part in parts]
 
     def _session(self) -> ProverSession | None:
         """The estimator of the recorded values; None where no prefix was valued."""
-        if self.prover is None:
+        if (prover := self.experiment.evaluation.prover) is None:
             return None
-        model = ProverModel.of(Prompter.of(self.tokenizer, self.prompt))
-        return ProverFactory.of(self.prover, model, 0).session(NoServer())
+        model = ProverModel.of(Prompter.of(self.tokenizer, self._prompt))
+        return ProverFactory.of(prover, model, 0).session(NoServer())
 
-    async def _part(self, grader: TraceGrader, part: Sampled, golds: Mapping[str, Gold]) -> Sampled:
-        traces = [await grader.regrade(trace, golds[trace.rollouts[0].problem_id]) for trace in traces_of(part)]
+    async def _part(self, grader: TraceGrader, part: Sampled) -> Sampled:
+        traces = [await grader.regrade(trace, self.golds[trace.rollouts[0].problem_id]) for trace in traces_of(part)]
         return replace(merged(traces), statistics=part.statistics)
+
+
+def changed_verdicts(before: Sequence[Sampled], now: Sequence[Sampled]) -> list[tuple[Rollout, Rollout]]:
+    """The traces whose verdict is another one than before, each with its earlier and its present record."""
+    there = {(r.problem_id, r.sample): r for part in now for r in part.rollouts}
+    pairs = [(old, there[old.problem_id, old.sample]) for part in before for old in part.rollouts]
+    return [(old, new) for old, new in pairs if old.reward != new.reward]
 
 
 def traces_of(part: Sampled) -> list[Sampled]:
     """The records of each trace."""
-    found = {(r.problem_id, r.sample): Sampled(rollouts=[r], statistics=part.statistics) for r in part.rollouts}
+    sampled = {(r.problem_id, r.sample): Sampled(rollouts=[r], statistics=part.statistics) for r in part.rollouts}
     for branch in part.branches:
-        found[branch.problem_id, branch.sample].branches.append(branch)
+        sampled[branch.problem_id, branch.sample].branches.append(branch)
     for answer in part.answers:
-        found[answer.problem_id, answer.sample].answers.append(answer)
+        sampled[answer.problem_id, answer.sample].answers.append(answer)
     for value in part.values:
-        found[value.problem_id, value.sample].values.append(value)
-    return list(found.values())
+        sampled[value.problem_id, value.sample].values.append(value)
+    return list(sampled.values())

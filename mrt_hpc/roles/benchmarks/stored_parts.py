@@ -1,40 +1,36 @@
-"""The samples of a shard in the results folder, which evaluations of all runs share."""
+"""The samples of a shard in the results folder: one that evaluations of all runs share, or one inside the run."""
 
 from __future__ import annotations
 
 import errno
 import logging
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 from mrt_hpc.domains.base import grader_digest
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import UserError
-from mrt_hpc.roles.benchmarks.regrading import Regrader
-from mrt_hpc.roles.task.shutdown import run_until_told
-from mrt_hpc.run.data import read_problems, share
+from mrt_hpc.plan.jobs import EvaluationUnit
+from mrt_hpc.recipe.schema import Experiment
+from mrt_hpc.recipe.sections import Benchmark
+from mrt_hpc.roles.benchmarks.regrading import Regrader, changed_verdicts
+from mrt_hpc.roles.task.context import Task
+from mrt_hpc.roles.task.shutdown import run_until_asked_to_leave
+from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.evaluation_settings import fingerprint_of
 from mrt_hpc.run.events import Use
-from mrt_hpc.run.groups import merged
+from mrt_hpc.run.groups import Sampled, merged
 from mrt_hpc.run.heartbeats import Heart
 from mrt_hpc.run.leases import Leases
 from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.results import DIGITS, JudgedSamples, StoredSamples
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-
-    from mrt_hpc.plan.jobs import EvaluationUnit
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.recipe.sections import Benchmark
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.groups import Sampled
-    from mrt_hpc.run.weights import Weights
+from mrt_hpc.run.weights import Weights
 
 T = TypeVar("T")
 
@@ -75,31 +71,34 @@ def grader_of(experiment: Experiment, benchmark: Benchmark) -> str:
 
 @dataclass(frozen=True)
 class StoredParts:
-    """The samples of the problems of one shard, where the results folder keeps them."""
+    """The samples of the problems of one shard, where the results folder keeps them. Positions of problems are those
+    in the whole benchmark.
+    """
 
     task: Task
     store: StoredSamples
     benchmark: Benchmark
-    directory: Path
-    """The folder of the fingerprint, for messages."""
-    weights: str
     version: int
-    shard: int
 
     @staticmethod
-    def of(task: Task, unit: EvaluationUnit, benchmark: Benchmark, weights: Weights, results: Path) -> StoredParts:
-        """The samples of one unit of an evaluation."""
+    def of(task: Task, unit: EvaluationUnit, benchmark: Benchmark, weights: Weights) -> StoredParts:
+        """The samples of one unit of an evaluation: in the results folder that the recipe names, or in the run."""
         fingerprint = fingerprint_of(task.layout, task.experiment, benchmark, weights.digest)
+        if (named := task.experiment.evaluation.results) is not None:
+            results = Path(named)
+        else:
+            results = task.layout.evaluation_samples(unit.version, unit.benchmark)
+            task.retrying(lambda: make_folder(results), f"the folder {results}")
         store = writing(task, results, lambda: StoredSamples.of(results, fingerprint))
-        return StoredParts(task, store, benchmark, store.directory, weights.digest, unit.version, unit.shard)
+        return StoredParts(task, store, benchmark, unit.version)
 
     def lacking(self, positions: Iterable[int]) -> dict[range, list[int]]:
-        """By the numbers of the samples that have to be drawn, the positions of the problems within the shard."""
-        found: dict[range, list[int]] = defaultdict(list)
+        """The positions of problems, by the numbers of the samples that have to be drawn."""
+        positions_by_samples: dict[range, list[int]] = defaultdict(list)
         for position in positions:
-            if missing := self.store.lacking(self._place(position), self.benchmark.samples):
-                found[missing].append(position)
-        return dict(found)
+            if missing := self.store.lacking(position, self.benchmark.samples):
+                positions_by_samples[missing].append(position)
+        return dict(positions_by_samples)
 
     def alive(self) -> Heart:
         """Show the holders of other leases in the results folder that this task lives, during the block."""
@@ -114,21 +113,20 @@ class StoredParts:
         # Another task may have added samples, and released its lease, since these were found to be lacking.
         mine = self.lacking(taken)
         for position in set(taken).difference(*mine.values()):
-            self._leases.release(self._place(position))
+            self._leases.release(position)
         return mine
 
     def _claim(self, position: int) -> bool:
-        return self._writing(lambda: self._leases.claim(self._place(position)))
+        return self._writing(lambda: self._leases.claim(position))
 
     def wait(self, lacking: Mapping[range, list[int]]) -> None:
         """Wait until other tasks have sampled one of these problems, or have ended without it."""
-        waiting = [position for positions in lacking.values() for position in positions]
-        places = {self._place(position) for position in waiting}
-        log.info("another evaluation samples %d problem(s) that this one needs", len(places))
+        waiting = sorted(position for positions in lacking.values() for position in positions)
+        log.info("another evaluation samples %d problem(s) that this one needs", len(waiting))
 
         def changed() -> bool:
-            free = self._leases.free(sorted(places))
-            return bool(free) or any(not self.store.lacking(p, self.benchmark.samples) for p in places)
+            free = self._leases.free(waiting)
+            return bool(free) or any(not self.store.lacking(p, self.benchmark.samples) for p in waiting)
 
         self.task.spend(Use.WAITING)
         with self.task.shutdown.while_waiting():
@@ -136,73 +134,65 @@ class StoredParts:
 
     def commit(self, position: int, samples: range, sampled: Sampled) -> bool:
         """Write a batch of a problem's samples, and let other tasks have the problem."""
-        place = self._place(position)
-        won = self._writing(lambda: self.store.commit(place, samples, sampled, self._grader))
-        self._leases.release(place)
+        won = self._writing(lambda: self.store.commit(position, samples, sampled, self._grader))
+        self._leases.release(position)
         return won
 
-    def sampled(self, positions: range) -> dict[int, Sampled]:
+    def sampled(self, positions: Iterable[int]) -> dict[int, Sampled]:
         """The samples of the problems that have all of theirs, by position. What another grader has judged is judged
         again, and kept; what is damaged is set aside.
         """
-        found = {position: self._batches(position) for position in positions}
-        self._regrade([one for batches in found.values() for one, _ in batches or []], positions)
-        whole = {position: self._merged(position) for position in positions if found[position] is not None}
-        return {position: sampled for position, sampled in whole.items() if sampled is not None}
+        stored = {position: self._batches(position) for position in positions}
+        self._regrade([batch for batches in stored.values() for batch, _ in batches])
+        return {p: sampled for p in stored if stored[p] and (sampled := self._merged(p)) is not None}
 
-    def remove(self) -> None:
-        """Nothing: what is in the results folder stays for other evaluations."""
-
-    def _batches(self, position: int) -> list[tuple[JudgedSamples, list[int]]] | None:
-        """The batches of a problem; None where samples are missing."""
-        chosen = self.store.chosen(self._place(position), self.benchmark.samples, self._grader)
-        return chosen if sum(len(numbers) for _, numbers in chosen) == self.benchmark.samples else None
+    def _batches(self, position: int) -> list[tuple[JudgedSamples, list[int]]]:
+        """The batches of a problem; none where samples are missing."""
+        chosen = self.store.chosen(position, self.benchmark.samples, self._grader)
+        return chosen if sum(len(numbers) for _, numbers in chosen) == self.benchmark.samples else []
 
     def _merged(self, position: int) -> Sampled | None:
         """The samples of a problem; None where some are missing, or were damaged."""
-        parts = [(batch, self._readable(batch, numbers)) for batch, numbers in self._batches(position) or []]
-        whole = [sampled for _, sampled in parts if sampled is not None]
+        parts = [self._readable(batch, numbers) for batch, numbers in self._batches(position)]
+        whole = [sampled for sampled in parts if sampled is not None]
         return as_of(merged(whole), self.version) if parts and len(whole) == len(parts) else None
 
     def _readable(self, batch: JudgedSamples, numbers: list[int]) -> Sampled | None:
         try:
             return self.task.retrying(lambda: self.store.read(batch, numbers), f"reading {batch.path}")
         except DamagedError as damage:
-            place = self._writing(lambda: self.store.set_aside(batch))
-            log.warning("samples that cannot be used were moved to %s: %s", place or "set_aside", damage.what)
+            self._set_aside(batch, f"samples that cannot be used: {damage.what} ({damage.where})")
             return None
 
-    def _regrade(self, batches: list[JudgedSamples], positions: range) -> None:
+    def _set_aside(self, batch: JudgedSamples, reason: str) -> None:
+        """Move a damaged batch away: in a run like all that is damaged there, else within the results folder."""
+        if batch.path.is_relative_to(self.task.layout.root):
+            self.task.set_aside([batch.path], reason)
+        else:
+            place = self._writing(lambda: self.store.set_aside(batch))
+            log.warning("moved to %s: %s", place or "set_aside", reason)
+
+    def _regrade(self, batches: list[JudgedSamples]) -> None:
         """Judge batches of other graders again, and keep the verdicts as further batches."""
         others = [batch for batch in batches if batch.grader != self._grader[:DIGITS]]
         if not others:
             return
-        problems = share(read_problems(self.task.layout.benchmark_data(self.benchmark.name)), self.shard, self._shards)
-        golds = {problems[position].id: problems[position].answer for position in positions}
         read = [(batch, self._readable(batch, list(batch.samples))) for batch in others]
         there = [(batch, sampled) for batch, sampled in read if sampled is not None]
         log.info("another grader has judged %d batch(es) of samples: they are judged again", len(there))
-        regrader = Regrader.of(self.task.experiment, self.benchmark, self.task.layout.weights_version(self.version))
-        work = regrader.all([sampled for _, sampled in there], golds)
-        for (batch, before), sampled in zip(there, run_until_told(self.task.shutdown, work), strict=True):
-            self._keep(batch, sampled)
-            _tell_changes(before, sampled)
-
-    def _keep(self, batch: JudgedSamples, judged: Sampled) -> None:
-        """Keep the verdicts of this task's grader on a batch of another one."""
-        position = int(batch.path.parent.name)
-        self._writing(lambda: self.store.commit(position, batch.samples, judged, self._grader))
+        layout, before = self.task.layout, [sampled for _, sampled in there]
+        regrader = Regrader(layout, self.task.experiment, self.benchmark, layout.weights_version(self.version))
+        judged = run_until_asked_to_leave(self.task.shutdown, regrader.all(before))
+        for (batch, _), sampled in zip(there, judged, strict=True):
+            self._writing(partial(self.store.commit, batch.position, batch.samples, sampled, self._grader))
+        for old, new in changed_verdicts(before, judged):
+            log.info(
+                "problem %s, sample %d: reward %g with answer %r, and %g with answer %r before",
+                new.problem_id, new.sample, new.reward, new.answer, old.reward, old.answer,
+            )  # fmt: skip
 
     def _writing(self, action: Callable[[], T]) -> T:
         return writing(self.task, self.store.directory, action)
-
-    def _place(self, position: int) -> int:
-        """The position of a problem in the whole benchmark."""
-        return self.shard + position * self._shards
-
-    @property
-    def _shards(self) -> int:
-        return self.task.experiment.evaluation.problem_shards
 
     @cached_property
     def _grader(self) -> str:
@@ -215,19 +205,9 @@ class StoredParts:
             self.store.leases,
             self.task.holder,
             self.task.observer,
-            lambda place: not self.store.lacking(place, samples),
+            lambda position: not self.store.lacking(position, samples),
             self.store.heart,
         )
-
-
-def _tell_changes(before: Sampled, now: Sampled) -> None:
-    """Log each verdict that is another one than before."""
-    for old, new in zip(before.rollouts, now.rollouts, strict=True):
-        if old.reward != new.reward:
-            log.info(
-                "problem %s, sample %d: reward %g with answer %r, and %g with answer %r before",
-                new.problem_id, new.sample, new.reward, new.answer, old.reward, old.answer,
-            )  # fmt: skip
 
 
 def as_of(sampled: Sampled, version: int) -> Sampled:

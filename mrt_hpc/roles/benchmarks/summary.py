@@ -4,27 +4,25 @@ write the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mrt_hpc.analysis.curves import valued_traces
+from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.domains.small_world.task import trace_quality
 from mrt_hpc.mrt.regret import regret_by_problem
+from mrt_hpc.recipe.schema import Experiment
+from mrt_hpc.recipe.sections import Benchmark, Evaluation
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.evaluation_settings import settings_of
-from mrt_hpc.run.records import FinishReason
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.records import FinishReason, Rollout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mrt_hpc.analysis.measures import EvaluationSummary
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.recipe.sections import Benchmark, Evaluation
     from mrt_hpc.run.groups import Sampled
-    from mrt_hpc.run.layout import RunLayout
-    from mrt_hpc.run.records import Rollout
 
 
 def summary_of(
@@ -63,7 +61,7 @@ def summary_of(
         regret_tokens=experiment.evaluation.regret_tokens,
         stages={} if benchmark.mode is None else stage_rewards(every_stage, benchmark.mode.stages),
         graders=graders,
-        settings=settings_of(layout, experiment, benchmark).now.summarised,
+        settings=settings_of(layout, experiment, benchmark).summarised,
     )
 
 

@@ -4,28 +4,22 @@ they are damaged.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from mrt_hpc.algorithms.starts import StartContext
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.roles.task.context import positions_there, set_group_aside
+from mrt_hpc.inference.prompting import Prompter
+from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.roles.task.context import Task, positions_there, set_group_aside
 from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.data import read_problems
-from mrt_hpc.run.groups import refuse_another_problem
+from mrt_hpc.run.groups import Group, refuse_another_problem
 from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.manifest import DamagedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from mrt_hpc.inference.prompting import Prompter
-    from mrt_hpc.inference.tokens import TokenBytes
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.groups import Group
-    from mrt_hpc.run.records import Problem, Rollout
+from mrt_hpc.run.records import Problem, Rollout
 
 
 @dataclass(frozen=True)

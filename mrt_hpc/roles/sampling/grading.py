@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
-from typing import TYPE_CHECKING
 
 from mrt_hpc.domains.grader_queue import GraderPool, Verdict, VerdictStatus
 from mrt_hpc.inference.tokens import thought_and_answer
-from mrt_hpc.inference.traces import BoundaryPlan
-from mrt_hpc.mrt.values import variance_of_progress
+from mrt_hpc.inference.traces import BoundaryPlan, SampledTrace, Valuation
+from mrt_hpc.mrt.values import Estimate, variance_of_progress
 from mrt_hpc.provers.base import GradedBoundary
 from mrt_hpc.provers.branches import look_ahead_of
+from mrt_hpc.provers.prover_session import ProverSession
 from mrt_hpc.run.groups import Sampled
-from mrt_hpc.run.records import FinishReason, GroupStatistics
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from mrt_hpc.inference.traces import SampledTrace, Valuation
-    from mrt_hpc.mrt.values import Estimate
-    from mrt_hpc.provers.prover_session import ProverSession
-    from mrt_hpc.run.records import AnswerProbability, Branch, Gold, Rollout
+from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, Gold, GroupStatistics, Rollout
 
 
 @dataclass(frozen=True)
@@ -44,12 +37,12 @@ class TraceGrader:
         """
         valuation, gold = trace.valuation, trace.group.problem.answer
         answer = self._answer_of(trace)
-        found = [self._answer_of_branch(b.text, b.finish_reason) for b in valuation.branches]
-        first, *of_branches = await self.pool.grade([(a, gold) for a in [answer, *found]])
+        answers_of_branches = [self._answer_of_branch(b.text, b.finish_reason) for b in valuation.branches]
+        first, *of_branches = await self.pool.grade([(a, gold) for a in [answer, *answers_of_branches]])
         rewards = await self._rewards(valuation.all_answers, gold)
         branches = [
             trace.branch(branch, text, verdict.reward, look_ahead_of(branch, rewards, valuation.trust))
-            for branch, text, verdict in zip(valuation.branches, found, of_branches, strict=True)
+            for branch, text, verdict in zip(valuation.branches, answers_of_branches, of_branches, strict=True)
         ]
         answers = [trace.known_answer(a, rewards[a.answer]) for a in valuation.answers]
         self._learn(trace.group.problem.id, answer, branches)
@@ -58,7 +51,7 @@ class TraceGrader:
             rollouts=[trace.graded(answer, first.reward)],
             branches=branches,
             answers=answers,
-            values=[trace.value(*one) for one in await self._estimates(valuation.plans, branches, answers)],
+            values=[trace.value(*estimate) for estimate in await self._estimates(valuation.plans, branches, answers)],
             statistics=_cost(trace),
             troubles=sum(map(_is_trouble, [first, *of_branches])),
         )
@@ -81,7 +74,7 @@ class TraceGrader:
     async def _rewards(self, answers: set[str], gold: Gold) -> dict[str, float]:
         """The rewards of candidate answers that no branch gave. Half-written candidates are not worth a warning."""
         given = sorted(answers)
-        verdicts = await self.pool.grade([(answer, gold) for answer in given], tell=False)
+        verdicts = await self.pool.grade([(answer, gold) for answer in given], log_failures=False)
         return {answer: verdict.reward for answer, verdict in zip(given, verdicts, strict=True)}
 
     async def _same(self, branches: Sequence[Branch]) -> dict[str, str]:
@@ -90,7 +83,7 @@ class TraceGrader:
             return {}
         rewards = {b.answer: b.reward for b in branches if b.answer is not None}
         pairs = sorted(set(chain(*(pairs_to_compare(here, rewards) for here in _answers_by_boundary(branches)))))
-        verdicts = await self.pool.grade(pairs, tell=False)
+        verdicts = await self.pool.grade(pairs, log_failures=False)
         equal = {pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.reward == 1.0}
         return representatives(rewards, equal)
 
@@ -127,7 +120,7 @@ class TraceGrader:
         difference to the one before it.
         """
         same = await self._same(branches)
-        found: list[tuple[BoundaryPlan, Estimate, float]] = []
+        estimates: list[tuple[BoundaryPlan, Estimate, float]] = []
         before: Estimate | None = None
         for plan in plans:
             here = [b for b in branches if b.boundary == plan.boundary]
@@ -135,9 +128,9 @@ class TraceGrader:
             assert self.asking is not None  # only a prover makes plans
             estimate = self.asking.estimator.estimate(GradedBoundary(plan, here, known, same))
             noise = float("nan") if before is None else variance_of_progress(before, estimate)
-            found.append((plan, estimate, noise))
+            estimates.append((plan, estimate, noise))
             before = estimate
-        return found
+        return estimates
 
     async def regrade(self, records: Sampled, gold: Gold) -> Sampled:
         """Find and judge the answers of a recorded trace and its branches once more, and estimate its values from
@@ -149,12 +142,12 @@ class TraceGrader:
         """
         (rollout,) = records.rollouts
         answer = self._answer_of_record(rollout)
-        found = [self._answer_of_branch(b.text, b.finish_reason) for b in records.branches]
+        answers_of_branches = [self._answer_of_branch(b.text, b.finish_reason) for b in records.branches]
         known = [a.answer for a in records.answers]
-        first, *others = await self.pool.grade([(a, gold) for a in [answer, *found, *known]])
-        graded = zip(records.branches, found, others[: len(found)], strict=True)
+        first, *others = await self.pool.grade([(a, gold) for a in [answer, *answers_of_branches, *known]])
+        graded = zip(records.branches, answers_of_branches, others[: len(answers_of_branches)], strict=True)
         branches = [replace(b, answer=text, reward=verdict.reward) for b, text, verdict in graded]
-        of_known = zip(records.answers, others[len(found) :], strict=True)
+        of_known = zip(records.answers, others[len(answers_of_branches) :], strict=True)
         answers = [replace(a, reward=verdict.reward) for a, verdict in of_known]
         plans = [BoundaryPlan(v.boundary, v.branches, v.baseline) for v in records.values]
         estimates = await self._estimates(plans, branches, answers)
@@ -175,11 +168,11 @@ class TraceGrader:
 
 
 def _answers_by_boundary(branches: Sequence[Branch]) -> list[set[str]]:
-    found: dict[int, set[str]] = defaultdict(set)
+    answers: dict[int, set[str]] = defaultdict(set)
     for branch in branches:
         if branch.answer is not None:
-            found[branch.boundary].add(branch.answer)
-    return list(found.values())
+            answers[branch.boundary].add(branch.answer)
+    return list(answers.values())
 
 
 def pairs_to_compare(answers: set[str], rewards: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -188,18 +181,18 @@ def pairs_to_compare(answers: set[str], rewards: Mapping[str, float]) -> list[tu
 
 
 def representatives(rewards: Mapping[str, float], equal: Collection[tuple[str, str]]) -> dict[str, str]:
-    """For each answer the first answer that is equivalent to it.
+    """The first answer that is equivalent to each answer.
 
     Args:
         rewards: of all answers; the right ones say the same.
         equal: pairs of wrong answers that the grader found to say the same, each in ascending order.
     """
-    found: dict[str, str] = {}
+    representative: dict[str, str] = {}
     for answer in sorted(rewards):
         right = rewards[answer] == 1.0
-        alike = (o for o in found if (right and rewards[o] == 1.0) or (o, answer) in equal)
-        found[answer] = found[first] if (first := next(alike, None)) is not None else answer
-    return found
+        alike = (o for o in representative if (right and rewards[o] == 1.0) or (o, answer) in equal)
+        representative[answer] = representative[first] if (first := next(alike, None)) is not None else answer
+    return representative
 
 
 @dataclass

@@ -14,9 +14,11 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
@@ -25,9 +27,6 @@ from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from mrt_hpc.roles.task.context import Task
 
 LONGEST_LOOK_S = 0.5
@@ -87,7 +86,7 @@ def spans_nodes(task: Task) -> bool:
 
 @contextmanager
 def for_all_ranks(task: Task) -> Iterator[None]:
-    """At the end of the block, in whichever way it ends, the other ranks may end, too."""
+    """Surrounds a block; when it ends, in whichever way, the other ranks may end, too."""
     try:
         yield
     finally:
@@ -101,7 +100,7 @@ def lend_node(task: Task) -> None:
 
     Raises:
         UserError: the node has ended, and so has what rank 0 did on it.
-        Interrupted: the task was told to leave.
+        Interrupted: the task was asked to leave.
     """
     meeting = Meeting(task)
     with task.shutdown.at_safe_points():
@@ -119,8 +118,8 @@ def lend_node(task: Task) -> None:
 
 
 def _stay(task: Task, node: RayNode, meeting: Meeting) -> None:
-    """Wait for the end of rank 0. A rank that is told to leave gives rank 0, which is told as well, time to end. A rank
-    0 that was killed says nothing any more, and its node has ended.
+    """Wait for the end of rank 0. A rank that is asked to leave gives rank 0, which is asked as well, time to end. A
+    rank 0 that was killed says nothing any more, and its node has ended.
     """
     wait_until(
         lambda: meeting.over.exists() or (task.shutdown.given and not answers(node.place.head)),
@@ -155,7 +154,7 @@ def joined(task: Task) -> Iterator[Cluster | None]:
 
 def _hosts(meeting: Meeting, deadline_s: float) -> list[str]:
     """The hosts of the other ranks that are not this one's, when all ranks are there."""
-    task, found = meeting.task, []
+    task, hosts = meeting.task, []
     for rank in range(1, task.world_size):
         path = meeting.here(rank)
         wait_until(
@@ -165,8 +164,8 @@ def _hosts(meeting: Meeting, deadline_s: float) -> list[str]:
             where=path,
             advice=_advice(task),
         )
-        found.append(meeting.read(path)["host"])
-    return [host for host in found if host != socket.gethostname()]
+        hosts.append(meeting.read(path)["host"])
+    return [host for host in hosts if host != socket.gethostname()]
 
 
 def _place(task: Task, head: str, *, is_head: bool = False) -> RayPlace:
@@ -204,12 +203,12 @@ def seen_gpus(needed: int) -> list[str]:
     Raises:
         UserError: they are fewer.
     """
-    told = os.environ.get(VISIBLE)
-    seen = [str(gpu) for gpu in range(needed)] if told is None else [gpu for gpu in told.split(",") if gpu]
+    visible = os.environ.get(VISIBLE)
+    seen = [str(gpu) for gpu in range(needed)] if visible is None else [gpu for gpu in visible.split(",") if gpu]
     if len(seen) < needed:
         raise UserError(
             f"the servers of this task need {needed} GPU(s), and its first process sees {len(seen)}",
-            value=f"{VISIBLE}={told}",
+            value=f"{VISIBLE}={visible}",
             where=f"node {socket.gethostname()}",
             expected=f"a process that sees at least {needed}",
             advice="remove gpus-per-task, gpu-bind and the like from sbatch: in the site profile, so that each rank "
@@ -253,10 +252,10 @@ def _all_nodes(node: RayNode, task: Task, deadline_s: float) -> tuple[str, ...]:
     count = task.world_size
 
     def present() -> list[str]:
-        alive = [str(one["NodeID"]) for one in ray.nodes() if one["Alive"]]
+        alive = [str(node["NodeID"]) for node in ray.nodes() if node["Alive"]]
         return alive if len(alive) == count else []
 
-    found = wait_until(
+    nodes = wait_until(
         present,
         reason=f"the Ray nodes of {count} ranks",
         deadline_s=deadline_s,
@@ -264,7 +263,7 @@ def _all_nodes(node: RayNode, task: Task, deadline_s: float) -> tuple[str, ...]:
         where=node.log,
         advice=_advice(task),
     )
-    return tuple(found)
+    return tuple(nodes)
 
 
 def _advice(task: Task) -> str:

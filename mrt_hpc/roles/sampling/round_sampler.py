@@ -8,40 +8,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from mrt_hpc.algorithms.base import algorithm_of
-from mrt_hpc.inference.sampler import RolloutPlan
+from mrt_hpc.algorithms.starts import Starts
+from mrt_hpc.domains.grader_queue import GraderPool
+from mrt_hpc.inference.sampler import Generator, RolloutPlan
+from mrt_hpc.inference.traces import PromptedGroup
 from mrt_hpc.plan.jobs import Role
+from mrt_hpc.provers.prover_session import ProverFactory, ProverModel, ProverSession
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.sampling.collected import start_context
 from mrt_hpc.roles.sampling.grading import graded_in_order
 from mrt_hpc.roles.sampling.session import SamplingSession
-from mrt_hpc.roles.task.context import LONGEST_LOOK_S, is_trained, positions_there
+from mrt_hpc.roles.task.context import LONGEST_LOOK_S, Task, is_trained, positions_there
 from mrt_hpc.roles.task.peers import PeerStatus
 from mrt_hpc.run.data import draw_problems
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.groups import commit_group, merged
+from mrt_hpc.run.groups import Sampled, commit_group, merged
 from mrt_hpc.run.layout import collecting_version, is_collection
-from mrt_hpc.run.leases import group_leases
-from mrt_hpc.run.weights import published_versions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
-    from mrt_hpc.algorithms.starts import Starts
-    from mrt_hpc.domains.grader_queue import GraderPool
-    from mrt_hpc.inference.sampler import Generator
-    from mrt_hpc.inference.traces import PromptedGroup
-    from mrt_hpc.provers.prover_session import ProverFactory, ProverModel, ProverSession
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.groups import Sampled
-    from mrt_hpc.run.leases import Leases
-    from mrt_hpc.run.records import Problem, Rollout
-    from mrt_hpc.run.weights import Weights
+from mrt_hpc.run.leases import Leases, group_leases
+from mrt_hpc.run.records import Problem, Rollout
+from mrt_hpc.run.weights import Weights, published_versions
 
 log = logging.getLogger(__name__)
 
@@ -97,8 +89,8 @@ class Rounds:
         producers = self.task.peers(Role.INFERENCE if self._collects else Role.TRAINER)
         wait = self.task.peer_wait("weights or groups to work on", producers)
         wait.check()  # groups that will not be trained on need not be sampled
-        found = self.task.wait_for_peers(wait, self._look)
-        return found[0]
+        weights = self.task.wait_for_peers(wait, self._look)
+        return weights[0]
 
     @property
     def _collects(self) -> bool:
@@ -236,9 +228,9 @@ class RoundSampler:
     """All training problems."""
     pool: GraderPool
     client: Generator
-    """Of the servers that serve the policy."""
+    """The client of the servers that serve the policy."""
     mu: Generator
-    """Of the servers that serve the prover."""
+    """The client of the servers that serve the prover."""
     held: Callable[[], Weights]
     """The weights that the policy's server holds at this moment."""
     room: asyncio.Semaphore
@@ -322,7 +314,7 @@ class GroupFinisher:
     sampling: set[GroupPlace]
     """See :class:`RoundSampler`."""
     claims: dict[str, Claim] = field(default_factory=dict)
-    """By the id of the problem."""
+    """The claims by the id of the problem."""
 
     async def commit(self, group: list[asyncio.Task[Sampled]]) -> None:
         """Commit a group when it is graded, unless another task has committed it before."""
@@ -333,7 +325,7 @@ class GroupFinisher:
         claim = self.claims[sampled.rollouts[0].problem_id]
         won = await asyncio.to_thread(self._commit, claim, sampled)
         self.sampling.discard(GroupPlace(self.work.iteration, claim.position))
-        self._tell(claim.position, sampled, won)
+        self._record_end(claim.position, sampled, won)
 
     def _commit(self, claim: Claim, sampled: Sampled) -> bool:
         if self.task.layout.group_archive(self.work.iteration).exists():
@@ -348,12 +340,12 @@ class GroupFinisher:
             f"group {claim.position} of iteration {self.work.iteration}",
         )
 
-    def _tell(self, position: int, sampled: Sampled, won: bool) -> None:
-        kind = EventKind.SHARD_COMMITTED if won else EventKind.SHARD_DISCARDED
+    def _record_end(self, position: int, sampled: Sampled, won: bool) -> None:
+        kind = EventKind.GROUP_COMMITTED if won else EventKind.GROUP_DISCARDED
         where = {"iteration": self.work.iteration, "position": position}
         cost = sampled.statistics
         tokens = {"rollout_tokens": cost.rollout_tokens, "branch_tokens": cost.branch_tokens}
-        self.task.events.emit(kind, what="group", **where, rollouts=cost.rollouts, **tokens)
+        self.task.events.emit(kind, **where, rollouts=cost.rollouts, **tokens)
         if position == 0 and self.work.iteration <= 0:
             log.info("%s", trace_in_words(sampled.rollouts[0]))
         if sampled.troubles:
@@ -365,10 +357,10 @@ def trace_in_words(rollout: Rollout) -> str:
     text = rollout.text
     if len(text) > 2 * SHOWN:
         text = f"{text[:SHOWN]} [{len(text) - 2 * SHOWN:,} characters] {text[-SHOWN:]}"
-    found = "no answer found" if rollout.answer is None else f"answer {rollout.answer!r}"
+    answer = "no answer found" if rollout.answer is None else f"answer {rollout.answer!r}"
     return (
         f"a trace of problem {rollout.problem_id}: {len(rollout.token_ids)} tokens, ended by {rollout.finish_reason}, "
-        f"{max(0, len(rollout.boundaries) - 1)} episodes, {found}, reward {rollout.reward:g}: {text!r}"
+        f"{max(0, len(rollout.boundaries) - 1)} episodes, {answer}, reward {rollout.reward:g}: {text!r}"
     )
 
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,26 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.attached_server import AGAIN, AttachedServer
-from mrt_hpc.inference.client import connect
+from mrt_hpc.inference.client import GenerationClient, connect
 from mrt_hpc.inference.compiled_code import kept_by_all_runs
+from mrt_hpc.inference.sampler import Generator
 from mrt_hpc.inference.server import VllmServer
-from mrt_hpc.inference.server_control import Address, ServerControl
+from mrt_hpc.inference.server_control import Address, Server, ServerControl, Servers
 from mrt_hpc.inference.server_pool import ServerPool, spread_over
 from mrt_hpc.inference.server_start import ServerSettings
+from mrt_hpc.recipe.base import NumberFormat
 from mrt_hpc.recipe.sections import ServerLayout
 from mrt_hpc.roles.sampling.ray_cluster import seen_gpus, spans_nodes
 from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.turns import Turn
+from mrt_hpc.run.weights import Weights
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-
-    from mrt_hpc.inference.client import GenerationClient
-    from mrt_hpc.inference.sampler import Generator
-    from mrt_hpc.inference.server_control import Server, Servers
-    from mrt_hpc.recipe.base import NumberFormat
     from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.turns import Turn
-    from mrt_hpc.run.weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -140,16 +137,16 @@ def gpus_of(task: Task, number: int) -> tuple[str, ...]:
 
 def _threads(task: Task) -> int:
     """The number of the task's cores, unless its environment sets OMP_NUM_THREADS: the site decides there."""
-    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    return int(told) if told.isdecimal() else task.job.resources.cpus_per_rank
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(threads) if threads.isdecimal() else task.job.resources.cpus_per_rank
 
 
 LOOK_EVERY_S = 0.2
 """The time between two looks at the counters of a server that has not sampled yet."""
 
 
-def tell_started(task: Task, servers: Servers, version: int, seconds: float) -> None:
-    """Tell that servers answer.
+def record_started(task: Task, servers: Servers, version: int, seconds: float) -> None:
+    """Record that servers answer.
 
     Args:
         task: whose.
@@ -162,21 +159,21 @@ def tell_started(task: Task, servers: Servers, version: int, seconds: float) -> 
     log.info("%d vLLM server(s) answer after %.1f s", len(servers.each), seconds)
 
 
-async def tell_first_token(task: Task, server: Server, client: GenerationClient) -> None:
-    """Tell, once in an attempt, that its first token has come; returns then.
+async def record_first_token(task: Task, server: Server, client: GenerationClient) -> None:
+    """Record, once in an attempt, that its first token has come; returns then.
 
-    The counters of the server tell it while the client has work: samples arrive whole, and a long one arrives long
+    The counters of the server show it while the client has work: samples arrive whole, and a long one arrives long
     after its first token.
     """
     before = 0 if server.pid is not None else await _tokens_of(server)  # what runs already
     try:
-        while not task.events.has_told(EventKind.FIRST_TOKEN):
+        while not task.events.has_emitted(EventKind.FIRST_TOKEN):
             await asyncio.sleep(LOOK_EVERY_S)
             if client.unfinished and await _tokens_of(server) > before:
-                _tell(task)
+                _record_first_token(task)
     finally:
         if client.generated_tokens:  # all work ended between two looks
-            _tell(task)
+            _record_first_token(task)
 
 
 async def _tokens_of(server: Server) -> int:
@@ -185,8 +182,8 @@ async def _tokens_of(server: Server) -> int:
     return done or 0
 
 
-def _tell(task: Task) -> None:
-    if not task.events.has_told(EventKind.FIRST_TOKEN):  # another server of the task may have been first
+def _record_first_token(task: Task) -> None:
+    if not task.events.has_emitted(EventKind.FIRST_TOKEN):  # another server of the task may have been first
         task.events.emit(EventKind.FIRST_TOKEN, seconds=task.age_s)
         log.info("the first token came %.1f s after the attempt began", task.age_s)
 
@@ -238,7 +235,7 @@ def running_server(
     ]
     began = time.monotonic()
     with made[0] if count == 1 else ServerPool(tuple(made)) as servers:
-        tell_started(task, servers, weights.version, time.monotonic() - began)
+        record_started(task, servers, weights.version, time.monotonic() - began)
         yield servers
 
 
@@ -292,7 +289,7 @@ def policy_server(
     )
     began = time.monotonic()
     with attached as server:
-        tell_started(task, server, weights.version, time.monotonic() - began)
+        record_started(task, server, weights.version, time.monotonic() - began)
         yield server
 
 
@@ -327,7 +324,7 @@ async def client_of(task: Task, servers: Servers) -> AsyncIterator[Generator]:
     """
     watches: list[asyncio.Task[None]] = []
     async with AsyncExitStack() as connections:
-        clients = [await connections.enter_async_context(_connected(task, one, watches)) for one in servers.each]
+        clients = [await connections.enter_async_context(_connected(task, server, watches)) for server in servers.each]
         try:
             yield spread_over(clients)
         finally:
@@ -361,7 +358,7 @@ async def _connected(task: Task, server: Server, watches: list[asyncio.Task[None
     connected = connect(control.address, control.key, revive=revive, where=control.where, advice=control.advice)
     async with connected as client:
         watches.append(asyncio.create_task(restart_when_hung(server, client, limit_s, restart)))
-        watches.append(asyncio.create_task(tell_first_token(task, server, client)))
+        watches.append(asyncio.create_task(record_first_token(task, server, client)))
         yield client
 
 
@@ -378,7 +375,7 @@ async def restart_when_hung(
     work. A restart that fails is tried again; the client raises its error to what waits for samples.
 
     A hung server may still answer, and one that answers nothing for a while may be busy: only work that does not go on
-    tells. What work there is the client knows best: the server's own count stands still with its engine.
+    says. What work there is the client knows best: the server's own count stands still with its engine.
     """
     last: int | None = None  # a round that ends before the first look asks nothing
     since = time.monotonic()

@@ -5,28 +5,21 @@ side by side.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from mrt_hpc.domains.grader_queue import GraderPool, Lane
+from mrt_hpc.domains.grader_queue import GraderPool, Lane, LaneMaker
 from mrt_hpc.domains.verifiers import verifier_of
-from mrt_hpc.inference.sampler import RolloutSampler
+from mrt_hpc.inference.sampler import Generator, RolloutPlan, RolloutSampler, TraceSampler
+from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
+from mrt_hpc.provers.prover_session import ProverSession
+from mrt_hpc.recipe.sections import ProblemSource
 from mrt_hpc.roles.sampling.grading import GroupGatherer, TraceGrader
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
-
-    from mrt_hpc.domains.grader_queue import LaneMaker
-    from mrt_hpc.inference.sampler import Generator, RolloutPlan, TraceSampler
-    from mrt_hpc.inference.tokens import TokenBytes
-    from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
-    from mrt_hpc.provers.prover_session import ProverSession
-    from mrt_hpc.recipe.sections import ProblemSource
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.groups import Sampled
-
+from mrt_hpc.roles.task.context import Task
+from mrt_hpc.run.groups import Sampled
 
 GradedGroup = list[asyncio.Task["Sampled"]]
 """The traces of a group, each graded in the background."""

@@ -8,28 +8,22 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError, word
-from mrt_hpc.plan.jobs import Role
-from mrt_hpc.roles.task.context import LONGEST_LOOK_S
+from mrt_hpc.plan.jobs import Plan, Role
+from mrt_hpc.roles.task.context import LONGEST_LOOK_S, Task
 from mrt_hpc.run.atomic import CHECKSUMS_AT_ONCE, checksum, checksums, temporary_sibling, tree
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.turns import locked
 from mrt_hpc.run.weights import Weights, published_versions, refuse_delta
 from mrt_hpc.run.weights_delta import BrokenChainError, Chain, ContentsError, VersionKey, chain_to, put_together
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from mrt_hpc.plan.jobs import Plan
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.layout import RunLayout
 
 log = logging.getLogger(__name__)
 
@@ -310,10 +304,10 @@ def _stamp(file: Path) -> FileStamp:
     """The stamp of a file, taken by opening it: a network filesystem then asks its server, and not its own memory."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
-        found = os.fstat(descriptor)
+        status = os.fstat(descriptor)
     finally:
         os.close(descriptor)
-    return str(file), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return str(file), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 # Weights versions that are read with their checksums; a damaged one is set aside, and its maker makes it again.
@@ -386,11 +380,11 @@ def publish_again(task: Task, why: str) -> None:
 
 def _identities(layout: RunLayout) -> dict[int, int]:
     """The inodes of the published versions: that of a directory that has taken another's place differs."""
-    found: dict[int, int] = {}
+    identities: dict[int, int] = {}
     for version in published_versions(layout):
         with suppress(FileNotFoundError):
-            found[version] = layout.weights_version(version).stat().st_ino
-    return found
+            identities[version] = layout.weights_version(version).stat().st_ino
+    return identities
 
 
 def collecting_weights(task: Task, version: int) -> Weights:

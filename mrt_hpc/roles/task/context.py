@@ -8,21 +8,25 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
 from signal import SIGTERM
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.plan.jobs import Job, Plan, Role
+from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.roles.task.peers import Gone, Peers, PeerWait, never_gone
 from mrt_hpc.roles.task.shutdown import Interrupted, ShutdownRequest
 from mrt_hpc.run.access import private_folder
 from mrt_hpc.run.archive import sampled_positions, unpack
-from mrt_hpc.run.events import EventKind, Use, has_progressed
+from mrt_hpc.run.events import EventKind, EventLog, Use, has_progressed
 from mrt_hpc.run.groups import complete_groups
+from mrt_hpc.run.heartbeats import Observer
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Holder
 from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.quarantine import set_aside
@@ -30,16 +34,6 @@ from mrt_hpc.run.retries import list_directory, retrying
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.turns import Turn, remove_abandoned
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from mrt_hpc.plan.jobs import Job, Plan, Role
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.run.events import EventLog
-    from mrt_hpc.run.heartbeats import Observer
-    from mrt_hpc.run.layout import RunLayout
-
 
 T = TypeVar("T")
 
@@ -159,9 +153,9 @@ class Task:
             wait.check()
 
         def look() -> T | None:
-            if not (found := condition()):
+            if not (value := condition()):
                 self.spend(Use.WAITING)
-            return found
+            return value
 
         with self.shutdown.while_waiting():
             return wait_until(look, reason=wait.reason, deadline_s=inf, check=check, longest_pause_s=LONGEST_LOOK_S)
@@ -175,7 +169,7 @@ class Task:
         if self.companion is None or self.shutdown.given:
             return
         if self.companion.was_stopped:
-            self.shutdown.tell(Interrupted(128 + SIGTERM))
+            self.shutdown.interrupt(Interrupted(128 + SIGTERM))
         self.companion.check()
 
     def set_aside(self, paths: Sequence[Path], reason: str) -> None:
@@ -203,8 +197,8 @@ class Task:
                 self.retrying(partial(write_task, self.layout, job, index, again), "the state of a task")
 
 
-def _overlap(one: range, other: range) -> bool:
-    return max(one.start, other.start) < min(one.stop, other.stop)
+def _overlap(first: range, second: range) -> bool:
+    return max(first.start, second.start) < min(first.stop, second.stop)
 
 
 # The two processes of a colocated task: the first rank of the trainer, and its companion, which samples.
@@ -228,8 +222,8 @@ def turn_of(task: Task) -> Turn:
 def remove_earlier_turns(task: Task) -> None:
     """Remove what earlier attempts of a task that were killed have left of their turns on this node."""
     mine = turn_of(task).path
-    found = list_directory(_turns_folder(), f"{_turns_of(task)}.*{TURN}")
-    remove_abandoned(path for path in found if path != mine)
+    turns = list_directory(_turns_folder(), f"{_turns_of(task)}.*{TURN}")
+    remove_abandoned(path for path in turns if path != mine)
 
 
 def _turns_folder() -> Path:
@@ -250,7 +244,7 @@ class Companion:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether it has ended because it was told to."""
+        """Whether it has ended because it was asked to."""
         return self.process.poll() in STOPPED
 
     def check(self) -> None:
@@ -270,13 +264,13 @@ class Companion:
             exit_code=ExitCode(code) if code in (ExitCode.FATAL, ExitCode.GIVE_BACK) else ExitCode.RETRYABLE,
         )
 
-    def tell(self) -> None:
+    def interrupt(self) -> None:
         """Ask it to end."""
         self.process.send_signal(signal.SIGTERM)
 
     def end(self) -> None:
         """Ask it to end, wait for that, and kill it where it takes too long."""
-        self.tell()
+        self.interrupt()
         try:
             self.process.wait(END_DEADLINE_S)
         except subprocess.TimeoutExpired:

@@ -9,16 +9,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.plan.jobs import Job
+from mrt_hpc.recipe.sections import Resilience
+from mrt_hpc.run.heartbeats import Observer
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task
-
-if TYPE_CHECKING:
-    from mrt_hpc.plan.jobs import Job
-    from mrt_hpc.recipe.sections import Resilience
-    from mrt_hpc.run.heartbeats import Observer
-    from mrt_hpc.run.layout import RunLayout
 
 LOOK_EVERY_S = 1.0
 """Seconds between two looks at the other tasks during a wait."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from mrt_hpc.errors import ExitCode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
 
 T = TypeVar("T")
 
@@ -32,7 +30,7 @@ class ShutdownRequest:
     """The request to end a task: it raises at once, or, where the role has asked for that, at the role's next safe
     point.
 
-    The handlers of signals call ``tell`` and ``force``; they run in the main thread, between two of its instructions.
+    The handlers of signals call ``interrupt`` and ``force``; they run in the main thread, between two instructions.
     """
 
     _ending: Interrupted | None = field(default=None, init=False)
@@ -55,7 +53,7 @@ class ShutdownRequest:
         """Whether the task has been asked to end."""
         return self._ending is not None
 
-    def tell(self, ending: Interrupted) -> bool:
+    def interrupt(self, ending: Interrupted) -> bool:
         """Request the end. A second request replaces the first (a preemption may be announced, and then come), until
         the task leaves.
 
@@ -93,7 +91,7 @@ class ShutdownRequest:
 
     @contextmanager
     def while_waiting(self) -> Iterator[None]:
-        """Within the block the task waits for other tasks."""
+        """Surrounds a block in which the task waits for other tasks."""
         self._waiting = True
         try:
             yield
@@ -102,7 +100,7 @@ class ShutdownRequest:
 
     @contextmanager
     def at_safe_points(self) -> Iterator[None]:
-        """Within the block a request waits for :meth:`leave_if_given`."""
+        """Surrounds a block in which a request waits for :meth:`leave_if_given`."""
         self._safe_points_only = True
         try:
             yield
@@ -111,7 +109,7 @@ class ShutdownRequest:
 
     @contextmanager
     def cancelling(self, cancel: Callable[[], object]) -> Iterator[None]:
-        """Within the block a request calls ``cancel`` and raises nothing."""
+        """Surrounds a block in which a request calls ``cancel`` and raises nothing."""
         self._cancel = cancel
         try:
             yield
@@ -143,7 +141,7 @@ class ShutdownRequest:
             raise self._ending
 
 
-def run_until_told(shutdown: ShutdownRequest, work: Coroutine[Any, Any, T]) -> T:
+def run_until_asked_to_leave(shutdown: ShutdownRequest, work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in an event loop of its own; a request to shut down cancels it with all that it has started.
 
     An exception that a signal's handler raises would break out of the loop and leave its tasks pending.

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.kept_weights import is_in_full, needed_versions
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.archive import archive_groups
 from mrt_hpc.run.atomic import is_temporary, remove_leftovers, write_json
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind, Use
-from mrt_hpc.run.layout import collection_of
+from mrt_hpc.run.layout import RunLayout, collection_of
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.quarantine import evaluated_with_others, younger_than
 from mrt_hpc.run.retries import RetryPolicy, list_directory, retrying
@@ -26,18 +31,11 @@ from mrt_hpc.run.task_state import read_task
 from mrt_hpc.run.weights import is_delta, pinned_versions, prune, publish, published_versions
 from mrt_hpc.run.weights_delta import TensorBytes, VersionKey, WeightsDelta, contents_of, delta_between, tensor_kinds
 from mrt_hpc.training import checkpoint, export, rendezvous
+from mrt_hpc.training.export import GatheredWeights
+from mrt_hpc.training.update_statistics import SkippedStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.analysis.measures import IterationMetrics
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.training.engine import TrainerEngine
-    from mrt_hpc.training.export import GatheredWeights
-    from mrt_hpc.training.update_statistics import SkippedStep
 
 log = logging.getLogger(__name__)
 
@@ -226,7 +224,7 @@ class TrainingArtifacts:
         self._keep_house(lambda: remove_leftovers(layout.weights))
 
     def set_aside_evaluations_of_another(self, version: int) -> None:
-        """On rank 0: set aside the evaluations of this version number that were made with other weights."""
+        """Set aside, on rank 0, the evaluations of this version number that were made with other weights."""
         layout, plan = self.task.layout, self.task.plan
         path = layout.weights_version(version)
         digest = self.task.retrying(lambda: read_manifest(path), f"reading {path}").digest
@@ -283,7 +281,7 @@ class TrainingArtifacts:
             self.task.events.emit(kind, **fields)
 
     def _refuse_if_superseded(self) -> None:
-        """On rank 0, before a commit: refuse to commit where a later attempt of the task runs.
+        """Refuse, on rank 0, to commit where a later attempt of the task runs.
 
         Raises:
             UserError: the task runs in another attempt by now; this one was taken for lost.

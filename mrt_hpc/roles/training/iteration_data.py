@@ -5,38 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from mrt_hpc.algorithms.base import rollout_algorithm, supervised_algorithm
-from mrt_hpc.algorithms.batch import Learnt, batch_of
+from mrt_hpc.algorithms.batch import Batch, Learnt, batch_of
 from mrt_hpc.algorithms.samples import SampleSource
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.mrt.sft import Conversation, MaskedTokens, Suffix
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.roles.sampling.collected import Collection
-from mrt_hpc.roles.task.context import positions_there, set_group_aside
-from mrt_hpc.roles.task.peers import PeerStatus
+from mrt_hpc.roles.task.context import Task, positions_there, set_group_aside
+from mrt_hpc.roles.task.peers import Peers, PeerStatus
 from mrt_hpc.roles.training.sampler_agreement import comparable
 from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.data import draw_indices, read_problems
-from mrt_hpc.run.groups import refuse_another_problem
+from mrt_hpc.run.groups import Group, refuse_another_problem
 from mrt_hpc.run.manifest import DamagedError, unreadable
 from mrt_hpc.training.settings import NotFiniteError, TrainingSequence
 from mrt_hpc.training.supervised import write_samples
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mrt_hpc.algorithms.batch import Batch
-    from mrt_hpc.mrt.sft import Conversation, MaskedTokens, Suffix
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.roles.task.peers import Peers
-    from mrt_hpc.run.groups import Group
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +57,7 @@ class Samples:
             version: of the weights that sampled what they are selected from, where they are selected.
 
         Raises:
-            UserError: there is none to learn, or the chat template cannot tell turns by their position.
+            UserError: there is none to learn, or the chat template cannot distinguish turns by their position.
         """
         algorithm, identity = supervised_algorithm(task.recipe), hashlib.sha256()
         sequences, too_long = [], 0
@@ -209,8 +202,8 @@ class RolloutReader:
     @property
     def comparable(self) -> int | None:
         """The first position of a group with rollouts that the weights of this iteration alone have sampled."""
-        found = (p for p, group in sorted(self._groups.items()) if comparable(group, self.iteration))
-        return next(found, None)
+        groups = (p for p, group in sorted(self._groups.items()) if comparable(group, self.iteration))
+        return next(groups, None)
 
     def group(self, position: int) -> Group:
         """One group; other ranks may see it later than the first one."""

@@ -16,6 +16,7 @@ another expert, at up to 0.2). Another temperature, 1 for 0.5, is at 0.4, and a 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,15 +27,13 @@ from torch import distributed
 from mrt_hpc.algorithms.batch import sampled_sequence
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Precision
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.run.records import Rollout
 from mrt_hpc.training.accelerator import device
 from mrt_hpc.training.losses import k3
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.groups import Group
-    from mrt_hpc.run.records import Rollout
     from mrt_hpc.training.engine import TrainerEngine
 
 log = logging.getLogger(__name__)
@@ -117,11 +116,11 @@ def limit_of(recipe: Recipe, version: int) -> float:
     return (LIMIT_32_BITS if exact else LIMIT_16_BITS) / min(1.0, recipe.sampling.temperature)
 
 
-def refuse_disagreement(found: Agreement, recipe: Recipe, version: int, where: object) -> None:
+def refuse_disagreement(agreement: Agreement, recipe: Recipe, version: int, where: object) -> None:
     """Refuse to learn from traces of another policy than the one that the trainer holds.
 
     Args:
-        found: the same on every rank.
+        agreement: the same on every rank.
         recipe: of the run.
         version: of the weights that sampled.
         where: the group is, for messages.
@@ -130,12 +129,12 @@ def refuse_disagreement(found: Agreement, recipe: Recipe, version: int, where: o
         UserError: the disagreement is above the limit, or not a number.
     """
     limit = limit_of(recipe, version)
-    if found.disagreement <= limit:
-        log.info("the trainer's log-probabilities are the sampler's: %s", found)
+    if agreement.disagreement <= limit:
+        log.info("the trainer's log-probabilities are the sampler's: %s", agreement)
         return
     raise UserError(
-        f"the trainer's log-probabilities of the first sampled group are not the sampler's: {found}",
-        value=found.disagreement,
+        f"the trainer's log-probabilities of the first sampled group are not the sampler's: {agreement}",
+        value=agreement.disagreement,
         where=where,
         expected=f"a disagreement of at most {limit:g} with training.precision: {recipe.training.precision.value} "
         f"and serving.dtype: {recipe.serving.dtype}; no update was made",
@@ -143,7 +142,7 @@ def refuse_disagreement(found: Agreement, recipe: Recipe, version: int, where: o
         "table (rope_scaling with a longer limit), a tensor of the checkpoint that one side did not load, another "
         "temperature, or an attached server with another model or chat template; the logs of the first inference task "
         "and of the trainer name what they loaded. Where the difference is known and wanted: the same submit command "
-        f"with --set resilience.sampler_disagreement={_rounded_up(found.disagreement, limit):g}",
+        f"with --set resilience.sampler_disagreement={_rounded_up(agreement.disagreement, limit):g}",
     )
 
 

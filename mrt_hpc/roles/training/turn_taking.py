@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.training import rendezvous
-from mrt_hpc.training.accelerator import device, park, unpark
+from mrt_hpc.training.accelerator import Parked, device, park, unpark
 
 if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.training.accelerator import Parked
 
 REGAIN_DEADLINE_S = 60.0
 """Seconds in which the process that samples has to end its server, when this one has to save its state and leave."""
@@ -55,7 +54,7 @@ class TurnTaking:
 
     def _take(self) -> None:
         if self.task.companion is not None:
-            self.task.companion.tell()
+            self.task.companion.interrupt()
         wait_until(
             self.task.turn.take,
             reason="the process that samples to leave the GPUs, so that what was trained can be saved",
