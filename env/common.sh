@@ -28,7 +28,7 @@ values = (ast.literal_eval(found.get(f"{place}.{sys.argv[1]}", "\"\"")) for plac
 print(*next(filter(None, values), "").split())' "$1"
 }
 
-# uv does not read pip's configuration: the index of packages and the certificates that pip is told are told to uv.
+# uv does not read pip's configuration: the index of packages and the certificates of pip are handed to uv.
 follow_pip() {
   local index cert
   index=$(pip_setting index-url) cert=$(pip_setting cert)

@@ -13,7 +13,6 @@ is not counted. Generation is told by the generated token, as the sampled length
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -23,12 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarking import defaults_of, in_turn, options, spread, taken, written
+from benchmarking import table as markdown
 from step_worker import SAMPLE, Load, Measured, Side, side
 
 from mrt_hpc.inference.server_start import cpu_environment, on_cpu
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 HERE = Path(__file__).parent
 
@@ -39,13 +40,16 @@ class Turn:
 
     ours: Measured
     theirs: Measured
-    fastest: Measured
-    """Sampling alone, as fast as vLLM can."""
+    fastest: Measured  # sampling alone, as fast as vLLM can
 
     @property
     def others(self) -> float:
         """The most cores that other processes used during a step."""
         return max(m.others for m in (self.ours, self.theirs, self.fastest))
+
+    def __str__(self) -> str:
+        sides = f"mrt-hpc {self.ours}; TRL {self.theirs}; vLLM alone {self.fastest}"
+        return f"{sides}; others used {self.others:.2f} cores"
 
 
 ROWS: dict[str, Callable[[Measured], float]] = {
@@ -60,56 +64,32 @@ ROWS: dict[str, Callable[[Measured], float]] = {
 
 
 def run_turns(ours: Side, theirs: Side, count: int) -> list[Turn]:
-    """Turns in alternating order; prints each."""
+    ways = {"ours": ours.measure, "theirs": theirs.measure, "fastest": lambda: theirs.measure(SAMPLE)}
     turns = []
     for number in range(count + 1):
-        found = {}
-        for name in ("ours", "theirs", "fastest")[:: -1 if number % 2 else 1]:
-            found[name] = {"ours": ours.measure, "theirs": theirs.measure}.get(name, lambda: theirs.measure(SAMPLE))()
-        turn = Turn(**found)
-        print(f"turn {number}: {in_words(turn)}", flush=True)
+        turn = Turn(**{name: ways[name]() for name in in_turn(ways, number)})
+        print(f"turn {number}: {turn}", flush=True)
         turns.append(turn)
     return turns[1:]
 
 
-def in_words(turn: Turn) -> str:
-    """The seconds of a turn."""
-    sides = (("mrt-hpc", turn.ours), ("TRL", turn.theirs), ("vLLM alone", turn.fastest))
-    told = (f"{n} {m.seconds:.2f} s, {m.tokens} tokens, {_phases(m)}" for n, m in sides)
-    return f"{'; '.join(told)}; others used {turn.others:.2f} cores"
-
-
-def _phases(measured: Measured) -> str:
-    return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in measured.phases.items())
+HEAD = ("ms a generated token", "mrt-hpc, best", "median", "TRL, best", "median", "ratio, median (extremes)")
 
 
 def table(turns: list[Turn]) -> list[str]:
     """Milliseconds a generated token by phase, and the ratio in the same turn."""
-    lines = [
-        "| ms a generated token | mrt-hpc, best | median | TRL, best | median | ratio, median (extremes) |",
-        "|---|---:|---:|---:|---:|---:|",
+    pairs = {name: [(value(t.ours), value(t.theirs)) for t in turns] for name, value in ROWS.items()}
+    alone = "generation beside vLLM alone"
+    pairs[f"{alone}, wall"] = [(ROWS["generation"](t.ours), t.fastest.per_token()) for t in turns]
+    pairs[f"{alone}, processor time"] = [
+        (ROWS["generation, processor time"](t.ours), t.fastest.cpu_per_token("total")) for t in turns
     ]
-    lines += [_row(name, [(value(t.ours), value(t.theirs)) for t in turns]) for name, value in ROWS.items()]
-    alone = {"wall": lambda m: m.per_token(), "processor time": lambda m: m.cpu_per_token("total")}
-    ours = {"wall": ROWS["generation"], "processor time": ROWS["generation, processor time"]}
-    for kind, of_vllm in alone.items():
-        pairs = [(ours[kind](t.ours), of_vllm(t.fastest)) for t in turns]
-        lines.append(_row(f"generation beside vLLM alone, {kind}", pairs))
-    return lines
+    return markdown(HEAD, [_row(name, of) for name, of in pairs.items()])
 
 
-def _row(name: str, pairs: list[tuple[float, float]]) -> str:
-    ours, others = zip(*pairs, strict=True)
-    ratios = [o / t for o, t in pairs]
-    return f"| {name} | {_best_and_median(ours)} | {_best_and_median(others)} | {_ratio(ratios)} |"
-
-
-def _best_and_median(values: Sequence[float]) -> str:
-    return f"{min(values):.4f} | {statistics.median(values):.4f}"
-
-
-def _ratio(values: list[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+def _row(name: str, pairs: list[tuple[float, float]]) -> list[str]:
+    sides = [f"{of(values):.4f}" for values in zip(*pairs, strict=True) for of in (min, statistics.median)]
+    return [name, *sides, spread([ours / theirs for ours, theirs in pairs])]
 
 
 def measure(load: Load, trl: Path) -> list[Turn]:
@@ -139,42 +119,17 @@ def measure(load: Load, trl: Path) -> list[Turn]:
 
 
 def main() -> None:
-    """Measure, print, and write the table."""
-    options = parse_arguments()
-    if not (options.trl / "trl").is_dir():
-        sys.exit(f"no trl in {options.trl}; install it with:\n{__doc__.split(chr(10) * 2)[2]}")
-    load = Load(
-        problems=options.problems,
-        rollouts=options.rollouts,
-        max_tokens=options.tokens,
-        micro_batch_rows=options.trl_rows,
-        threads=options.threads,
-        steps=options.turns + 1,
-    )
-    turns = measure(load, options.trl)
-    quiet = [t for t in turns if t.others <= options.quiet]
-    lines = [f"{load}", ""]
-    for name, chosen in (("all turns", turns), (f"turns in which others used at most {options.quiet} cores", quiet)):
+    """Measure, print, and write the table; in a quiet turn others use at most so many cores."""
+    given = options(__doc__, trl=Path("build/trl"), quiet=0.2, output=Path, **defaults_of(Load))
+    if not (given.trl / "trl").is_dir():
+        sys.exit(f"no trl in {given.trl}; install it with:\n{str(__doc__).split(chr(10) * 2)[2]}")
+    load = taken(Load, given)
+    turns = measure(load, given.trl)
+    quiet = [t for t in turns if t.others <= given.quiet]
+    lines = ["# A training step beside TRL's", "", f"{load}", ""]
+    for name, chosen in (("all turns", turns), (f"turns in which others used at most {given.quiet} cores", quiet)):
         lines += [f"{len(chosen)} {name}:", "", *(table(chosen) if chosen else []), ""]
-    print("\n".join(lines))
-    if options.output:
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "table.md").write_text("\n".join(["# A training step beside TRL's", "", *lines]))
-
-
-def parse_arguments() -> argparse.Namespace:
-    """The options of the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trl", type=Path, default=Path("build/trl"), help="the folder that TRL is installed in")
-    parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--problems", type=int, default=64)
-    parser.add_argument("--rollouts", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=160, help="the most tokens of a rollout")
-    parser.add_argument("--trl-rows", type=int, default=32, help="sequences of a micro-batch of TRL")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each side's computation")
-    parser.add_argument("--quiet", type=float, default=0.2, help="cores that others may use in a quiet turn")
-    parser.add_argument("--output", type=Path, help="the folder for table.md")
-    return parser.parse_args()
+    written("\n".join(lines), given.output)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ architecture in a process of its own, so that one that crashes or hangs ends not
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import tempfile
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from benchmarking import options, written
+from benchmarking import table as markdown
 from transformers import logging
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -34,10 +35,8 @@ from mrt_hpc.training.policy import Kernels, load_policy, longest_of_model
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-LIMIT_S = 90.0
-"""Seconds for one architecture."""
-LONGEST = 2048
-"""Tokens of the longest sequence of the recipe that is assumed, where the model holds as many."""
+LIMIT_S = 90.0  # seconds for one architecture
+LONGEST = 2048  # tokens of the longest sequence of the recipe that is assumed, where the model holds as many
 COMPLETED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "hunyuan_v1_dense": {"head_dim": 128},
@@ -54,10 +53,8 @@ class Seen:
     """One architecture."""
 
     name: str
-    kind: str
-    """The name of its configuration in transformers."""
-    not_made: str = ""
-    """Why there is no small model of it; empty where there is."""
+    kind: str  # the name of its configuration in transformers
+    not_made: str = ""  # why there is no small model of it; empty where there is
     verdicts: dict[str, str] = field(default_factory=dict)
     """By batching the check that refuses the model; empty where it is taken."""
     nats: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -96,7 +93,6 @@ def look(name: str, kind: str, answer: Connection) -> None:
 
 
 def looked_at(name: str, kind: str) -> Seen:
-    """What a process of its own has seen."""
     context = multiprocessing.get_context("fork")  # the imports take ten times as long as a look
     answer, sender = context.Pipe(duplex=False)
     process = context.Process(target=look, args=(name, kind, sender))
@@ -124,51 +120,35 @@ def architectures() -> dict[str, str]:
     return {name: kinds[name] for name in sorted(kinds.keys() & served) if name.endswith(GENERATORS)}
 
 
-def row(seen: Seen) -> str:
-    """One line of the table."""
+def row(seen: Seen) -> list[str]:
     if seen.not_made:
-        return f"| {seen.name} | not made: {seen.not_made} | | | |"
+        return [seen.name, f"not made: {seen.not_made}", "", "", ""]
     cells = ["refused" if seen.verdicts[b] else f"passes {max(seen.nats[b].values()):.1g}" for b in Batching]
-    reasons = list(dict.fromkeys(v for v in seen.verdicts.values() if v))
-    return f"| {seen.name} | {' | '.join(cells)} | {'; '.join(reasons)} |"
+    return [seen.name, *cells, "; ".join(dict.fromkeys(v for v in seen.verdicts.values() if v))]
 
 
 def table(all_seen: list[Seen]) -> str:
-    """The whole table, with the counts."""
     made = [s for s in all_seen if not s.not_made]
     counts = {b: Counter("refused" if s.verdicts[b] else "passes" for s in made) for b in Batching}
-    lines = [
-        f"# {len(all_seen)} architectures that transformers and vLLM both register; {len(made)} small models",
-        "",
-        "The largest difference of a log-probability, nats, 32 bits; at most 0.001 passes.",
-        "",
-        "| | " + " | ".join(Batching) + " |",
-        "|---|---:|---:|---:|",
-        *(f"| {what} | " + " | ".join(str(counts[b][what]) for b in Batching) + " |" for what in ("passes", "refused")),
-        "",
-        "| architecture | " + " | ".join(Batching) + " | why refused |",
-        "|---|---|---|---|---|",
-        *(row(s) for s in all_seen),
-    ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([
+        f"# {len(all_seen)} architectures that transformers and vLLM both register; {len(made)} small models", "",
+        "The largest difference of a log-probability, nats, 32 bits; at most 0.001 passes.", "",
+        *markdown(("", *Batching), [(of, *(counts[b][of] for b in Batching)) for of in ("passes", "refused")]), "",
+        *markdown(("architecture", *Batching, "why refused"), [row(s) for s in all_seen], words=5),
+    ])  # fmt: skip
 
 
 def main() -> None:
-    """Look at all, or at those that are named."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("names", nargs="*")
-    options = parser.parse_args()
+    given = options(__doc__, required=["output"], output=Path, names=[""])
     torch.set_num_threads(1)
-    chosen: dict[str, Any] = architectures()
     all_seen = []
-    for name, kind in chosen.items():
-        if not options.names or name in options.names:
+    for name, kind in architectures().items():
+        if not any(given.names) or name in given.names:
             all_seen.append(looked_at(name, kind))
-            print(row(all_seen[-1]), f"{all_seen[-1].seconds:.1f} s", flush=True)
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "seen.json").write_text("[\n" + ",\n".join(json.dumps(asdict(s)) for s in all_seen) + "\n]\n")
-    (options.output / "table.md").write_text(table(all_seen))
+            print(*row(all_seen[-1]), f"{all_seen[-1].seconds:.1f} s", sep=" | ", flush=True)
+    lines = ",\n".join(json.dumps(asdict(s)) for s in all_seen)
+    written(f"[\n{lines}\n]", given.output, "seen.json")
+    written(table(all_seen), given.output)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ The traces of one iteration of `recipes/small_world/mrt_online.yaml` are sampled
 the prover is asked the moment a trace is finished, as a run does. *Cold*: all traces are sampled first, the server then
 forgets every prefix, and the prover is asked about all traces. Both with the prefix cache and without one. Seconds are
 those beyond the sampling and grading of the same traces alone, the median of several repeats in turn; the share is that
-of the whole of it. `--run` tells from the wall times of a finished run what share of an iteration that is.
+of the whole of it. `--run` adds from the wall times of a finished run what share of an iteration that is, and `--model`
+is another model than that of the small world.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import time
@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench_progress_variance import RECIPE, RESULTS, ROOT, SMALL_WORLD, contenders
+from bench_progress_variance import RECIPE, SMALL_WORLD, contenders
+from benchmarking import RESULTS, ROOT, options, table, written
 
 from mrt_hpc.algorithms.starts import WholeTraces, trace_settings
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
@@ -37,33 +38,29 @@ from mrt_hpc.provers.prover_session import ProverFactory, ProverModel, ProverSes
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.sampling.round_sampler import rollout_plan
 from mrt_hpc.roles.sampling.session import SamplingSession
-from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.groups import merged
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from mrt_hpc.inference.traces import PromptedGroup
     from mrt_hpc.run.groups import Sampled
 
 PROVERS = (
-    "forced_answer, G = 4",
-    "boxed_answer, G = 4",
-    "look_ahead common, G = 2",
-    "gold_likelihood",
+    "forced_answer, G = 4", "boxed_answer, G = 4", "look_ahead common, G = 2", "gold_likelihood",
     "rao_blackwell, G = 2",
-)
+)  # fmt: skip
+HEAD = ("prover", "cache", "branches", "generated", "prefilled", "cached", "ms", "share of sampling")
 
 
 @dataclass(frozen=True)
 class Spent:
     """What one way of asking spent beyond the traces."""
 
-    seconds: float
-    """Of traces and values together."""
-    values: int
-    """Progress values: episodes of all traces."""
+    seconds: float  # of traces and values together
+    values: int  # progress values: episodes of all traces
     generated: int
     prompt: int
     cached: int
@@ -102,43 +99,38 @@ class Bench:
         return sampled + time.perf_counter() - started, found
 
     def session(self, prover: ProverSession | None) -> SamplingSession:
-        """Samples with a prover, or without one."""
         plan = rollout_plan(load_recipe(RECIPE), 0, self.group_size)
         return SamplingSession(self.client, self.mu.tokens, self.pool, plan, prover)
 
     def asking(self, wanted: str) -> ProverSession:
-        """By the recipe's section."""
         recipe = load_recipe(RECIPE, (f"prover={wanted}",))
         assert recipe.prover is not None
         return ProverFactory.of(recipe.prover, self.mu, 0).session(self.client)
 
 
 def spent(seconds: float, graded: Sequence[Sampled]) -> Spent:
-    """Sum up."""
     cost = merged(graded).statistics
     values = sum(len(g.rollouts[0].boundaries) - 1 for g in graded)
     return Spent(seconds, values, cost.branch_tokens, cost.prompt_tokens, cost.cached_tokens)
 
 
-async def measured(server: VllmServer, model: Path, caching: bool, arguments: argparse.Namespace) -> list[str]:
-    """Lines of the table."""
+async def measured(server: VllmServer, model: Path, caching: bool, given: argparse.Namespace) -> list[list[str]]:
     recipe = load_recipe(RECIPE)
     prompter, size = Prompter.of(model, recipe.prompt), recipe.sampling.rollouts_per_problem
     starts = WholeTraces(prompter, size, trace_settings(recipe, prompter, 0), recipe.sampling.max_prompt_tokens)
     sections = {c.name: c.prover for c in contenders(SMALL_WORLD)}
-    lines = []
+    rows = []
     async with connect(Address.of_socket(server.socket), server.key) as client:
-        groups = [starts.group(p) for p in problems(Split.TRAIN, arguments.problems)]
+        groups = [starts.group(p) for p in problems(Split.TRAIN, given.problems)]
         with GraderPool(MathVerifier(), 1) as pool:
             bench = Bench(server, client, pool, ProverModel.of(prompter), groups, size)
             await bench.hot(None)  # the first requests find a server that is not warm yet
             for name in PROVERS:
-                lines += await rows_of(bench, name, sections[name], caching, arguments.repeats)
-    return lines
+                rows += await rows_of(bench, name, sections[name], caching, given.repeats)
+    return rows
 
 
-async def rows_of(bench: Bench, name: str, section: str, caching: bool, repeats: int) -> list[str]:
-    """Of one prover, hot and cold."""
+async def rows_of(bench: Bench, name: str, section: str, caching: bool, repeats: int) -> list[list[str]]:
     asking = bench.asking(section)
     await bench.hot(asking)  # from here on it knows what is answered
     alone, hot, cold = [], [], []
@@ -146,72 +138,48 @@ async def rows_of(bench: Bench, name: str, section: str, caching: bool, repeats:
         alone.append((await bench.hot(None))[0])
         hot.append(spent(*await bench.hot(asking)))
         cold.append(spent(*await bench.cold(asking)))
-    lines = [
-        line(name, caching, order, runs, statistics.median(alone)) for order, runs in (("hot", hot), ("cold", cold))
-    ]
-    print(*lines, sep="\n", flush=True)
-    return lines
+    usual = statistics.median(alone)
+    rows = [row(name, caching, order, runs, usual) for order, runs in (("hot", hot), ("cold", cold))]
+    print(*rows, sep="\n", flush=True)
+    return rows
 
 
-def line(name: str, caching: bool, order: str, runs: Sequence[Spent], alone: float) -> str:
+def row(name: str, caching: bool, order: str, runs: Sequence[Spent], alone: float) -> list[str]:
     """One row of the table; tokens and seconds are of one progress value."""
     one, seconds = runs[-1], statistics.median(r.seconds for r in runs)
-    branching = seconds - alone
-    return (
-        f"| {name} | {'on' if caching else 'off'} | {order} | {one.generated / one.values:.1f} "
-        f"| {(one.prompt - one.cached) / one.values:.1f} | {one.cached / one.values:.1f} "
-        f"| {1000 * branching / one.values:.1f} | {100 * branching / seconds:.0f} % |"
-    )
+    each = (one.generated, one.prompt - one.cached, one.cached, 1000 * (seconds - alone))
+    share = f"{100 * (seconds - alone) / seconds:.0f} %"
+    return [name, "on" if caching else "off", order, *(f"{number / one.values:.1f}" for number in each), share]
 
 
-def generation_share(layout: RunLayout) -> float:
+def of_an_iteration(layout: RunLayout) -> str:
     """What sampling and branching together take of the wall time of a run's iterations, but for the first, which waits
     for the server to start.
     """
     metrics = [IterationMetrics.read(p) for p in sorted(layout.root.glob("iterations/*/metrics.json"))[1:]]
     generation = sum(m.seconds.get(Phase.GENERATION, 0.0) for m in metrics)
-    return generation / sum(m.wall_seconds or 0.0 for m in metrics)
-
-
-def of_an_iteration(layout: RunLayout) -> str:
-    """What is told of a run."""
-    share = generation_share(layout)
+    share = generation / sum(m.wall_seconds or 0.0 for m in metrics)
     return f"Sampling and branching together are {100 * share:.0f} % of an iteration's wall time after the first."
 
 
-HEAD = (
-    "| prover | cache | branches | generated | prefilled | cached | ms | share of sampling |\n"
-    "|---|---|---|---:|---:|---:|---:|---:|"
-)
-
-
 def main() -> None:
-    """Measure with the prefix cache and without."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problems", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--into", type=Path, default=RESULTS / "branch-cost", help="where the table goes")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "branch-cost", help="where the logs go")
-    parser.add_argument("--run", type=Path, help="a finished run: tells what share of an iteration generation is")
-    parser.add_argument("--model", type=Path, help="another model than that of the small world")
-    arguments = parser.parse_args()
-    model = arguments.model or STARTING_MODEL
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    lines = []
+    given = options(
+        __doc__, problems=16, repeats=5, into=RESULTS / "branch-cost", work=ROOT / "runs" / "branch-cost", run=Path,
+        model=Path,
+    )  # fmt: skip
+    model = given.model or STARTING_MODEL
+    given.work.mkdir(parents=True, exist_ok=True)
+    rows = []
     for caching in (True, False):
         switch = () if caching else ("--no-enable-prefix-caching",)
         settings = ServerSettings(
             model, max_model_len=512, dtype="float32", kv_cache_gib=1.0, noise_by_request=True,
             extra_args=("--enforce-eager", *switch), cpu_threads=load_recipe(RECIPE).resources.inference.cpus,
         )  # fmt: skip
-        with VllmServer(settings, arguments.work / f"vllm-{caching}.log") as server:
-            lines += asyncio.run(measured(server, model, caching, arguments))
-    table = "\n".join([HEAD, *lines]) + "\n"
-    if arguments.run is not None:
-        table += f"\n{of_an_iteration(RunLayout(arguments.run))}\n"
-    arguments.into.mkdir(parents=True, exist_ok=True)
-    write_text(arguments.into / "table.md", table)
-    print(table)
+        with VllmServer(settings, given.work / f"vllm-{caching}.log") as server:
+            rows += asyncio.run(measured(server, model, caching, given))
+    told = [] if given.run is None else ["", of_an_iteration(RunLayout(given.run))]
+    written("\n".join([*table(HEAD, rows, words=3), *told]), given.into)
 
 
 if __name__ == "__main__":

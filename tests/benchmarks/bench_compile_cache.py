@@ -9,7 +9,6 @@ Inductor for the CPU, where the product itself never compiles.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from benchmarking import options, random_qwen3, table, written
 
 from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.inference.server import VllmServer
@@ -37,17 +36,9 @@ KINDS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--output", type=Path, help="the folder for table.md")
-    arguments = parser.parse_args()
+    given = options(__doc__, repeats=3, layers=4, output=Path)
     with tempfile.TemporaryDirectory() as folder:
-        text = table(*measured(Path(folder), arguments.repeats, arguments.layers))
-    print(text)
-    if arguments.output is not None:
-        arguments.output.mkdir(parents=True, exist_ok=True)
-        (arguments.output / "table.md").write_text(text)
+        written(report(*measured(Path(folder), given.repeats, given.layers)), given.output)
 
 
 def measured(folder: Path, repeats: int, layers: int) -> tuple[float, int, dict[str, list[float]]]:
@@ -64,14 +55,9 @@ def measured(folder: Path, repeats: int, layers: int) -> tuple[float, int, dict[
 
 
 def model(path: Path, layers: int) -> Path:
-    """A weights version of a random model."""
     tokenizer = build_tokenizer()
-    config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=256, intermediate_size=768, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=1024,
-        tie_word_embeddings=False, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-    )  # fmt: skip
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    made = random_qwen3(256, layers, 4, len(tokenizer), tokenizer)
+    made.to(torch.bfloat16).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
 
@@ -106,28 +92,20 @@ def as_in_a_job(folder: Path) -> Iterator[None]:
         tempfile.tempdir = before[1]
 
 
-def table(first: float, size: int, found: dict[str, list[float]]) -> str:
-    """The seconds of each kind, and what the kept code saves."""
+def report(first: float, size: int, found: dict[str, list[float]]) -> str:
     rows = [
-        f"| {kind} | {statistics.median(each):.1f} | {min(each):.1f} to {max(each):.1f} |"
-        for kind, each in found.items()
+        (kind, f"{statistics.median(each):.1f}", f"{min(each):.1f} to {max(each):.1f}") for kind, each in found.items()
     ]
     pairs = zip(found["compiles"], found["takes the kept code"], strict=True)
     saved = statistics.median(one - other for one, other in pairs)
     device = "CPU" if on_cpu() else torch.cuda.get_device_name()
-    return "\n".join(
-        [
-            f"Seconds from a server's start to its answer on {device}, {len(found['eager'])} starts of each kind.",
-            "",
-            "| server | median | range |",
-            "|---|---:|---:|",
-            *rows,
-            "",
-            f"The first server compiled, and wrote an archive of {size / 2**20:.1f} MiB: {first:.1f} s. In the "
-            f"median pair the kept code saves {saved:.1f} s of each later start.",
-            "",
-        ]
-    )
+    lines = [
+        f"Seconds from a server's start to its answer on {device}, {len(found['eager'])} starts of each kind.", "",
+        *table(("server", "median", "range"), rows), "",
+        f"The first server compiled, and wrote an archive of {size / 2**20:.1f} MiB: {first:.1f} s. In the median pair "
+        f"the kept code saves {saved:.1f} s of each later start.",
+    ]  # fmt: skip
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

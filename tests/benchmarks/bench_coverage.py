@@ -9,7 +9,6 @@ seeds are fixed: the same tables come out again. Needs no model; takes about hal
 
 from __future__ import annotations
 
-import argparse
 import csv
 import sys
 from functools import partial
@@ -18,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from benchmarking import RESULTS, options, table, written
 from scipy.stats import bootstrap
 
 from mrt_hpc.analysis.intervals import IntervalEstimate, t_quantile
-from mrt_hpc.run.atomic import write_text
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))  # the simulated evaluations are a test's as well
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-RESULTS = Path(__file__).parent / "results" / "coverage"
 PROBLEMS = (30, 500)
 WANTED = (0.93, 0.97)
 
@@ -67,74 +65,51 @@ def shown(coverage: Coverage) -> str:
     return f"{text} ({100 * coverage.below:.1f}, {100 * coverage.above:.1f})"
 
 
-def row(experiment: Experiment, found: Sequence[Coverage]) -> str:
-    """A line of the first table."""
+def row(experiment: Experiment, found: Sequence[Coverage]) -> list[str]:
     cells = [experiment.measure, experiment.population, str(experiment.samples), f"{experiment.truth:.4g}"]
-    cells += [text for coverage in found for text in (shown(coverage), f"{coverage.width:.3g}")]
-    return f"| {' | '.join(cells)} |"
+    return cells + [text for coverage in found for text in (shown(coverage), f"{coverage.width:.3g}")]
 
 
-def other_rows(trials: int, seed: int) -> Iterator[str]:
+def other_rows(trials: int, seed: int) -> Iterator[list[str]]:
     """The second table: 30 problems like MATH500 with 20 samples."""
     for measure in ("pass@1", "maj@4", "paired difference", "regret", "tokens"):
         experiment = MAKERS[measure](MATH500, 20)
-        ways = {"in use": experiment.interval, **OTHERS}
-        found = [experiment.by(way).covered(trials, PROBLEMS[0], seed) for way in ways.values()]
+        found = [
+            experiment.by(way).covered(trials, PROBLEMS[0], seed) for way in (experiment.interval, *OTHERS.values())
+        ]
         print(measure, *(shown(coverage) for coverage in found), flush=True)
-        yield f"| {measure} | {' | '.join(shown(coverage) for coverage in found)} |"
+        yield [measure, *(shown(coverage) for coverage in found)]
 
 
 def main() -> None:
-    """Measure and write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--into", type=Path, default=RESULTS)
-    options = parser.parse_args()
+    given = options(__doc__, trials=2000, seed=0, into=RESULTS / "coverage")
     lines, rows = [], []
     for experiment in experiments((*REALISTIC, VERY_HARD)):
-        found = [experiment.covered(options.trials, problems, options.seed) for problems in PROBLEMS]
+        found = [experiment.covered(given.trials, problems, given.seed) for problems in PROBLEMS]
         lines.append(row(experiment, found))
-        print(lines[-1], flush=True)
-        rows += [as_row(experiment, problems, one) for problems, one in zip(PROBLEMS, found, strict=True)]
-    others = list(other_rows(options.trials, options.seed))
-    options.into.mkdir(parents=True, exist_ok=True)
-    write_text(options.into / "table.md", document(options.trials, lines, others))
-    write_text(options.into / "table.csv", as_csv(rows))
-
-
-def document(trials: int, lines: Sequence[str], others: Sequence[str]) -> str:
-    """Both tables as Markdown."""
-    head = [
-        f"Coverage of 95 % intervals in {trials:,} trials, per cent; in brackets the trials in which the truth lies "
-        "below and above the interval; bold outside 93 to 97. Width is the mean width of the interval.",
-        "",
-        "| measure | problems | samples | truth | 30 problems | width | 500 problems | width |",
-        "|---|---|---:|---:|---|---:|---|---:|",
-    ]
-    second = [
-        "",
-        "Other intervals from the same trials: 30 problems like MATH500, 20 samples.",
-        "",
-        f"| measure | in use | {' | '.join(OTHERS)} |",
-        f"|---|---|{'---|' * len(OTHERS)}",
-    ]
-    return "\n".join([*head, *lines, *second, *others]) + "\n"
-
-
-def as_row(experiment: Experiment, problems: int, coverage: Coverage) -> list[object]:
-    """A line of the CSV file."""
-    named = [experiment.measure, experiment.population, experiment.samples, problems, experiment.truth]
-    return [*named, coverage.share, coverage.below, coverage.above, coverage.width]
-
-
-def as_csv(rows: Sequence[Sequence[object]]) -> str:
-    """The numbers of the first table."""
+        print(*lines[-1], sep=" | ", flush=True)
+        named = (experiment.measure, experiment.population, experiment.samples)
+        rows += [
+            (*named, problems, experiment.truth, one.share, one.below, one.above, one.width)
+            for problems, one in zip(PROBLEMS, found, strict=True)
+        ]
+    written(document(given.trials, lines, list(other_rows(given.trials, given.seed))), given.into)
     stream = StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["measure", "population", "samples", "problems", "truth", "coverage", "below", "above", "width"])
     writer.writerows(rows)
-    return stream.getvalue()
+    written(stream.getvalue(), given.into, "table.csv")
+
+
+def document(trials: int, lines: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -> str:
+    first = ("measure", "problems", "samples", "truth", "30 problems", "width", "500 problems", "width")
+    return "\n".join([
+        f"Coverage of 95 % intervals in {trials:,} trials, per cent; in brackets the trials in which the truth lies "
+        "below and above the interval; bold outside 93 to 97. Width is the mean width of the interval.", "",
+        *table(first, lines, words=2), "",
+        "Other intervals from the same trials: 30 problems like MATH500, 20 samples.", "",
+        *table(("measure", "in use", *OTHERS), others, words=2 + len(OTHERS)),
+    ])  # fmt: skip
 
 
 if __name__ == "__main__":

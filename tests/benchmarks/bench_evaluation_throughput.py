@@ -19,10 +19,8 @@ else to do.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
-import os
 import random
 import statistics
 import subprocess
@@ -36,14 +34,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from benchmarking import RESULTS, defaults_of, environment, options, random_qwen3, sets, spread, table, taken, written
 
 from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutPlan
 from mrt_hpc.inference.server_start import cpu_environment, on_cpu
 from mrt_hpc.recipe.sections import Prompt
-from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import read_group
@@ -54,16 +51,13 @@ from mrt_hpc.run.seeds import derive_seed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
     from mrt_hpc.run.records import Rollout
 
-ROOT = Path(__file__).parents[2]
-RESULTS = Path(__file__).parent / "results" / "evaluation-throughput"
 GOAL = 0.95
 BENCHMARK, SEED, CORES = "noise", 0, 2
-TASK = "evaluation"
-"""The name of the job, which its events tell at the start and end of its task."""
+TASK = "evaluation"  # the name of the job, which its events tell at the start and end of its task
 MAX_PROMPT_TOKENS = 128
 KV_CACHE_GIB = 2.0
 TEMPERATURE, TOP_P = 0.6, 0.95
@@ -83,16 +77,13 @@ LIKELY = {r"\boxed{": 3.5, "}": 4.0}
 class Load:
     """What is sampled."""
 
-    problems: int
-    samples: int
-    tokens: int
-    """Of each completion."""
-    at_once: int
-    """The maximum number of sequences in one batch of the engine."""
+    problems: int = 12
+    samples: int = 16
+    tokens: int = 256  # of each completion
+    at_once: int = 64  # the maximum number of sequences in one batch of the engine
 
     @property
     def generated(self) -> int:
-        """The number of tokens of all completions."""
         return self.problems * self.samples * self.tokens
 
 
@@ -101,24 +92,16 @@ class Measured:
     """One pair: seconds of the role, and of the offline engine after it or before it."""
 
     pair: int
-    role: float
-    """From the server's first answer to the commit of the shard."""
-    role_to_last_part: float
-    """From the server's first answer to the last problem that was graded and committed."""
-    role_task: float
-    """From the start of the evaluation task to its end, with the start and the end of its server."""
-    role_whole: float
-    """The command ``mrt-hpc eval``, with the jobs before and behind the evaluation task."""
+    role: float  # from the server's first answer to the commit of the shard
+    role_to_last_part: float  # from the server's first answer to the last problem that was graded and committed
+    role_task: float  # from the start of the evaluation task to its end, with the start and the end of its server
+    role_whole: float  # the command ``mrt-hpc eval``, with the jobs before and behind the evaluation task
     offline: float
     """``LLM.generate``, same prompts, seeds and sampling parameters, in the processes that vLLM starts by default."""
-    offline_whole: float
-    """From the start to the end of that process."""
-    one_process: float
-    """``LLM.generate`` in one process with the settings of OpenMP of the role's server."""
-    same: float
-    """The share of completions that are equal, token by token."""
-    answered: float
-    """The share of completions in which the role found an answer to grade."""
+    offline_whole: float  # from the start to the end of that process
+    one_process: float  # ``LLM.generate`` in one process with the settings of OpenMP of the role's server
+    same: float  # the share of completions that are equal, token by token
+    answered: float  # the share of completions in which the role found an answer to grade
 
     @property
     def ratio(self) -> float:
@@ -127,40 +110,25 @@ class Measured:
 
 
 def main() -> None:
-    """Measure all pairs, and write and print the table."""
-    arguments = parse_arguments()
-    load = Load(arguments.problems, arguments.samples, arguments.tokens, arguments.at_once)
-    if arguments.offline_worker:
-        offline_worker(arguments.offline_worker, load)
+    """Measure all pairs, and write and print the table; ``--work`` is where model and runs go while it lasts."""
+    given = options(
+        __doc__, **defaults_of(Load), pairs=3, into=RESULTS / "evaluation-throughput", work=Path, offline_worker=Path
+    )
+    load = taken(Load, given)
+    if given.offline_worker:
+        offline_worker(given.offline_worker, load)
         return
-    with tempfile.TemporaryDirectory(dir=arguments.work) as scratch:
+    with tempfile.TemporaryDirectory(dir=given.work) as scratch:
         folder = Path(scratch)
         parameters = make_model(folder / "model")
         write_problems(folder / "problems.jsonl", problems(load.problems))
-        measured = list(pairs(folder, load, arguments.pairs))
-    table = as_table(measured, load, parameters)
-    arguments.into.mkdir(parents=True, exist_ok=True)
-    write_text(arguments.into / "table.csv", as_csv(measured))
-    write_text(arguments.into / "table.md", table)
-    print(table)
+        measured = list(pairs(folder, load, given.pairs))
+    written(as_csv(measured), given.into, "table.csv")
+    written(as_table(measured, load, parameters), given.into)
     sys.exit(statistics.median(m.ratio for m in measured) < GOAL)
 
 
-def parse_arguments() -> argparse.Namespace:
-    """The options of the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problems", type=int, default=12)
-    parser.add_argument("--samples", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--at-once", type=int, default=64)
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--into", type=Path, default=RESULTS, help="where the table goes")
-    parser.add_argument("--work", type=Path, help="where model and runs go while it lasts")
-    parser.add_argument("--offline-worker", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args()
-
-
-# -- model and problems -----------------------------------------------------------------------------------------------
+# -- model and problems
 
 
 def make_model(directory: Path) -> float:
@@ -168,13 +136,7 @@ def make_model(directory: Path) -> float:
     in millions of parameters.
     """
     tokenizer = build_tokenizer()
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=16000, hidden_size=768, intermediate_size=2304, num_hidden_layers=13, num_attention_heads=12,
-        num_key_value_heads=6, head_dim=64, max_position_embeddings=1024, tie_word_embeddings=False,
-        eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-    )  # fmt: skip
-    model = Qwen3ForCausalLM(config)
+    model = random_qwen3(768, 13, 12, 16000, tokenizer)
     shape(model, tokenizer)
     model.to(torch.bfloat16).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
@@ -204,11 +166,10 @@ def problems(count: int) -> list[Problem]:
     return [Problem(f"sum-{i}", f"Solve {'+'.join(map(str, s))}=x", str(sum(s))) for i, s in enumerate(sums)]
 
 
-# -- pairs ------------------------------------------------------------------------------------------------------------
+# -- pairs
 
 
 def pairs(folder: Path, load: Load, count: int) -> Iterator[Measured]:
-    """Measure role and offline engine in turn; print a line a pair."""
     for pair in range(count):
         role = of_role(folder, load, pair)
         offline = of_offline(folder, load, without=SERVERS_OWN)
@@ -232,9 +193,7 @@ class RoleRun:
 
     def time(self, kind: EventKind) -> float:
         """The time of the last event of a kind of the evaluation task."""
-        return max(
-            e["time"] for e in read_events(self.layout.events, kind) if e.get("job", "evaluation") == "evaluation"
-        )
+        return max(e["time"] for e in read_events(self.layout.events, kind) if e.get("job", TASK) == TASK)
 
 
 @dataclass(frozen=True)
@@ -242,8 +201,7 @@ class OfflineRun:
     """What the offline process tells."""
 
     seconds: float
-    token_ids: list[list[int]]
-    """By problem and sample."""
+    token_ids: list[list[int]]  # by problem and sample
     whole: float
 
 
@@ -267,7 +225,7 @@ def joined(pair: int, role: RoleRun, offline: OfflineRun, one_process: OfflineRu
     )
 
 
-# -- the role ---------------------------------------------------------------------------------------------------------
+# -- the role
 
 
 def of_role(folder: Path, load: Load, pair: int) -> RoleRun:
@@ -283,10 +241,9 @@ def of_role(folder: Path, load: Load, pair: int) -> RoleRun:
         "resources.evaluation.cpus": CORES,
     }
     command = [sys.executable, "-m", "mrt_hpc.cli.main", "eval", str(folder / "model"), "--suite", str(suite)]
-    command += ["--site", "local", "--run", str(run), "--results", str(folder / f"results-{pair}")]
-    command += [text for name, value in settings.items() for text in ("--set", f"{name}={value}")]
+    command += ["--site", "local", "--run", str(run), "--results", str(folder / f"results-{pair}"), *sets(settings)]
     start = time.perf_counter()
-    subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, env=environment(), check=True, stdout=subprocess.DEVNULL)
     whole = time.perf_counter() - start
     layout = RunLayout(run)
     rollouts = read_group(layout.evaluation_shard(0, BENCHMARK, 0)).rollouts
@@ -306,21 +263,19 @@ def suite_of(folder: Path, load: Load) -> dict[str, Any]:
     }
 
 
-# -- the offline engine -----------------------------------------------------------------------------------------------
+# -- the offline engine
 
 
 def of_offline(folder: Path, load: Load, without: Sequence[str] = ()) -> OfflineRun:
     """Generate in a process of its own, with the environment of the role's server without these variables."""
-    options = [f"--{f.name.replace('_', '-')}={getattr(load, f.name)}" for f in fields(load)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    asked = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(load).items()]
     of_server = cpu_environment(CORES) if on_cpu() else {}
-    environment |= {name: value for name, value in of_server.items() if name not in without}
+    variables = environment() | {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    variables |= {name: value for name, value in of_server.items() if name not in without}
     start = time.perf_counter()
     with (folder / "offline.log").open("w") as log:
-        ended = subprocess.run(
-            [sys.executable, __file__, "--offline-worker", str(folder), *options],
-            env=environment, stdout=log, stderr=log, check=False,
-        )  # fmt: skip
+        command = [sys.executable, __file__, "--offline-worker", str(folder), *asked]
+        ended = subprocess.run(command, env=variables, stdout=log, stderr=log, check=False)
     if ended.returncode:
         raise RuntimeError(f"the offline engine ended with {ended.returncode}:\n{(folder / 'offline.log').read_text()}")
     told = json.loads((folder / "offline.json").read_text())
@@ -329,12 +284,7 @@ def of_offline(folder: Path, load: Load, without: Sequence[str] = ()) -> Offline
 
 def engine_options(model: Path, load: Load) -> dict[str, Any]:
     """The settings of the role's server, by their names in ``LLM``."""
-    of_cpu = {
-        "kv_cache_memory_bytes": int(KV_CACHE_GIB * 2**30),
-        "block_size": 32,
-        "enforce_eager": True,
-        "enable_chunked_prefill": False,
-    }
+    own = {"kv_cache_memory_bytes": int(KV_CACHE_GIB * 2**30), "block_size": 32, "enforce_eager": True}
     return {
         "model": str(model),
         "dtype": "bfloat16",
@@ -345,7 +295,7 @@ def engine_options(model: Path, load: Load) -> dict[str, Any]:
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
-        **(of_cpu if on_cpu() else {}),
+        **({**own, "enable_chunked_prefill": False} if on_cpu() else {}),
     }
 
 
@@ -357,36 +307,25 @@ def offline_worker(folder: Path, load: Load) -> None:
     asked = read_problems(folder / "problems.jsonl")
     prompts = [{"prompt_token_ids": prompter.prompt_ids(problem, MAX_PROMPT_TOKENS)} for problem in asked]
     plan = RolloutPlan(derive_seed(SEED, "evaluation", BENCHMARK), iteration=0, group_size=load.samples)
-    common = {
-        "max_tokens": load.tokens,
-        "temperature": TEMPERATURE,
-        "top_p": TOP_P,
-        "stop_token_ids": list(prompter.stop_token_ids),
-    }
+    common = {"max_tokens": load.tokens, "temperature": TEMPERATURE, "top_p": TOP_P}
+    common["stop_token_ids"] = list(prompter.stop_token_ids)
     repeated = [prompt for prompt in prompts for _ in range(load.samples)]
     seeds = [plan.rollout_seed(problem.id, sample) for problem in asked for sample in range(load.samples)]
     alike = [SamplingParams(**common, seed=seed, logprobs=0, detokenize=False) for seed in seeds]
 
     llm = LLM(**engine_options(folder / "model", load))
-    seconds, token_ids = generated(llm, repeated, alike)
-    assert sum(map(len, token_ids)) == load.generated
-    told = {"seconds": seconds, "token_ids": token_ids}
-    (folder / "offline.json").write_text(json.dumps(told))
-
-
-def generated(llm: Any, prompts: Sequence[Any], params: Any) -> tuple[float, list[list[int]]]:
-    """The seconds, and the tokens of each completion."""
     start = time.perf_counter()
-    outputs = llm.generate(prompts, params, use_tqdm=False)
+    outputs = llm.generate(repeated, alike, use_tqdm=False)
     seconds = time.perf_counter() - start
-    return seconds, [list(o.token_ids) for request in outputs for o in request.outputs]
+    token_ids = [list(o.token_ids) for request in outputs for o in request.outputs]
+    assert sum(map(len, token_ids)) == load.generated
+    (folder / "offline.json").write_text(json.dumps({"seconds": seconds, "token_ids": token_ids}))
 
 
-# -- tables -----------------------------------------------------------------------------------------------------------
+# -- tables
 
 
 def as_csv(measured: Sequence[Measured]) -> str:
-    """A line a pair, seconds."""
     text = StringIO()
     writer = csv.DictWriter(text, [f.name for f in fields(Measured)], lineterminator="\n")
     writer.writeheader()
@@ -395,42 +334,27 @@ def as_csv(measured: Sequence[Measured]) -> str:
 
 
 def as_table(measured: Sequence[Measured], load: Load, parameters: float) -> str:
-    """Medians, with the least and the greatest."""
-    rows = [
-        ("evaluation role, server ready to shard committed", [m.role for m in measured]),
-        ("evaluation role, to the last problem committed", [m.role_to_last_part for m in measured]),
-        ("`LLM.generate`, the processes of vLLM's default", [m.offline for m in measured]),
-        ("`LLM.generate`, one process", [m.one_process for m in measured]),
-        ("evaluation task, start to end", [m.role_task for m in measured]),
-        ("`mrt-hpc eval`, start to end", [m.role_whole for m in measured]),
-        ("offline process, start to end", [m.offline_whole for m in measured]),
-    ]
-    lines = [f"| {name} | {spread(s, 1)} | {spread([load.generated / x for x in s], 0)} |" for name, s in rows]
+    rows = {
+        "evaluation role, server ready to shard committed": [m.role for m in measured],
+        "evaluation role, to the last problem committed": [m.role_to_last_part for m in measured],
+        "`LLM.generate`, the processes of vLLM's default": [m.offline for m in measured],
+        "`LLM.generate`, one process": [m.one_process for m in measured],
+        "evaluation task, start to end": [m.role_task for m in measured],
+        "`mrt-hpc eval`, start to end": [m.role_whole for m in measured],
+        "offline process, start to end": [m.offline_whole for m in measured],
+    }
+    lines = [(name, spread(s, 1), spread([load.generated / x for x in s], 0)) for name, s in rows.items()]
     ratio, other = [m.ratio for m in measured], [m.one_process / m.role for m in measured]
-    return "\n".join(
-        [
-            f"{parameters:.0f} M parameters; {load.problems} problems x {load.samples} completions x {load.tokens} "
-            f"tokens, at most {load.at_once} at once; {len(measured)} pairs in turn; medians, with the least and the "
-            "greatest.",
-            "",
-            "| | seconds | tokens/s |",
-            "|---|---:|---:|",
-            *lines,
-            "",
-            f"Tokens per second of the role over those of `LLM.generate`: {spread(ratio, 3)} (goal {GOAL}: "
-            f"{'reached' if statistics.median(ratio) >= GOAL else 'missed'}); over those in one process: "
-            f"{spread(other, 3)}.",
-            f"Completions that are equal token by token: {spread([100 * m.same for m in measured], 0)} %; in which the "
-            f"role found an answer to grade: {spread([100 * m.answered for m in measured], 0)} %.",
-            "",
-        ]
-    )
-
-
-def spread(values: Sequence[float], digits: int) -> str:
-    """Median, least and greatest."""
-    middle, low, high = (f"{x:.{digits}f}" for x in (statistics.median(values), min(values), max(values)))
-    return f"{middle} ({low} to {high})"
+    reached = "reached" if statistics.median(ratio) >= GOAL else "missed"
+    return "\n".join([
+        f"{parameters:.0f} M parameters; {load.problems} problems x {load.samples} completions x {load.tokens} tokens, "
+        f"at most {load.at_once} at once; {len(measured)} pairs in turn; medians, with the least and the greatest.", "",
+        *table(("", "seconds", "tokens/s"), lines), "",
+        f"Tokens per second of the role over those of `LLM.generate`: {spread(ratio, 3)} (goal {GOAL}: {reached}); "
+        f"over those in one process: {spread(other, 3)}.",
+        f"Completions that are equal token by token: {spread([100 * m.same for m in measured], 0)} %; in which the "
+        f"role found an answer to grade: {spread([100 * m.answered for m in measured], 0)} %.",
+    ])  # fmt: skip
 
 
 if __name__ == "__main__":

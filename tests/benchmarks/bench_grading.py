@@ -14,26 +14,25 @@ are then made of unclosed boxes and formulas.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
 import statistics
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.domains.extraction import RULES
+from benchmarking import DATA, options
+
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.math.equivalence import certain_verdict
 from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 SPELLINGS = ("{}.", "x = {}", "\\left({}\\right)", "\\dfrac{{{}}}{{1}}", "{} + 0", "{}\\text{{ units}}")
 HOSTILE = (
     "{0}^{{{0}^{{{0}^{{9}}}}}}", "10^{{10^{{1{0}}}}}", "({0}00000000)!",
@@ -43,8 +42,7 @@ HOSTILE = (
 THOUGHT = "Wait, let me check $x = {0}$ again: \\boxed{{{0}}} or \\frac{{{0}}}{{2}}, which is {0} + 3 = 7?\n\n"
 HOSTILE_THOUGHTS = ("\\boxed{", "\\(", "$ ", "{", "\\frac{1", "answer 5 ", "1,", "5 + ")
 """Repeated in the completion of a hostile answer: what a search that is not linear stumbles over."""
-NESTED = 250
-"""Parentheses around a number: the parser takes long."""
+NESTED = 250  # parentheses around a number: the parser takes long
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,7 @@ class Measured:
 
     rate: float
     """Verdicts a second, until 99 % of the answers that are not hostile have theirs: one that hangs delays no other."""
-    waits: list[float]
-    """Of the answers that are not hostile: seconds from handing over to the verdict."""
+    waits: list[float]  # of the answers that are not hostile: seconds from handing over to the verdict
 
 
 def gold_answers() -> list[str]:
@@ -113,7 +110,7 @@ async def graded(
         async with room if not hostile else asyncio.Semaphore(1):
             handed = time.perf_counter()
             found = answer if completions is None else pool.verifier.extract(completions[number], thinking=True)
-            await pool.grade([(found, gold)], tell=False)
+            await pool.grade([(found, gold)], log_failures=False)
             if not hostile:
                 ends.append(time.perf_counter())
                 waits.append(ends[-1] - handed)
@@ -130,14 +127,14 @@ async def graded(
     return Measured(nearly_all / seconds, waits)
 
 
-def measured(pairs: Sequence[tuple[str, str, bool]], arguments: argparse.Namespace) -> Measured:
+def measured(pairs: Sequence[tuple[str, str, bool]], given: argparse.Namespace) -> Measured:
     """One pass with new processes and an empty cache."""
     completions = None
-    if arguments.chars:
-        completions = [completion_of(a, n, arguments.chars, hostile) for n, (a, _, hostile) in enumerate(pairs)]
-    verifier = MathVerifier(strict=not arguments.lenient).with_extraction(arguments.extraction)
-    with GraderPool(verifier, arguments.processes) as pool:
-        return asyncio.run(graded(pool, pairs, arguments.at_once, completions))
+    if given.chars:
+        completions = [completion_of(a, n, given.chars, hostile) for n, (a, _, hostile) in enumerate(pairs)]
+    verifier = MathVerifier(strict=not given.lenient).with_extraction(given.extraction)
+    with GraderPool(verifier, given.processes) as pool:
+        return asyncio.run(graded(pool, pairs, given.at_once, completions))
 
 
 def quantile(waits: Sequence[float], share: float) -> float:
@@ -146,28 +143,26 @@ def quantile(waits: Sequence[float], share: float) -> float:
 
 
 def main() -> None:
-    """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=3000)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--hostile", type=float, default=0.05)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--at-once", type=int, default=64, help="answers handed over and not graded yet")
-    parser.add_argument("--per-gold", type=int, default=4, help="answers to one gold answer")
-    parser.add_argument("--lenient", action="store_true", help="as with grading.strict: false")
-    parser.add_argument("--chars", type=int, default=0, help="characters of a completion; 0 grades answers alone")
-    parser.add_argument("--extraction", choices=RULES, default=DEFAULT_EXTRACTION, help="how answers are found in them")
-    arguments = parser.parse_args()
-    rng = random.Random(0)
-    pairs = pairs_of(gold_answers(), arguments.pairs, arguments.per_gold, rng)
-    strict = not arguments.lenient
-    asked = sum(certain_verdict(*pair, strict=strict) is None for pair in pairs) / len(pairs)
-    told = f" in completions of {arguments.chars} characters, rule {arguments.extraction}" if arguments.chars else ""
-    print(f"{len(pairs)} pairs{told}, {asked:.0%} of them for math-verify; {arguments.processes} processes")
+    given = options(
+        __doc__,
+        pairs=3000,
+        processes=2,
+        hostile=0.05,
+        repeats=3,
+        at_once=64,  # answers handed over and not graded yet
+        per_gold=4,  # answers to one gold answer
+        lenient=False,  # as with grading.strict: false
+        chars=0,  # characters of a completion; 0 grades answers alone
+        extraction=DEFAULT_EXTRACTION,  # how answers are found in them
+    )
+    pairs = pairs_of(gold_answers(), given.pairs, given.per_gold, random.Random(0))
+    asked = sum(certain_verdict(*pair, strict=not given.lenient) is None for pair in pairs) / len(pairs)
+    told = f" in completions of {given.chars} characters, rule {given.extraction}" if given.chars else ""
+    print(f"{len(pairs)} pairs{told}, {asked:.0%} of them for math-verify; {given.processes} processes")
     print("hostile  verdicts a second: median (all)    wait of the others, s: median  99 %  longest")
-    for share in (0.0, arguments.hostile):
+    for share in (0.0, given.hostile):
         mixed = with_hostile(pairs, share, random.Random(1))
-        passes = [measured(mixed, arguments) for _ in range(arguments.repeats)]
+        passes = [measured(mixed, given) for _ in range(given.repeats)]
         rates, waits = [p.rate for p in passes], [w for p in passes for w in p.waits]
         every = ", ".join(f"{rate:.0f}" for rate in rates)
         print(

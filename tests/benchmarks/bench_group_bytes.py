@@ -10,7 +10,6 @@ the 24 random bits that a server's has. Some groups are made, and the iteration 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.parquet as pq
+from benchmarking import options, table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mrt_hpc.run.parquet import write_records, write_table
@@ -32,30 +32,26 @@ if TYPE_CHECKING:
 
 PROBLEMS, ROLLOUTS, BRANCHES, BRANCH_TOKENS = 64, 4, 28, 64
 LIMIT, MEDIAN, SPREAD = 16384, 6000, 0.6
-GROUPS = 6
-"""The number of groups that are made."""
+GROUPS = 6  # the number of groups that are made
 REPEATS = 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--problems", type=Path, required=True)
-    words = [json.loads(line)["problem"] for line in parser.parse_args().problems.read_text().splitlines()]
-    writer = Writer(words, np.random.default_rng(0))
+    given = options(__doc__, required=["problems"], problems=Path)
+    words = [json.loads(line)["problem"] for line in given.problems.read_text().splitlines()]
+    writer, rows = Writer(words, np.random.default_rng(0)), []
     rollouts = [writer.rollout() for _ in range(GROUPS * ROLLOUTS)]
     branches = [writer.branch() for _ in range(GROUPS * ROLLOUTS * BRANCHES)]
     tokens = PROBLEMS * statistics.mean(len(r.token_ids) for r in rollouts) * ROLLOUTS
     print(f"an iteration has {tokens / 1e6:.2f} million tokens in rollouts")
-    print("| part | written | bytes a token | token ids | log-probabilities | text | MB an iteration | ms a group |")
-    print("|---|---|---:|---:|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
         for part, records, kind in (("rollouts", rollouts, Rollout), ("branches", branches, Branch)):
             path = Path(folder) / f"{part}.parquet"
             write_records(path, records, kind)
-            table = pq.read_table(path)
-            count = sum(len(record.token_ids) for record in records)
-            for name, write in WAYS.items():
-                print(f"| {part} | {name} | {row(table, path, write, count)} |")
+            content, count = pq.read_table(path), sum(len(record.token_ids) for record in records)
+            rows += [(part, name, *row(content, path, write, count)) for name, write in WAYS.items()]
+    head = ("bytes a token", "token ids", "log-probabilities", "text", "MB an iteration", "ms a group")
+    print(*table(("part", "written", *head), rows, words=2), sep="\n")
 
 
 WAYS: dict[str, Callable[[pa.Table, Path], None]] = {
@@ -64,20 +60,18 @@ WAYS: dict[str, Callable[[pa.Table, Path], None]] = {
 }
 
 
-def row(table: pa.Table, path: Path, write: Callable[[pa.Table, Path], None], tokens: int) -> str:
-    """The cells of one way of writing."""
+def row(content: pa.Table, path: Path, write: Callable[[pa.Table, Path], None], tokens: int) -> list[str]:
     seconds = []
     for _ in range(REPEATS):
         begun = time.perf_counter()
-        write(table, path)
+        write(content, path)
         seconds.append(time.perf_counter() - begun)
     sizes = dict[str, int]()
-    for column in (pq.ParquetFile(path).metadata.row_group(0).column(i) for i in range(len(table.schema))):
+    for column in (pq.ParquetFile(path).metadata.row_group(0).column(i) for i in range(len(content.schema))):
         sizes[column.path_in_schema.split(".")[0]] = column.total_compressed_size
     whole = path.stat().st_size
-    parts = [whole, *(sizes[name] for name in ("token_ids", "logprobs", "text"))]
-    cells = [f"{size / tokens:.2f}" for size in parts]
-    return " | ".join([*cells, f"{whole / GROUPS * PROBLEMS / 1e6:.1f}", f"{min(seconds) / GROUPS * 1e3:.1f}"])
+    cells = [f"{size / tokens:.2f}" for size in (whole, *(sizes[name] for name in ("token_ids", "logprobs", "text")))]
+    return [*cells, f"{whole / GROUPS * PROBLEMS / 1e6:.1f}", f"{min(seconds) / GROUPS * 1e3:.1f}"]
 
 
 class Writer:
@@ -89,7 +83,6 @@ class Writer:
         self.draw = draw
 
     def rollout(self) -> Rollout:
-        """A long trace."""
         length = int(min(LIMIT, np.exp(self.draw.normal(np.log(MEDIAN), SPREAD))))
         ids = self.ids(length)
         return Rollout(
@@ -99,7 +92,6 @@ class Writer:
         )  # fmt: skip
 
     def branch(self) -> Branch:
-        """A short one."""
         ids = self.ids(BRANCH_TOKENS)
         return Branch(
             iteration=0, problem_id="problem", sample=0, boundary=0, branch=0, seed=1, weights_version=0, token_ids=ids,

@@ -17,31 +17,32 @@ servers is taken for that of full servers, so the idle shares of a run are lower
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import math
 import random
 import statistics
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from benchmarking import options, written
+from benchmarking import table as markdown
 
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import ServerLayout
 from mrt_hpc.run.archive import read_sampled, sampled_positions
-from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
 GPUS, INFERENCE_GPUS = 8, (4, 3, 2)
-TRAINED_PER_S = 5900.0
-"""Tokens a second that a rank of the trainer computes."""
-NORMAL_95 = 1.6448536269514722
-"""The 95th percentile of the standard normal law."""
+TRAINED_PER_S = 5900.0  # tokens a second that a rank of the trainer computes
+NORMAL_95 = 1.6448536269514722  # the 95th percentile of the standard normal law
 
 
 @dataclass(frozen=True)
@@ -49,24 +50,17 @@ class Scale:
     """A run: its size and the rates of its GPUs. The defaults are the 1.5-billion recipe on eight A100."""
 
     servers: int = 4
-    slots: int = 128
-    """Sequences that a server runs at once."""
-    groups: int = 64
-    """Groups of one iteration."""
-    rollouts: int = 4
-    """Traces of one group."""
+    slots: int = 128  # sequences that a server runs at once
+    groups: int = 64  # groups of one iteration
+    rollouts: int = 4  # traces of one group
     iterations: int = 60
-    fixed_s: float = 0.010
-    """Seconds of a step of a server that do not depend on its sequences: reading the weights."""
-    each_s: float = 0.00019
-    """Seconds that each sequence adds to a step: reading its cache."""
-    trained_per_s: float = 4 * TRAINED_PER_S
-    """Tokens a second that all ranks of the trainer compute together."""
+    fixed_s: float = 0.010  # seconds of a step of a server that do not depend on its sequences: reading the weights
+    each_s: float = 0.00019  # seconds that each sequence adds to a step: reading its cache
+    trained_per_s: float = 4 * TRAINED_PER_S  # tokens a second that all ranks of the trainer compute together
     publish_s: float = 9.0
     load_s: float = 5.0
 
     def step_s(self, running: int) -> float:
-        """Seconds of one step of a server."""
         return self.fixed_s + self.each_s * running
 
 
@@ -100,13 +94,10 @@ class Trace:
 class Server:
     """One inference task. ``progress`` counts the tokens that a sequence that was always running would have."""
 
-    running: list[Trace] = field(default_factory=list)
-    """The running traces, as a heap."""
+    running: list[Trace] = field(default_factory=list)  # the running traces, as a heap
     version: int = 0
-    iteration: int = -1
-    """The iteration of the current round; only while draining."""
-    quota: int = 0
-    """Groups that are left of the round; only while draining."""
+    iteration: int = -1  # the iteration of the current round; only while draining
+    quota: int = 0  # groups that are left of the round; only while draining
     progress: float = 0.0
     paused_until: float = 0.0
     idle_s: float = 0.0
@@ -117,11 +108,9 @@ class Server:
 class Shares:
     """What a simulation found, over all but the first iterations."""
 
-    idle: float
-    """The share of the servers' time in which no sequence ran."""
+    idle: float  # the share of the servers' time in which no sequence ran
     tokens_per_s: float
-    seconds: float
-    """The mean seconds of an iteration."""
+    seconds: float  # the mean seconds of an iteration
 
 
 class Simulation:
@@ -226,14 +215,7 @@ def log_normal(median: float, high: float, longest: int, seed: int) -> Callable[
     return lambda: min(longest, max(1, round(median * math.exp(sigma * draws.gauss(0, 1)))))
 
 
-def drawn(known: Sequence[int], seed: int) -> Callable[[], int]:
-    """Lengths drawn from known ones."""
-    draws = random.Random(seed)
-    return lambda: draws.choice(known)
-
-
 def recorded(layout: RunLayout, measured: Sequence[IterationMetrics]) -> list[int]:
-    """The lengths of the traces that a run has kept."""
     groups = (
         read_sampled(layout, metrics.iteration, position)
         for metrics in measured
@@ -252,44 +234,40 @@ def recorded_scale(layout: RunLayout, measured: Sequence[IterationMetrics]) -> S
     rate = sum(tokens) / sum(one.sampling_seconds or 0.0 for one in measured) / servers
     slower = slots / rate / Scale().step_s(slots)
     return Scale(
-        servers=servers,
-        slots=slots,
-        groups=recipe.sampling.problems_per_iteration,
+        servers=servers, slots=slots, groups=recipe.sampling.problems_per_iteration,
         rollouts=recipe.sampling.rollouts_per_problem,
-        fixed_s=Scale.fixed_s * slower,
-        each_s=Scale.each_s * slower,
+        fixed_s=Scale.fixed_s * slower, each_s=Scale.each_s * slower,
         trained_per_s=sum(tokens) / sum(one.seconds[Phase.OPTIMISATION] for one in measured),
         publish_s=statistics.mean(one.seconds[Phase.PUBLISHING] for one in measured),
         load_s=statistics.mean(one.seconds[Phase.LOADING] for one in measured),
-    )
+    )  # fmt: skip
 
 
 def table(scale: Scale, lengths: Callable[[int], Callable[[], int]], seeds: int) -> str:
     """Simulate each way with several seeds; a line a way."""
-    lines = ["| way | idle | tokens/s of all servers | seconds an iteration |", "|---|--:|--:|--:|"]
+    rows = []
     for way in WAYS:
         found = [Simulation(scale, way, lengths(seed)).run() for seed in range(seeds)]
         columns = zip(*(vars(one).values() for one in found), strict=True)
         idle, rate, seconds = (statistics.mean(values) for values in columns)
-        lines.append(f"| {way.name} | {idle:.1%} | {rate:,.0f} | {seconds:.0f} |")
-    return "\n".join(lines)
+        rows.append((way.name, f"{idle:.1%}", f"{rate:,.0f}", f"{seconds:.0f}"))
+    return "\n".join(markdown(("way", "idle", "tokens/s of all servers", "seconds an iteration"), rows))
 
 
-def simulated(options: argparse.Namespace) -> str:
-    """The tables of eight GPUs, divided in several ways."""
-    law = options.median, options.high, options.longest
-    told = f"a median of {options.median:,.0f} tokens and a 95th percentile of {options.high:,.0f}"
+def simulated(given: argparse.Namespace) -> str:
+    law = given.median, given.high, given.longest
+    told = f"a median of {given.median:,.0f} tokens and a 95th percentile of {given.high:,.0f}"
     scene = "eight A100, 1.5 billion parameters, 256 traces an iteration"
-    parts = [f"# Simulated: {scene} with {told}, cut at {options.longest:,}"]
+    parts = [f"# Simulated: {scene} with {told}, cut at {given.longest:,}"]
     for servers in INFERENCE_GPUS:
         scale = Scale(servers=servers, trained_per_s=(GPUS - servers) * TRAINED_PER_S)
         parts.append(f"## {servers} inference GPUs and {GPUS - servers} trainer GPUs")
-        parts.append(table(scale, lambda seed: log_normal(*law, seed), options.seeds))
-    return "\n\n".join(parts) + "\n"
+        parts.append(table(scale, lambda seed: log_normal(*law, seed), given.seeds))
+    return "\n\n".join(parts)
 
 
 def of_run(layout: RunLayout, seeds: int) -> str:
-    """The table of a run.
+    """The table of a run, with lengths drawn from its own.
 
     Raises:
         SystemExit: it has no traces.
@@ -298,24 +276,12 @@ def of_run(layout: RunLayout, seeds: int) -> str:
     known = recorded(layout, measured)
     if not known:
         raise SystemExit(f"no traces are kept in {layout.root}; name a run that has trained")
-    return table(recorded_scale(layout, measured), lambda seed: drawn(known, seed), seeds)
+    return table(recorded_scale(layout, measured), lambda seed: partial(random.Random(seed).choice, known), seeds)
 
 
 def main() -> None:
-    """Print the tables, and write them if a folder is named."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, help="take lengths, rates and sizes from this run")
-    parser.add_argument("--median", type=float, default=6000)
-    parser.add_argument("--high", type=float, default=16000, help="the 95th percentile")
-    parser.add_argument("--longest", type=int, default=16384)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--output", type=Path, help="the folder for table.md")
-    options = parser.parse_args()
-    text = simulated(options) if options.run is None else of_run(RunLayout(options.run), options.seeds)
-    print(text)
-    if options.output is not None:
-        options.output.mkdir(parents=True, exist_ok=True)
-        write_text(options.output / "table.md", text)
+    given = options(__doc__, run=Path, median=6000.0, high=16000.0, longest=16384, seeds=5, output=Path)
+    written(simulated(given) if given.run is None else of_run(RunLayout(given.run), given.seeds), given.output)
 
 
 if __name__ == "__main__":

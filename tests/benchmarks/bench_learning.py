@@ -25,15 +25,15 @@ run lies beside the tables (`runs/*.parquet`): such a run is not repeated, and o
 
 from __future__ import annotations
 
-import argparse
 import csv
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
+from io import StringIO
+from typing import TYPE_CHECKING
 
 import numpy as np
+from benchmarking import RESULTS, ROOT, SMALL_WORLD, options, spread, submit, table, written
 from learnt import Learnt, Spending
 from numpy.typing import NDArray
 
@@ -42,12 +42,12 @@ from mrt_hpc.analysis.intervals import IntervalEstimate, t_quantile
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.run.layout import RunLayout
 
-ROOT = Path(__file__).parents[2]
-RESULTS = Path(__file__).parent / "results"
+if TYPE_CHECKING:
+    import argparse
+
 BENCHMARK = "held-out"
 BUDGETS = (32, 64, 128, 256)
-SHOWN_BUDGET = 128
-"""Of which the figures show the regret."""
+SHOWN_BUDGET = 128  # of which the figures show the regret
 ACCURACIES = (0.6, 0.7, 0.8)
 REGRET_PROVER = r'{type: gold_likelihood, temperature: 1.0, forced_text: "Time is up.\n\n</think>\n\n\\boxed{"}'
 EPISODES = "{markers: [Wait], min_paragraphs: 1, max_episodes: 99}"
@@ -60,10 +60,8 @@ class Arm:
     """One way of learning."""
 
     name: str
-    recipe: str
-    """Of recipes/small_world."""
-    changes: dict[str, str] = field(default_factory=dict)
-    """Of that recipe."""
+    recipe: str  # of recipes/small_world
+    changes: dict[str, str] = field(default_factory=dict)  # of that recipe
 
 
 ARMS = (
@@ -99,68 +97,55 @@ def over_seeds(reference_SP: NDArray[np.float64], arm_SP: NDArray[np.float64]) -
     return IntervalEstimate(float(gains.mean()), float(gains.mean() - half), float(gains.mean() + half))
 
 
-# -- runs -------------------------------------------------------------------------------------------------------------
+# -- runs
 
 
-def learn(arm: Arm, seed: int, arguments: argparse.Namespace) -> Learnt:
+def learn(arm: Arm, seed: int, given: argparse.Namespace) -> Learnt:
     """What an arm learns with one seed: read, or run to its end."""
-    kept, made = arguments.into / "runs" / f"{arm.recipe}-{seed}.parquet", settings(arm, arguments)
+    kept, made = given.into / "runs" / f"{arm.recipe}-{seed}.parquet", settings(arm, given)
     if not kept.exists():
-        Learnt.of_run(run(arm, seed, arguments), BENCHMARK, made).write(kept)
+        Learnt.of_run(run(arm, seed, given), BENCHMARK, made).write(kept)
     learnt = Learnt.read(kept)
     if learnt.made != made:
         raise SystemExit(f"{kept} was made with {learnt.made}, not with {made}: take another --into")
     return learnt
 
 
-def settings(arm: Arm, arguments: argparse.Namespace) -> dict[str, str]:
+def settings(arm: Arm, given: argparse.Namespace) -> dict[str, str]:
     """What the runs of an arm have in common, by the name of the recipe's field; all but its own are every arm's."""
     return {
         **arm.changes,
-        "schedule.iterations": str(arguments.iterations),
-        "schedule.iterations_per_job": str(arguments.iterations),
+        "schedule.iterations": str(given.iterations),
+        "schedule.iterations_per_job": str(given.iterations),
         "training.schedule": "constant",
-        "evaluation.every": str(arguments.every),
+        "evaluation.every": str(given.every),
         "evaluation.episodes": EPISODES,
-        "evaluation.benchmarks.0.problems.problems": str(arguments.problems),
+        "evaluation.benchmarks.0.problems.problems": str(given.problems),
         "evaluation.prover": REGRET_PROVER,
         "evaluation.regret_budgets": str(list(BUDGETS)),
     }
 
 
-def run(arm: Arm, seed: int, arguments: argparse.Namespace) -> RunLayout:
+def run(arm: Arm, seed: int, given: argparse.Namespace) -> RunLayout:
     """Submit it on this machine; one that is there already goes on."""
-    work: Path = arguments.work.absolute()
+    work = given.work.absolute()
     model, layout = work / "models" / str(seed), RunLayout(work / "runs" / f"{arm.recipe}-{seed}")
     if not (model / "config.json").exists():
         warm_start(WarmStartSettings(seed=seed), model, print)
-    changes = [
-        f"seed={seed}",
-        f"model={{type: hugging_face, path: {model}}}",
-        *(f"{name}={value}" for name, value in settings(arm, arguments).items()),
-    ]
-    sets = [word for change in changes for word in ("--set", change)]
-    recipe = str(ROOT / "recipes" / "small_world" / f"{arm.recipe}.yaml")
-    command = [sys.executable, "-m", "mrt_hpc.cli.main", "submit", recipe, "--site", "local"]
-    subprocess.run([*command, "--run", str(layout.root), *sets], check=True)
+    changes = {"seed": seed, "model": f"{{type: hugging_face, path: {model}}}", **settings(arm, given)}
+    submit(SMALL_WORLD / f"{arm.recipe}.yaml", layout.root, changes)
     return layout
 
 
-# -- tables -----------------------------------------------------------------------------------------------------------
+# -- tables
 
 
-Measure = Callable[[Learnt], NDArray[np.float64]]
-"""[E, P] of a run."""
-
-
-def regret(budget: int) -> Measure:
-    """Up to so many tokens."""
-    return lambda run: run.regrets_EP[budget]
+Measure = Callable[[Learnt], NDArray[np.float64]]  # [E, P] of a run
 
 
 MEASURES: dict[str, Measure] = {
     "accuracy": lambda run: run.accuracies_EP,
-    **{f"normalised regret at {budget} tokens": regret(budget) for budget in BUDGETS},
+    **{f"normalised regret at {b} tokens": partial(lambda budget, run: run.regrets_EP[budget], b) for b in BUDGETS},
 }
 
 
@@ -168,14 +153,11 @@ MEASURES: dict[str, Measure] = {
 class Study:
     """All runs."""
 
-    seeds: list[int]
-    """[S]"""
-    runs: dict[str, list[Learnt]]
-    """[arm][S]; the first arm is what the others are compared with."""
+    seeds: list[int]  # [S]
+    runs: dict[str, list[Learnt]]  # [arm][S]; the first arm is what the others are compared with
 
     @property
     def reference(self) -> str:
-        """The first arm."""
         return next(iter(self.runs))
 
     def budgets(self, of: Spending) -> list[float]:
@@ -190,51 +172,42 @@ class Study:
             for arm, runs in self.runs.items()
         }
 
-    def lines(self, name: str, measure: Measure, equal: Spending) -> list[str]:
-        """Of the Markdown table of one measure."""
+    def of_measure(self, name: str, measure: Measure, equal: Spending) -> list[tuple[object, ...]]:
         found = self.measured(measure, equal)
-        lines = []
+        rows = []
         for arm, values_SP in found.items():
-            gain, seeds = difference(found[self.reference], values_SP), over_seeds(found[self.reference], values_SP)
-            told = (
-                "– | –"
-                if arm == self.reference
-                else f"{points(gain)} | {100 * seeds.low:+.1f} to {100 * seeds.high:+.1f}"
-            )
-            lines.append(f"| {name} | {equal} | {arm} | {100 * values_SP.mean():.1f} | {told} |")
-        return lines
+            gain, seeds = (way(found[self.reference], values_SP) for way in (difference, over_seeds))
+            told = (points(gain), f"{100 * seeds.low:+.1f} to {100 * seeds.high:+.1f}")
+            mean = f"{100 * values_SP.mean():.1f}"
+            rows.append((name, equal, arm, mean, *(("–", "–") if arm == self.reference else told)))
+        return rows
 
-    def ratios(self, accuracy: float, spending: Spending) -> list[str]:
-        """Tokens to an accuracy, against the reference's."""
+    def ratios(self, accuracy: float, spending: Spending) -> list[tuple[object, ...]]:
         of = {arm: np.array([run.spent_to(accuracy, spending) for run in runs]) for arm, runs in self.runs.items()}
-        lines = []
+        rows = []
         for arm, tokens_S in of.items():
             pairs = zip(tokens_S, of[self.reference], strict=True)
             ratios = [t / r if r > 0 else float("nan") for t, r in pairs if np.isfinite(t) or np.isfinite(r)]
-            told = f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "–"
             reached = f"{np.isfinite(tokens_S).sum()} of {len(tokens_S)}"
             median = f"{np.median(tokens_S):,.0f}"
-            lines.append(f"| {100 * accuracy:.0f} % | {spending} | {arm} | {reached} | {median} | {told} |")
-        return lines
+            rows.append((f"{100 * accuracy:.0f} %", spending, arm, reached, median, spread(ratios) if ratios else "–"))
+        return rows
 
     def markdown(self) -> str:
-        """Everything that is told."""
-        lines = [
-            f"| measure | equal | arm | %, mean | against {self.reference}, points (95 %) | over seeds (95 %) |",
-            "|---|---|---|---:|---:|---:|",
-        ]
-        for equal in Spending:
-            for name, measure in MEASURES.items():
-                lines += self.lines(name, measure, equal)
-        lines += [
-            "",
-            f"| accuracy | counted | arm | reached by | tokens, median | ratio to {self.reference}, median (range) |",
-        ]
-        lines += ["|---:|---|---|---:|---:|---:|"]
-        for spending in (Spending.GENERATED, Spending.ALL):
-            for accuracy in ACCURACIES:
-                lines += self.ratios(accuracy, spending)
-        return "\n".join(lines) + "\n"
+        against = f"against {self.reference}, points (95 %)"
+        measures = [
+            row for equal in Spending for name, measure in MEASURES.items()
+            for row in self.of_measure(name, measure, equal)
+        ]  # fmt: skip
+        tokens = [
+            row for spending in (Spending.GENERATED, Spending.ALL) for accuracy in ACCURACIES
+            for row in self.ratios(accuracy, spending)
+        ]  # fmt: skip
+        head = ("accuracy", "counted", "arm", "reached by", "tokens, median")
+        return "\n".join([
+            *table(("measure", "equal", "arm", "%, mean", against, "over seeds (95 %)"), measures, words=3), "",
+            *table((*head, f"ratio to {self.reference}, median (range)"), tokens, words=3),
+        ])  # fmt: skip
 
     def rows(self) -> list[tuple[object, ...]]:
         """One for each evaluation, as named in ``COLUMNS``."""
@@ -258,39 +231,36 @@ class Study:
 
 
 def points(gain: IntervalEstimate) -> str:
-    """Percentage points with their interval."""
     return f"{100 * gain.mean:+.1f} ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
 
 
 def main() -> None:
-    """Run what is missing, then write the tables and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    parser.add_argument("--arms", nargs="+", default=[arm.recipe for arm in ARMS], help="recipes")
-    parser.add_argument("--against", default="grpo", help="the recipe that the others are compared with")
-    parser.add_argument("--iterations", type=int, default=24)
-    parser.add_argument("--every", type=int, default=6, help="iterations between evaluations")
-    parser.add_argument("--problems", type=int, default=250, help="held-out problems")
-    parser.add_argument("--into", type=Path, default=RESULTS / "learning", help="where the tables go")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "learning", help="where the runs go")
-    arguments = parser.parse_args()
-    into, by_recipe = arguments.into, {arm.recipe: arm for arm in (*ARMS, *ALONE)}
-    arms = [by_recipe[recipe] for recipe in dict.fromkeys([arguments.against, *arguments.arms])]
+    given = options(
+        __doc__,
+        seeds=[0, 1, 2, 3, 4],
+        arms=[arm.recipe for arm in ARMS],
+        against="grpo",  # the recipe that the others are compared with
+        iterations=24,
+        every=6,  # iterations between evaluations
+        problems=250,  # held out
+        into=RESULTS / "learning",
+        work=ROOT / "runs" / "learning",  # where the runs go
+    )
+    by_recipe = {arm.recipe: arm for arm in (*ARMS, *ALONE)}
+    arms = [by_recipe[recipe] for recipe in dict.fromkeys([given.against, *given.arms])]
     # Seed by seed, so that what is there is whole when it is cut short.
-    found = [[learn(arm, seed, arguments) for arm in arms] for seed in arguments.seeds]
-    study = Study(arguments.seeds, {arm.name: [of_seed[i] for of_seed in found] for i, arm in enumerate(arms)})
-    (into / "table.md").write_text(study.markdown())
-    with (into / "evaluations.csv").open("w", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(COLUMNS)
-        writer.writerows(study.rows())
+    found = [[learn(arm, seed, given) for arm in arms] for seed in given.seeds]
+    study = Study(given.seeds, {arm.name: [of_seed[i] for of_seed in found] for i, arm in enumerate(arms)})
+    stream = StringIO()
+    csv.writer(stream).writerows([COLUMNS, *study.rows()])
+    written(stream.getvalue(), given.into, "evaluations.csv")
+    written(study.markdown(), given.into)
     for name, measure in (("accuracy", "accuracy"), ("regret", f"normalised regret at {SHOWN_BUDGET} tokens")):
         for spending in (Spending.GENERATED, Spending.ALL):
-            figure = into / f"{name}-by-{spending.name.lower()}.png"
+            figure = given.into / f"{name}-by-{spending.name.lower()}.png"
             title = f"{measure.capitalize()} by tokens"
             panel = Panel(title, f"{spending}, millions", measure, study.curves(MEASURES[measure], spending))
             draw(LineFigure(figure.stem, (panel,)), figure)
-    print(study.markdown())
 
 
 if __name__ == "__main__":

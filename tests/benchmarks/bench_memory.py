@@ -11,7 +11,6 @@ measured: cases that are in it are not measured again, and the table is made fro
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -24,14 +23,12 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE.parents[1])]
 
+from benchmarking import options, written  # noqa: E402
+from benchmarking import table as markdown  # noqa: E402
 from memory_worker import TINY, training_of, write_model  # noqa: E402
 from training_support import run_ranks  # noqa: E402
 
-from mrt_hpc.plan.memory import (  # noqa: E402
-    ModelShape,
-    TrainerSetting,
-    trainer_memory,
-)
+from mrt_hpc.plan.memory import ModelShape, TrainerSetting, trainer_memory  # noqa: E402
 
 GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "262144"}
 SHAPES = {
@@ -50,21 +47,24 @@ class Case:
     model: str
     stage: int
     ranks: int
-    tokens: int
-    """Of the one sequence of each rank."""
+    tokens: int  # of the one sequence of each rank
     precision: str = "bf16"
     choices: dict[str, object] = field(default_factory=dict)
 
     @property
     def training(self) -> dict[str, object]:
-        """Fields of the recipe's section."""
         return {**self.choices, "zero_stage": self.stage, "max_tokens_per_micro_batch": self.tokens}
 
     @property
-    def words(self) -> str:
-        """The cells of its row."""
+    def cells(self) -> tuple[str, ...]:
+        """The first cells of its row."""
         choices = ", ".join(f"{name}: {str(value).lower()}" for name, value in self.choices.items())
-        return f"| {self.model} | {self.precision} | {self.stage} | {self.ranks} | {self.tokens} | {choices} |"
+        return (self.model, self.precision, *map(str, (self.stage, self.ranks, self.tokens)), choices)
+
+    @property
+    def words(self) -> str:
+        """The case in words, by which it is kept."""
+        return f"| {' | '.join(self.cells)} |"
 
 
 CASES = [
@@ -97,32 +97,25 @@ class Row:
 
     @property
     def predicted(self) -> float:
-        """What a plan says."""
         training = training_of(self.case.training, self.case.precision)
         shape = SHAPES[self.case.model]
         return trainer_memory(TrainerSetting(training, shape, self.case.ranks, self.case.tokens, on_gpu=False)).whole
 
     @property
     def ratio(self) -> float:
-        """Predicted of measured."""
         return self.predicted / self.peak
 
     @property
-    def line(self) -> str:
-        """A row of Markdown."""
+    def cells(self) -> tuple[str, ...]:
+        """Of its row."""
         predicted, peak, by_default = (f"{n / 2**20:,.0f}" for n in (self.predicted, self.peak, self.by_default))
-        return f"{self.case.words} {predicted} | {peak} | {self.ratio:.2f} | {by_default} |"
+        return (*self.case.cells, predicted, peak, f"{self.ratio:.2f}", by_default)
 
 
 def outcome(case: Case, models: Path, environment: dict[str, str]) -> dict[str, Any]:
     """What the first rank of a case finds, in processes of its own: the fields of ``memory_worker.Measured``."""
-    told = {
-        "models": str(models),
-        "model": case.model,
-        "precision": case.precision,
-        "training": case.training,
-        "lengths": [case.tokens] * case.ranks,
-    }
+    told = {"models": str(models), "model": case.model, "precision": case.precision, "training": case.training}
+    told["lengths"] = [case.tokens] * case.ranks
     before = dict(os.environ)
     os.environ.update(environment)
     try:
@@ -140,25 +133,24 @@ def measured(case: Case, models: Path, kept: dict[str, list[int]]) -> Row:
     if case.words not in kept:
         kept[case.words] = [int(outcome(case, models, given)["peak"]) for given in (GIVEN_BACK, {})]
     row = Row(case, *kept[case.words])
-    print(row.line, flush=True)
+    print(*row.cells, sep=" | ", flush=True)
     return row
 
 
-def table(rows: list[Row]) -> list[str]:
+HEAD = ("model", "precision", "ZeRO", "ranks", "tokens", "choices", "predicted", "measured", "ratio", "glibc's default")
+
+
+def table(rows: list[Row]) -> str:
     """The rows, and how far off they are."""
     off = [abs(row.ratio - 1) for row in rows]
-    kept = [row.by_default / row.peak for row in rows]
-    return [
-        "# Peak memory of an update: predicted and measured, MiB",
-        "",
-        "| model | precision | ZeRO | ranks | tokens | choices | predicted | measured | ratio | glibc's default |",
-        "|---|---|---:|---:|---:|---|---:|---:|---:|---:|",
-        *(row.line for row in rows),
-        "",
-        f"Off by {statistics.median(off):.1%} in the median and {max(off):.1%} at most; "
-        f"{sum(o <= 0.15 for o in off)} of {len(off)} within 15 %. By default glibc holds up to {max(kept):.2f} times "
-        "as much.",
-    ]
+    within, kept = sum(o <= 0.15 for o in off), max(row.by_default / row.peak for row in rows)
+    lines = [
+        "# Peak memory of an update: predicted and measured, MiB", "",
+        *markdown(HEAD, [row.cells for row in rows], words=2), "",
+        f"Off by {statistics.median(off):.1%} in the median and {max(off):.1%} at most; {within} of {len(off)} within "
+        f"15 %. By default glibc holds up to {kept:.2f} times as much.",
+    ]  # fmt: skip
+    return "\n".join(lines)
 
 
 def all_rows(file: Path | None) -> list[Row]:
@@ -177,16 +169,10 @@ def all_rows(file: Path | None) -> list[Row]:
 
 
 def main() -> None:
-    """Measure all cases, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path)
-    output = parser.parse_args().output
+    output = options(__doc__, output=Path).output
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
-    lines = table(all_rows(None if output is None else output / "measured.json"))
-    print("\n".join(lines))
-    if output is not None:
-        (output / "table.md").write_text("\n".join(lines) + "\n")
+    written(table(all_rows(None if output is None else output / "measured.json")), output)
 
 
 if __name__ == "__main__":

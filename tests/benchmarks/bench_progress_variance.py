@@ -15,7 +15,6 @@ takes a real language model and word problems instead, see `small_language_model
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 from dataclasses import dataclass
@@ -25,8 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from benchmarking import RESULTS, ROOT, options
+from benchmarking import SMALL_WORLD as RECIPES
 from small_language_model import INSTRUCTION, TIME_IS_UP, convert, word_problems
-from variance_tables import TRUTH, Measured, Row, Valued, measure, table, write, write_truth
+from variance_tables import Measured, Row, Valued, measure, table, write
 
 from mrt_hpc.algorithms.starts import WholeTraces, trace_settings
 from mrt_hpc.domains.grader_queue import GraderPool
@@ -46,31 +47,26 @@ from mrt_hpc.roles.sampling.round_sampler import rollout_plan
 from mrt_hpc.roles.sampling.session import SamplingSession
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
     from mrt_hpc.inference.traces import SampledTrace
     from mrt_hpc.run.records import Problem
 
-ROOT = Path(__file__).parents[2]
-RESULTS = Path(__file__).parent / "results"
-RECIPE = ROOT / "recipes" / "small_world" / "mrt_online.yaml"
+RECIPE = RECIPES / "mrt_online.yaml"
 REFERENCE = "forced_answer, G = 4"
-TRUTH_SEED = 1_000_000
-"""Not among the seeds of the repeats."""
+TRUTH_SEED = 1_000_000  # not among the seeds of the repeats
 
 
 @dataclass(frozen=True)
 class Setting:
     """Where it is measured."""
 
-    changes: tuple[str, ...]
-    """Of the recipe."""
+    changes: tuple[str, ...]  # of the recipe
     problems: Callable[[int], list[Problem]]
     forced_text: str
-    longest_answer: int
-    """Tokens."""
-    sequence: int
-    """Tokens of the longest one."""
+    longest_answer: int  # tokens
+    sequence: int  # tokens of the longest one
 
 
 SMALL_WORLD = Setting((), partial(problems, Split.HELD_OUT), FORCED_TEXT, 8, 512)
@@ -80,11 +76,8 @@ LANGUAGE_MODEL = Setting(
         'episodes={markers: [""], min_paragraphs: 1, max_episodes: 6}',
         "sampling.max_prompt_tokens=128",
     ),
-    word_problems,
-    "\n\n" + TIME_IS_UP,
-    12,
-    1024,
-)
+    word_problems, "\n\n" + TIME_IS_UP, 12, 1024,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -92,17 +85,11 @@ class Contender:
     """One way of estimating values."""
 
     name: str
-    prover: str
-    """The recipe's section, as YAML."""
+    prover: str  # the recipe's section, as YAML
 
 
 def contenders(setting: Setting, reference_branches: int = 4) -> list[Contender]:
-    """All that are compared, the reference first.
-
-    Args:
-        setting: where.
-        reference_branches: G of the reference: thousands of branches are the truth.
-    """
+    """All that are compared, the reference first; thousands of its branches are the truth."""
     text = json.dumps(setting.forced_text)
 
     def prover(kind: str, branches: int = 4, **more: object) -> str:
@@ -175,49 +162,43 @@ class Bench:
         )
 
 
-async def run(
-    server: VllmServer, model: Path, setting: Setting, arguments: argparse.Namespace
-) -> tuple[str, list[Row]]:
-    """Sample the traces, find the truth, compare."""
+async def run(server: VllmServer, model: Path, setting: Setting, given: argparse.Namespace) -> tuple[str, list[Row]]:
     mu = ProverModel.of(Prompter.of(model, load_recipe(RECIPE, setting.changes).prompt))
     async with connect(Address.of_socket(server.socket), server.key) as client:
-        traces = await sampled_traces(client, mu, setting, arguments)
+        traces = await sampled_traces(client, mu, setting, given)
         with GraderPool(MathVerifier(), 1) as pool:
-            room = asyncio.Semaphore(arguments.concurrency)
-            return await rows_of(Bench(client, server, mu, setting, pool, traces, room), arguments)
+            room = asyncio.Semaphore(given.concurrency)
+            return await rows_of(Bench(client, server, mu, setting, pool, traces, room), given)
 
 
 async def sampled_traces(
-    client: GenerationClient, mu: ProverModel, setting: Setting, arguments: argparse.Namespace
+    client: GenerationClient, mu: ProverModel, setting: Setting, given: argparse.Namespace
 ) -> list[SampledTrace]:
     """Those with an episode, by problem."""
-    recipe, size = load_recipe(RECIPE, setting.changes), arguments.rollouts
+    recipe, size = load_recipe(RECIPE, setting.changes), given.rollouts
     starts = WholeTraces(mu.prompter, size, trace_settings(recipe, mu.prompter, 0), recipe.sampling.max_prompt_tokens)
     sampler = RolloutSampler(client, mu.tokens, rollout_plan(recipe, 0, size))
-    groups = [starts.group(p) for p in setting.problems(arguments.problems)]
-    found = [trace async for trace in sampler.sample(groups)]
+    found = [trace async for trace in sampler.sample([starts.group(p) for p in setting.problems(given.problems)])]
     return sorted((t for t in found if len(t.boundaries) > 1), key=lambda t: (t.group.problem.id, t.sample))
 
 
-async def rows_of(bench: Bench, arguments: argparse.Namespace) -> tuple[str, list[Row]]:
+async def rows_of(bench: Bench, given: argparse.Namespace) -> tuple[str, list[Row]]:
     """What was measured on, and how every contender did, the reference first."""
-    truth = await bench.estimate(contenders(bench.setting, arguments.truth)[0], TRUTH_SEED)
+    truth = await bench.estimate(contenders(bench.setting, given.truth)[0], TRUTH_SEED)
     print(heading(truth), flush=True)
-    write_truth(truth, arguments.into / TRUTH)
     rows: list[Row] = []
     reference: list[Measured] = []
     for contender in contenders(bench.setting):
-        if contender.name != REFERENCE and not contender.name.startswith(tuple(arguments.only)):
+        if contender.name != REFERENCE and not contender.name.startswith(tuple(given.only)):
             continue
-        runs = [await bench.estimate(contender, seed) for seed in range(arguments.repeats)]
+        runs = [await bench.estimate(contender, seed) for seed in range(given.repeats)]
         reference = reference or runs
-        rows.append(measure(contender.name, runs, reference, truth, arguments.truth))
+        rows.append(measure(contender.name, runs, reference, truth, given.truth))
         print(table(rows[-1:]).splitlines()[-1], flush=True)
     return heading(truth), rows
 
 
 def heading(truth: Measured) -> str:
-    """What was measured on."""
     return (
         f"{len(truth.traces)} traces of {len(set(truth.problems))} problems, {truth.boundaries} boundaries; median "
         f"value {np.median(truth.values):.2f}, standard deviation of true progress {truth.gains.std():.2f}."
@@ -225,47 +206,41 @@ def heading(truth: Measured) -> str:
 
 
 def main() -> None:
-    """Warm up a model, measure, print and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--forms", type=int, default=1, help="ways of writing an answer")
-    parser.add_argument("--gguf", type=Path, help="a language model, in place of the small world's")
-    parser.add_argument("--taught", type=int, default=40, help="steps in which the language model is shown its form")
-    parser.add_argument("--problems", type=int, default=16)
-    parser.add_argument("--rollouts", type=int, default=4, help="traces a problem")
-    parser.add_argument("--truth", type=int, default=2000, help="branches a boundary")
-    parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--concurrency", type=int, default=8, help="problems asked about at once")
-    parser.add_argument("--into", type=Path, help="where the tables go; by default beside this file")
-    parser.add_argument("--only", nargs="+", default=[""], help="contenders whose names begin with one of these")
-    parser.add_argument("--model", type=Path, help="a warm-started model, instead of making one")
-    arguments = parser.parse_args()
-    setting, name = SMALL_WORLD, f"forms-{arguments.forms}"
-    if arguments.gguf:
+    given = options(
+        __doc__,
+        forms=1,  # ways of writing an answer
+        gguf=Path,  # a language model, in place of the small world's
+        taught=40,  # steps in which the language model is shown its form
+        problems=16,
+        rollouts=4,  # traces a problem
+        truth=2000,  # branches a boundary
+        repeats=10,
+        concurrency=8,  # problems asked about at once
+        into=Path,  # where the tables go; by default beside this file
+        only=[""],  # contenders whose names begin with one of these
+        model=Path,  # a warm-started model, instead of making one
+    )
+    setting, name = SMALL_WORLD, f"forms-{given.forms}"
+    if given.gguf:
         setting, name = LANGUAGE_MODEL, "language-model"
-    arguments.into = arguments.into or RESULTS / "variance" / name
+    given.into = given.into or RESULTS / "variance" / name
     work = ROOT / "runs" / "variance" / name
     work.mkdir(parents=True, exist_ok=True)
-    model = arguments.model or made_model(work / "model", arguments)
+    model = given.model or made_model(work / "model", given)
     settings = ServerSettings(
-        model,
-        max_model_len=setting.sequence,
-        dtype="float32",
-        kv_cache_gib=1.0,
-        noise_by_request=True,
+        model, max_model_len=setting.sequence, dtype="float32", kv_cache_gib=1.0, noise_by_request=True,
         extra_args=("--enforce-eager",),
-    )
+    )  # fmt: skip
     with VllmServer(settings, work / "vllm.log") as server:
-        told, rows = asyncio.run(run(server, model, setting, arguments))
-    write(rows, told, arguments.into)
-    print(told, table(rows), sep="\n\n")
+        told, rows = asyncio.run(run(server, model, setting, given))
+    write(rows, told, given.into)
 
 
-def made_model(path: Path, arguments: argparse.Namespace) -> Path:
-    """The model, made where it is not there yet."""
-    if not (path / "config.json").exists() and arguments.gguf:
-        convert(arguments.gguf, path, arguments.taught)
+def made_model(path: Path, given: argparse.Namespace) -> Path:
+    if not (path / "config.json").exists() and given.gguf:
+        convert(given.gguf, path, given.taught)
     elif not (path / "config.json").exists():
-        warm_start(WarmStartSettings(seed=1, habits=Habits(answer_forms=arguments.forms)), path, print)
+        warm_start(WarmStartSettings(seed=1, habits=Habits(answer_forms=given.forms)), path, print)
     return path
 
 

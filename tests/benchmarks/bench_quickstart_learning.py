@@ -9,10 +9,9 @@ down by more than 5 points, 12 minutes at most. A run that is there already is r
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-import sys
 from pathlib import Path
+
+from benchmarking import ROOT, options, submit
 
 from mrt_hpc.analysis.intervals import paired_difference
 from mrt_hpc.analysis.measures import EvaluationSummary
@@ -20,20 +19,10 @@ from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.events import read_events
 from mrt_hpc.run.layout import RunLayout
 
-ROOT = Path(__file__).parents[2]
 BENCHMARK = "held-out"
 
 
-def run_seed(seed: int, layout: RunLayout, overrides: list[str]) -> None:
-    """Run the quickstart with one seed, or go on with it."""
-    sets = [part for change in (f"seed={seed}", *overrides) for part in ("--set", change)]
-    recipe = str(ROOT / "recipes" / "quickstart.yaml")
-    command = [sys.executable, "-m", "mrt_hpc.cli.main", "submit", recipe, "--site", "local"]
-    subprocess.run([*command, "--run", str(layout.root), *sets], check=True)
-
-
 def row(seed: int, layout: RunLayout) -> str:
-    """One line of the table."""
     last = read_recipe_lock(layout.recipe_lock).schedule.iterations
     before, after = (EvaluationSummary.read(layout.evaluation_summary(v, BENCHMARK)) for v in (0, last))
     gain = paired_difference(before.per_problem, after.per_problem)
@@ -50,15 +39,10 @@ def row(seed: int, layout: RunLayout) -> str:
 
 
 def main() -> None:
-    """Run the seeds and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--into", type=Path, default=Path("runs/learning"), help="folder of the run directories")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], help="as of mrt-hpc submit")
-    arguments = parser.parse_args()
-    layouts = {seed: RunLayout((arguments.into / f"seed-{seed}").absolute()) for seed in arguments.seeds}
+    given = options(__doc__, seeds=[0, 1, 2], into=Path("runs/learning"))
+    layouts = {seed: RunLayout((given.into / f"seed-{seed}").absolute()) for seed in given.seeds}
     for seed, layout in layouts.items():
-        run_seed(seed, layout, arguments.overrides)
+        submit(ROOT / "recipes" / "quickstart.yaml", layout.root, {"seed": seed})
     print("seed  accuracy, %     gain, points (95 %)      right checks, %   well formed, %   tokens       minutes")
     for seed, layout in layouts.items():
         print(row(seed, layout))

@@ -10,15 +10,14 @@ one small file every few seconds. The goal is 1.03 at most.
 
 from __future__ import annotations
 
-import argparse
-import os
 import random
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from benchmarking import ROOT, options, submit
 
 from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.run.events import EventKind, read_events
@@ -27,7 +26,6 @@ from mrt_hpc.run.layout import RunLayout
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ROOT = Path(__file__).parents[2]
 WARM_UP = 4
 SITECUSTOMIZE = """
 import sys
@@ -98,7 +96,6 @@ def go_without_by_turns() -> None:
 
 
 def walls(root: Path, iterations: int) -> list[float]:
-    """Seconds of each iteration."""
     found = [IterationMetrics.read(RunLayout(root).metrics(i)).wall_seconds for i in range(iterations)]
     return [seconds for seconds in found if seconds is not None]
 
@@ -114,26 +111,17 @@ def run(root: Path, iterations: int) -> None:
         "evaluation.benchmarks": "[]",
         "training.learning_rate": 1e-9,
     }
-    command = ["submit", str(ROOT / "recipes/quickstart.yaml"), "--site", "local", "--run", str(root / "run")]
-    sets = [word for field, value in changes.items() for word in ("--set", f"{field}={value}")]
-    path = os.pathsep.join([str(hooks), str(Path(__file__).parent), str(ROOT)])
-    subprocess.run(
-        [sys.executable, "-m", "mrt_hpc.cli.main", *command, *sets],
-        env={**os.environ, "PYTHONPATH": path},
+    submit(
+        ROOT / "recipes/quickstart.yaml", root / "run", changes, [hooks, Path(__file__).parent],
         stdout=subprocess.DEVNULL,
-        check=True,
-    )
+    )  # fmt: skip
 
 
 def main() -> None:
-    """Print the ratio of the wall times with and without."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=30)
-    parser.add_argument("--keep", type=Path, help="an empty folder in which the run is kept")
-    arguments = parser.parse_args()
-    pairs, iterations = arguments.pairs, WARM_UP + 2 * arguments.pairs
+    given = options(__doc__, pairs=30, keep=Path)  # an empty folder in which the run is kept
+    pairs, iterations = given.pairs, WARM_UP + 2 * given.pairs
     with tempfile.TemporaryDirectory() as folder:
-        root = arguments.keep or Path(folder)
+        root = given.keep or Path(folder)
         root.mkdir(parents=True, exist_ok=True)
         run(root, iterations)
         seconds = walls(root / "run", iterations)

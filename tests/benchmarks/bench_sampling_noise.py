@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from benchmarking import in_turn, table
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
 from mrt_hpc.inference.vllm_on_cpu import CountingSampler
@@ -20,19 +21,19 @@ from mrt_hpc.inference.vllm_on_cpu import CountingSampler
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SIZES = ((256, 512, 20), (256, 32_000, 2), (32, 151_936, 2))
-"""Rows, vocabulary, and calls in a turn."""
+SIZES = ((256, 512, 20), (256, 32_000, 2), (32, 151_936, 2))  # rows, vocabulary, and calls in a turn
 TURNS = 7
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    print("| rows | vocabulary | noise | CPU ms, best | CPU ms, median | wall ms, best | wall ms, median |")
-    print("|---:|---:|---|---:|---:|---:|---:|")
+    head = ("rows", "vocabulary", "noise", "CPU ms, best", "CPU ms, median", "wall ms, best", "wall ms, median")
+    lines = []
     for rows, vocabulary, calls in SIZES:
         for name, turns in measured(variants(rows, vocabulary), calls).items():
             values = [f(turn[i] for turn in turns) for i in (0, 1) for f in (min, statistics.median)]
-            print(f"| {rows} | {vocabulary} | {name} | " + " | ".join(f"{value:.2f}" for value in values) + " |")
+            lines.append((rows, vocabulary, name, *(f"{value:.2f}" for value in values)))
+    print(*table(head, lines), sep="\n")
 
 
 def variants(rows: int, vocabulary: int) -> dict[str, Callable[[], object]]:
@@ -51,7 +52,7 @@ def measured(of: dict[str, Callable[[], object]], calls: int) -> dict[str, list[
     """CPU and wall milliseconds of a call, of each turn."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in of}
     for turn in range(TURNS):
-        for name in list(of)[:: -1 if turn % 2 else 1]:
+        for name in in_turn(of, turn):
             cpu, wall = time.process_time(), time.perf_counter()
             for _ in range(calls):
                 of[name]()

@@ -8,8 +8,6 @@ vLLM's engine forked from its API server and, in turn, spawned as vLLM does by d
 
 from __future__ import annotations
 
-import argparse
-import os
 import shutil
 import signal
 import statistics
@@ -20,18 +18,15 @@ import time
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
+from benchmarking import ROOT, environment, in_turn, options, sets, table, written
+
 from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
-SHRUNK = (
-    "schedule.iterations=1",
-    "schedule.iterations_per_job=1",
-    "evaluation.benchmarks=[]",
-)
+SHRUNK = {"schedule.iterations": 1, "schedule.iterations_per_job": 1, "evaluation.benchmarks": "[]"}
 DEADLINE_S = 600
 SPAWNING = """
 import sys
@@ -46,36 +41,23 @@ if "mrt_hpc.inference.server_main" in sys.orig_argv:
 class Start:
     """Seconds of each phase."""
 
-    imports: float
-    """From the start of the process to the first event of the task: the role and what it imports."""
-    before_server: float
-    """To the start of the server: weights verified, tokenizer read, graders started."""
-    server: float
-    """To the server's answer."""
-    first_token: float
-    """To the first token."""
+    imports: float  # from the start of the process to the first event of the task: the role and what it imports
+    before_server: float  # to the start of the server: weights verified, tokenizer read, graders started
+    server: float  # to the server's answer
+    first_token: float  # to the first token
 
     @property
     def whole(self) -> float:
-        """From the start of the process to the first token."""
         return sum(astuple(self))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--output", type=Path, help="the folder for table.md")
-    arguments = parser.parse_args()
+    given = options(__doc__, repeats=3, output=Path)
     with tempfile.TemporaryDirectory() as folder:
-        text = table(measured(Path(folder), arguments.repeats))
-    print(text)
-    if arguments.output is not None:
-        arguments.output.mkdir(parents=True, exist_ok=True)
-        (arguments.output / "table.md").write_text(text)
+        written(report(measured(Path(folder), given.repeats)), given.output)
 
 
 def measured(folder: Path, repeats: int) -> dict[str, list[Start]]:
-    """The starts of each kind, measured in turn."""
     patches = folder / "spawning"
     patches.mkdir()
     (patches / "sitecustomize.py").write_text(SPAWNING)
@@ -84,7 +66,7 @@ def measured(folder: Path, repeats: int) -> dict[str, list[Start]]:
     run.rename(template)
     found: dict[str, list[Start]] = {"spawned": [], "forked": []}
     for repeat in range(repeats):
-        for kind in list(found)[:: -1 if repeat % 2 else 1]:
+        for kind in in_turn(found, repeat):
             shutil.copytree(template, run)
             found[kind].append(start_of(run, f"{kind}-{repeat}", [patches] if kind == "spawned" else []))
             shutil.rmtree(run)
@@ -95,14 +77,14 @@ def measured(folder: Path, repeats: int) -> dict[str, list[Start]]:
 def prepare(run: Path) -> None:
     """Make a run directory whose first job has ended, and in which nothing is sampled."""
     command = [sys.executable, "-m", "mrt_hpc", "submit", str(ROOT / "recipes/quickstart.yaml"), "--run", str(run)]
-    command += ["--site", "local", *(word for change in SHRUNK for word in ("--set", change))]
+    command += ["--site", "local", *sets(SHRUNK)]
     layout = RunLayout(run)
 
     def has_begun() -> bool:
         started = read_events(layout.events, EventKind.TASK_STARTED) if layout.events.is_dir() else []
         return any(event["job"].endswith(Role.INFERENCE) for event in started)
 
-    with subprocess.Popen(command, cwd=ROOT, env=environment([]), stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL) as process:
         wait_until(has_begun, reason="the first job", deadline_s=DEADLINE_S, check=lambda: still_running(process))
         process.send_signal(signal.SIGINT)
 
@@ -115,7 +97,7 @@ def start_of(run: Path, attempt: str, patches: list[Path]) -> Start:
     placed = Placement(rank=0, world_size=1, local_rank=0, attempt=attempt).environment()
     before, began = len(read_events(layout.events)), time.time()
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment(patches) | placed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command, cwd=ROOT, env=environment(*patches) | placed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         try:
             wait_until(
@@ -132,26 +114,21 @@ def start_of(run: Path, attempt: str, patches: list[Path]) -> Start:
     return Start(task - began, asked - task, answers["seconds"], token - answers["time"])
 
 
-def environment(patches: list[Path]) -> dict[str, str]:
-    """The environment of a process of the project, with modules that change how its servers start."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*patches, ROOT]))}
-
-
 def still_running(process: subprocess.Popen[bytes]) -> None:
-    """Raise an error when a process has ended that is waited for."""
     if process.poll() is not None:
         raise RuntimeError(f"{process.args!r} ended with {process.returncode}")
 
 
-def table(found: dict[str, list[Start]]) -> str:
+def report(found: dict[str, list[Start]]) -> str:
     """Seconds of each phase, best and median, and what a fork takes of the time of a spawn."""
-    names = {field.name: field.name.replace("_", " ") for field in fields(Start)} | {"whole": "**whole**"}
-    rows = ["| s | spawned: best, median | forked: best, median | forked / spawned, medians |", "|---|---:|---:|---:|"]
-    for name, words in names.items():
+    rows = []
+    for name in (*(field.name for field in fields(Start)), "whole"):
         spawned, forked = ([getattr(start, name) for start in found[kind]] for kind in ("spawned", "forked"))
         a, b = statistics.median(spawned), statistics.median(forked)
-        rows.append(f"| {words} | {min(spawned):.1f}, {a:.1f} | {min(forked):.1f}, {b:.1f} | {b / a:.2f} |")
-    return "\n".join(rows) + "\n"
+        words = name.replace("_", " ") if name != "whole" else "**whole**"
+        rows.append((words, f"{min(spawned):.1f}, {a:.1f}", f"{min(forked):.1f}, {b:.1f}", f"{b / a:.2f}"))
+    head = ("s", "spawned: best, median", "forked: best, median", "forked / spawned, medians")
+    return "\n".join(table(head, rows))
 
 
 if __name__ == "__main__":

@@ -69,8 +69,7 @@ PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "B200
 """Dense 16-bit matrix products a second, by the makers' data sheets."""
 
 LEARNING_RATE = 1e-6
-GRACE_S = 40.0
-"""So long after its time is over the process ends at once, whatever hangs."""
+GRACE_S = 40.0  # so long after its time is over the process ends at once, whatever hangs
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,7 @@ class Variant:
     """One way of computing the same update."""
 
     name: str
-    kernels: Kernels | None
-    """None for plain transformers with whole logits."""
+    kernels: Kernels | None  # none for plain transformers with whole logits
 
     @property
     def batching(self) -> Batching:
@@ -106,11 +104,9 @@ class Measured:
     """What the updates of one variant took."""
 
     name: str
-    flops: float = 0.0
-    """Of one update."""
+    flops: float = 0.0  # of one update
     seconds: list[float] = field(default_factory=list)
-    step_seconds: list[float] = field(default_factory=list)
-    """Those of them in the optimiser's step."""
+    step_seconds: list[float] = field(default_factory=list)  # those of them in the optimiser's step
     peak_gib: float = 0.0
     problem: str = ""
     skipped: int = 0
@@ -185,8 +181,7 @@ class Trainer:
     device: torch.device
     dtype: torch.dtype
     seed: int = 0
-    stage: int = 2
-    """Of ZeRO, in bfloat16."""
+    stage: int = 2  # of ZeRO, in bfloat16
     _engine: Any = None
 
     @property
@@ -311,7 +306,6 @@ def _expected(result: Measured, results: Sequence[Measured]) -> float:
 
 
 def wait(device: torch.device) -> None:
-    """Wait for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -371,7 +365,6 @@ def peak_of(device: torch.device, given: float | None) -> float | None:
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES), default="1.5b")
     parser.add_argument("--layers", type=int, help="the default is the shape's own number")
@@ -390,7 +383,6 @@ def options() -> argparse.Namespace:
 
 
 def series_of(arguments: argparse.Namespace, vocabulary: int) -> list[Series]:
-    """The sets to be measured."""
     scale = SMALLER if arguments.shape == "tiny" else 1
     max_tokens = arguments.max_tokens or CUT // (SMALLER // 4 if arguments.shape == "tiny" else 1)
     traces = sampled(arguments.sequences, scale, vocabulary, arguments.seed)
@@ -400,7 +392,6 @@ def series_of(arguments: argparse.Namespace, vocabulary: int) -> list[Series]:
 
 
 def main() -> None:
-    """Print a table for each set."""
     arguments = options()
     ends = time.perf_counter() + arguments.seconds
     faulthandler.dump_traceback_later(arguments.seconds + GRACE_S, exit=True)

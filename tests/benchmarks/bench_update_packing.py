@@ -1,22 +1,28 @@
-"""Seconds of one update on CPU by the choices of ``training``: lengths of a finished run, long-tailed ones, branches.
+"""Seconds of one update on CPU by the choices of ``training``: packed rows, shared prefixes, other projections.
 
-    python tests/benchmarks/bench_update_packing.py runs/quickstart --output tests/benchmarks/results/update-packing
+    python tests/benchmarks/bench_update_packing.py --run runs/quickstart
+    python tests/benchmarks/bench_update_packing.py --rounds 3 --traces 24
 
-It takes model and rollouts of the run's last iteration, with random advantages. The long-tailed lengths are as many,
-log-normal with the same longest as 95th percentile, where they are cut, and 0.375 of it as median: 6K to 16K, as in the
-paper. Number format fp32, ZeRO stage 0, one rank. The variants take turns; each round is one update of each.
+With a run it takes model and rollouts of the run's last iteration, with random advantages. The long-tailed lengths are
+as many, log-normal with the same longest as 95th percentile, where they are cut, and 0.375 of it as median: 6K to 16K,
+as in the paper. Without a run the model has random weights and a width of 128, and shared prefixes stand beside packed
+and padded rows: each trace has 80 to 240 random tokens after a prompt of 16, four traces have one prompt, and there are
+the traces alone (only prompts are shared), traces with four branches of 8 tokens at five even boundaries
+(``train_branches``), and eight continuations of 60 tokens of one prefix (algorithm ``mrt``). Number format fp32, ZeRO
+stage 0, one rank. The variants take turns; each round is one update of each.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
+import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import torch
+from benchmarking import in_turn, options, random_qwen3, table, written
 
 from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.recipe.sections import Training
@@ -35,10 +41,12 @@ VARIANTS: dict[str, dict[str, object]] = {
     "shared, fused": {"batching": Batching.SHARED, "projection": "fused"},
 }
 MEDIAN_SHARE = 0.375
+VOCABULARY, PROMPT, GROUP = 256, 16, 4
+Turn = tuple[float, float, float, int, int]
+"""Wall seconds, CPU seconds, padding share, micro-steps and positions of an update."""
 
 
 def recorded(groups: Path) -> list[TrainingSequence]:
-    """The rollouts of an iteration."""
     rng = np.random.default_rng(0)
     rows = [row for path in sorted(groups.glob("*/rollouts.parquet")) for row in pq.read_table(path).to_pylist()]
     return [sequence(row["prompt_ids"], row["token_ids"], rng) for row in rows]
@@ -57,11 +65,25 @@ def long_tailed(like: list[TrainingSequence]) -> list[TrainingSequence]:
     ]
 
 
+def random_traces(count: int) -> list[TrainingSequence]:
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, VOCABULARY, PROMPT).tolist() for _ in range(count // GROUP)]
+    lengths = rng.integers(80, 240, count).tolist()
+    return [sequence(prompts[n // GROUP], rng.integers(0, VOCABULARY, k).tolist(), rng) for n, k in enumerate(lengths)]
+
+
+def continuations(begun: list[TrainingSequence]) -> list[TrainingSequence]:
+    """Eight continuations of the first half of each trace."""
+    rng = np.random.default_rng(1)
+    prefixes = [[*s.prompt_ids, *list(s.token_ids)[: len(s.token_ids) // 2]] for s in begun]
+    return [sequence(p, rng.integers(0, VOCABULARY, 60).tolist(), rng) for p in prefixes for _ in range(8)]
+
+
 def sequence(prompt: list[int], tokens: list[int], rng: np.random.Generator) -> TrainingSequence:
     """A sequence whose tokens are all trained."""
-    n = len(tokens)
+    advantages = rng.normal(size=len(tokens)).astype(np.float32)
     return TrainingSequence(
-        prompt, tokens, rng.normal(size=n).astype(np.float32), np.full(n, -1, np.float32), np.ones(n, bool)
+        prompt, tokens, advantages, np.full(len(tokens), -1, np.float32), np.ones(len(tokens), bool)
     )
 
 
@@ -84,13 +106,11 @@ def trainer(model: Path, max_tokens: int, choices: dict[str, object]) -> Trainer
     return build(TrainerSettings(training, 10_000, 1.0), model, Ranks())
 
 
-def measure(
-    engines: dict[str, TrainerEngine], batch: list[TrainingSequence], rounds: int
-) -> dict[str, list[tuple[float, float, float, int, int]]]:
-    """Wall seconds, CPU seconds, padding share and micro-steps of each round; the first round is left out."""
-    found: dict[str, list[tuple[float, float, float, int, int]]] = {name: [] for name in engines}
+def measure(engines: dict[str, TrainerEngine], batch: list[TrainingSequence], rounds: int) -> dict[str, list[Turn]]:
+    """The updates of each variant; the first round is left out."""
+    found: dict[str, list[Turn]] = {name: [] for name in engines}
     for number in range(rounds + 1):
-        for name in list(engines)[:: 1 if number % 2 else -1]:
+        for name in in_turn(engines, number + 1):
             wall, cpu = time.perf_counter(), time.process_time()
             stats = engines[name].update(batch)
             spent = (time.perf_counter() - wall, time.process_time() - cpu)
@@ -99,49 +119,52 @@ def measure(
     return found
 
 
-def table(found: dict[str, list[tuple[float, float, float, int, int]]]) -> list[str]:
+HEAD = (
+    "variant", "s, best", "median", "CPU s, best", "median", "CPU, of default", "padding", "micro-steps", "positions",
+)  # fmt: skip
+
+
+def report(found: dict[str, list[Turn]]) -> list[str]:
     """Rows of Markdown; ratios are to the first variant, round by round."""
-    first = next(iter(found.values()))
-    lines = [
-        "| variant | s, best | median | CPU s, best | median | CPU, of default | padding | micro-steps | positions |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    first, rows = next(iter(found.values())), []
     for name, rounds in found.items():
         walls, cpus = [r[0] for r in rounds], [r[1] for r in rounds]
         ratio = statistics.median(r[1] / base[1] for r, base in zip(rounds, first, strict=True))
         numbers = [min(walls), statistics.median(walls), min(cpus), statistics.median(cpus), ratio, rounds[0][2]]
-        lines.append(f"| {name} | {' | '.join(f'{n:.2f}' for n in numbers)} | {rounds[0][3]} | {rounds[0][4]} |")
-    return lines
+        rows.append((name, *(f"{n:.2f}" for n in numbers), *rounds[0][3:]))
+    return table(HEAD, rows)
 
 
 def main() -> None:
-    """Measure both sets of lengths and write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--max-tokens", type=int, default=4096)
-    parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
-    layout = RunLayout(arguments.run)
-    model = sorted((layout.root / "weights").glob("v*"))[-1]
-    own = recorded(sorted((layout.root / "iterations").glob("*/groups"))[-1])
+    given = options(__doc__, run=Path, traces=32, layers=4, rounds=5, max_tokens=4096, output=Path)
     choose_kernels(None)
     join(Ranks())
-    engines = {name: trainer(model, arguments.max_tokens, choices) for name, choices in VARIANTS.items()}
-    lines = []
-    sets = {
-        "Lengths of the run": own,
-        "Long-tailed lengths": long_tailed(own),
-        "An eighth of the run with its branches": branched(own[: len(own) // 8]),
-    }
-    for title, batch in sets.items():
-        widths = np.array([s.width for s in batch])
-        about = f"{len(batch)} sequences, {widths.min()} to {widths.max()} positions, median {int(np.median(widths))}"
-        lines += [f"## {title}: {about}", "", *table(measure(engines, batch, arguments.rounds)), ""]
-    print("\n".join(lines))
-    if arguments.output:
-        words = f"{arguments.rounds} rounds, {torch.get_num_threads()} threads"
-        (arguments.output / "table.md").write_text("\n".join([f"# Updates, padded and packed: {words}", "", *lines]))
+    with tempfile.TemporaryDirectory() as folder:
+        if given.run is not None:
+            layout, variants = RunLayout(given.run), VARIANTS
+            model = sorted((layout.root / "weights").glob("v*"))[-1]
+            own = recorded(sorted((layout.root / "iterations").glob("*/groups"))[-1])
+            sets = {
+                "Lengths of the run": own,
+                "Long-tailed lengths": long_tailed(own),
+                "An eighth of the run with its branches": branched(own[: len(own) // 8]),
+            }
+        else:
+            model, variants = Path(folder), {b.value: {"batching": b} for b in Batching}
+            random_qwen3(128, given.layers, 4, VOCABULARY, tie_word_embeddings=True).save_pretrained(model)
+            own = random_traces(given.traces)
+            sets = {
+                "Traces alone": own,
+                "Traces and branches": branched(own),
+                "Continuations": continuations(own[::GROUP]),
+            }
+        engines = {name: trainer(model, given.max_tokens, choices) for name, choices in variants.items()}
+        lines = [f"# Updates on CPU: {given.rounds} rounds, {torch.get_num_threads()} threads", ""]
+        for title, batch in sets.items():
+            widths = np.array([s.width for s in batch])
+            about = f"{len(batch)} sequences, {widths.sum()} positions of their own, {widths.min()} to {widths.max()}"
+            lines += [f"## {title}: {about}", "", *report(measure(engines, batch, given.rounds)), ""]
+    written("\n".join(lines), given.output)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ that is not needed any more.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -31,6 +30,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from benchmarking import in_turn, options, spread, written
+from benchmarking import table as markdown
 from small_language_model import convert
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -85,11 +86,10 @@ def as_bytes(weights: dict[str, torch.Tensor]) -> list[TensorBytes]:
 
 @dataclass
 class Timed:
-    """What the parts take, at each step."""
+    """Seconds and processor seconds, of all threads, that the parts take at each step."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     processor: dict[str, list[float]] = field(default_factory=dict)
-    """Processor seconds, of all threads."""
 
     def take(self, part: str, action: Callable[[], object]) -> None:
         started, busy = time.perf_counter(), time.process_time()
@@ -102,8 +102,7 @@ class Timed:
 class Measured:
     """What the steps have shown."""
 
-    shares: list[float] = field(default_factory=list)
-    """Of the weights that a step has changed."""
+    shares: list[float] = field(default_factory=list)  # of the weights that a step has changed
     bytes_full: list[int] = field(default_factory=list)
     bytes_delta: list[int] = field(default_factory=list)
     timed: Timed = field(default_factory=Timed)
@@ -121,8 +120,7 @@ class Versions:
     scratch: Path
     old: dict[str, torch.Tensor]
     found: Measured = field(default_factory=Measured)
-    tasks: dict[str, LocalWeights] = field(init=False)
-    """An inference task for each place of the published files."""
+    tasks: dict[str, LocalWeights] = field(init=False)  # an inference task for each place of the published files
 
     def __post_init__(self) -> None:
         self.tasks = {place: LocalWeights(self.deltas) for place in (CACHED, ON_DISK)}
@@ -159,7 +157,7 @@ class Versions:
             "publish, in full": lambda: self.publish_full(self.full, version, new),
             "publish, delta": lambda: self.publish_delta(version, new),
         }
-        in_turn(publishing, version, timed)
+        take_turns(publishing, version, timed)
         for place in (CACHED, ON_DISK):
             loading = {
                 f"{place}, in full": lambda: verify(self.full.weights_version(version)),
@@ -168,7 +166,7 @@ class Versions:
             if place == ON_DISK:
                 leave_page_cache(self.full.weights_version(version))
                 leave_page_cache(self.deltas.weights_version(version))
-            in_turn(loading, version, timed)
+            take_turns(loading, version, timed)
         self.found.bytes_full.append(size(self.full.weights_version(version)))
         self.found.bytes_delta.append(size(self.deltas.weights_version(version)))
         shutil.rmtree(self.full.weights_version(version))
@@ -196,74 +194,55 @@ def leave_page_cache(directory: Path) -> None:
 
 
 def share_changed(old: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) -> float:
-    """The share of the weights that differ."""
     differing = sum(int((old[name].view(torch.int16) != new[name].view(torch.int16)).sum()) for name in new)
     return differing / sum(tensor.numel() for tensor in new.values())
 
 
-def in_turn(parts: dict[str, Callable[[], object]], number: int, timed: Timed) -> None:
+def take_turns(parts: dict[str, Callable[[], object]], number: int, timed: Timed) -> None:
     """Time the parts, in another order each time."""
-    for part in sorted(parts, reverse=bool(number % 2)):
+    for part in in_turn(parts, number):
         timed.take(part, parts[part])
 
 
 def table(found: Measured, parameters: int, rate: float) -> str:
-    """The medians over all steps, as Markdown."""
     full, delta = statistics.median(found.bytes_full), statistics.median(found.bytes_delta)
-    lines = [
-        f"# Weights versions as deltas: {parameters / 1e6:.0f} million parameters, bfloat16, AdamW at {rate:g}, "
-        f"{len(found.shares)} steps",
-        "",
-        "Medians over the steps; in brackets the least and the most.",
-        "",
-        "| | in full | delta | delta / full |",
-        "|---|---:|---:|---:|",
-        f"| MB of a version | {full / 1e6:.1f} | {delta / 1e6:.2f} | {delta / full:.4f} |",
-    ]
+    rows = [["MB of a version", f"{full / 1e6:.1f}", f"{delta / 1e6:.2f}", f"{delta / full:.4f}"]]
     for part in ("publish", CACHED, ON_DISK):
-        lines += [row(f"{part}, s", part, found.timed.seconds), row("of it processor s", part, found.timed.processor)]
-    share = found.shares
-    changed = f"{statistics.median(share):.2%} ({min(share):.2%} to {max(share):.2%})"
-    return "\n".join([*lines, "", f"A step changes {changed} of the weights.", ""])
+        rows += [row(f"{part}, s", part, found.timed.seconds), row("of it processor s", part, found.timed.processor)]
+    changed = f"{statistics.median(found.shares):.2%} ({min(found.shares):.2%} to {max(found.shares):.2%})"
+    return "\n".join([
+        f"# Weights versions as deltas: {parameters / 1e6:.0f} million parameters, bfloat16, AdamW at {rate:g}, "
+        f"{len(found.shares)} steps", "", "Medians over the steps; in brackets the least and the most.", "",
+        *markdown(("", "in full", "delta", "delta / full"), rows), "", f"A step changes {changed} of the weights.",
+    ])  # fmt: skip
 
 
-def row(name: str, part: str, taken: dict[str, list[float]]) -> str:
+def row(name: str, part: str, taken: dict[str, list[float]]) -> list[str]:
     """The medians of a part, in full and as a delta, and the ratio in the same step."""
     full, delta = (taken[f"{part}, {kind}"] for kind in ("in full", "delta"))
     ratios = [b / a for a, b in zip(full, delta, strict=True)]
-    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-    return f"| {name} | {statistics.median(full):.2f} | {statistics.median(delta):.2f} | {spread} |"
+    return [name, f"{statistics.median(full):.2f}", f"{statistics.median(delta):.2f}", spread(ratios)]
 
 
 def main() -> None:
-    """Measure, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gguf", type=Path, required=True, help="the file of the model")
-    parser.add_argument("--text", type=Path, required=True, help="JSON lines with a text under `problem`")
-    parser.add_argument("--steps", type=int, default=9)
-    parser.add_argument("--learning-rate", type=float, default=1e-6)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    """Measure, and write the table; the text is JSON lines with a text under `problem`."""
+    given = options(__doc__, required=["gguf", "text"], gguf=Path, text=Path, steps=9, learning_rate=1e-6, output=Path)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         (directory := scratch / "model").mkdir()
-        convert(options.gguf, directory, steps=0)
+        convert(given.gguf, directory, steps=0)
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-        optimiser = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.01)
-        learner = Learner(model, batches(options.text, AutoTokenizer.from_pretrained(directory)), optimiser)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=given.learning_rate, weight_decay=0.01)
+        learner = Learner(model, batches(given.text, AutoTokenizer.from_pretrained(directory)), optimiser)
         for _ in range(WARM_STEPS):
             learner.step()
         parameters = sum(parameter.numel() for parameter in model.parameters())
         versions = Versions.begun(learner, scratch)
         with versions.open():
-            for version in range(2, options.steps + 2):
+            for version in range(2, given.steps + 2):
                 versions.add(version)
-                written = table(versions.found, parameters, options.learning_rate)
-                print(written, flush=True)
-                if options.output is not None:
-                    options.output.mkdir(parents=True, exist_ok=True)
-                    (options.output / "table.md").write_text(written)
+                written(table(versions.found, parameters, given.learning_rate), given.output)
 
 
 if __name__ == "__main__":

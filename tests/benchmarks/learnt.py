@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.run.layout import RunLayout
 
-FACTS = b"learnt"
-"""The key of what is not of one problem, in the metadata of the file."""
+FACTS = b"learnt"  # the key of what is not of one problem, in the metadata of the file
 
 
 class Spending(StrEnum):
@@ -40,21 +39,16 @@ class Spending(StrEnum):
 class Learnt:
     """One run with E evaluations on P problems."""
 
-    versions_E: list[int]
-    """Evaluated weights versions."""
-    generated_E: NDArray[np.float64]
-    """Tokens sampled before each of them, branches and collection counted."""
+    versions_E: list[int]  # evaluated weights versions
+    generated_E: NDArray[np.float64]  # tokens sampled before each of them, branches and collection counted
     prefilled_E: NDArray[np.float64]
     """Prompt tokens before each of them that were in no prefix cache: of rollouts, branches and looks."""
-    trace_tokens_E: NDArray[np.float64]
-    """Mean length of an evaluated trace with its answer."""
+    trace_tokens_E: NDArray[np.float64]  # mean length of an evaluated trace with its answer
     problems_P: list[str]
     accuracies_EP: NDArray[np.float64]
-    regrets_EP: dict[int, NDArray[np.float64]]
-    """Normalised, by budget in tokens."""
+    regrets_EP: dict[int, NDArray[np.float64]]  # normalised, by budget in tokens
 
-    made: dict[str, str]
-    """How the run was made, by setting: what is compared was made alike."""
+    made: dict[str, str]  # how the run was made, by setting: what is compared was made alike
 
     @classmethod
     def of_run(cls, layout: RunLayout, benchmark: str, made: dict[str, str]) -> Learnt:
@@ -64,19 +58,15 @@ class Learnt:
             FileNotFoundError: it is not finished.
         """
         versions = read_recipe_lock(layout.recipe_lock).evaluated_versions
-        generated, prefilled = spent_before(layout, versions)
         found = [EvaluationSummary.read(layout.evaluation_summary(v, benchmark)) for v in versions]
         problems = sorted(found[0].per_problem)
         return cls(
-            versions,
-            generated,
-            prefilled,
-            np.array([e.tokens_per_rollout for e in found], dtype=np.float64),
-            problems,
+            versions, *spent_before(layout, versions),
+            np.array([e.tokens_per_rollout for e in found], dtype=np.float64), problems,
             np.array([[e.per_problem[p] for p in problems] for e in found]),
             {budget: np.array([[e.regret[budget][p] for p in problems] for e in found]) for budget in found[0].regret},
             made,
-        )
+        )  # fmt: skip
 
     def write(self, path: Path) -> None:
         """One column a measure, one row a problem: lists over evaluations."""
@@ -95,7 +85,6 @@ class Learnt:
 
     @classmethod
     def read(cls, path: Path) -> Learnt:
-        """What ``write`` wrote."""
         table = pq.read_table(path)
         facts = json.loads(table.schema.metadata[FACTS])
         budgets = [int(name.removeprefix("regret_")) for name in table.column_names if name.startswith("regret_")]
@@ -104,15 +93,10 @@ class Learnt:
             return np.array(table.column(name).to_pylist(), dtype=np.float64).T
 
         return cls(
-            facts["versions"],
-            np.array(facts["generated"]),
-            np.array(facts["prefilled"]),
-            np.array(facts["trace_tokens"]),
-            table.column("problem").to_pylist(),
-            measure("accuracy"),
-            {budget: measure(f"regret_{budget}") for budget in budgets},
-            facts["made"],
-        )
+            facts["versions"], *(np.array(facts[name]) for name in ("generated", "prefilled", "trace_tokens")),
+            table.column("problem").to_pylist(), measure("accuracy"),
+            {budget: measure(f"regret_{budget}") for budget in budgets}, facts["made"],
+        )  # fmt: skip
 
     def spent(self, of: Spending) -> NDArray[np.float64]:
         """[E] what each evaluated version had cost."""
@@ -152,10 +136,7 @@ def spent_before(layout: RunLayout, versions: list[int]) -> tuple[NDArray[np.flo
     prefilled = [sum(c["prefilled_tokens"] for c in costs)]
     generated += [m.generated_tokens or 0 for m in iterations]
     prefilled += [m.prefilled_tokens or 0 for m in iterations]
-    return (
-        np.cumsum(generated, dtype=np.float64)[versions],
-        np.cumsum(prefilled, dtype=np.float64)[versions],
-    )
+    return tuple(np.cumsum(spent, dtype=np.float64)[versions] for spent in (generated, prefilled))
 
 
 def rows(measures_EP: NDArray[np.float64]) -> list[list[float]]:

@@ -24,10 +24,8 @@ SHAPES = {
 """Hidden size, layers, heads, key heads, intermediate size, vocabulary."""
 
 MEDIAN, PERCENTILE_95, CUT = 6144, 16_384, 16_384
-SMALLER = 64
-"""By how much the lengths of the tiny shape are divided."""
-GROUP = 4
-"""Traces of one prompt."""
+SMALLER = 64  # by how much the lengths of the tiny shape are divided
+GROUP = 4  # traces of one prompt
 BOUNDARIES, BRANCHES, BRANCH_TOKENS = 4, 2, 64
 
 
@@ -35,15 +33,10 @@ def config_of(shape: str, layers: int | None = None) -> Qwen2Config:
     """The configuration of a shape, with another number of layers where one is given."""
     hidden, own_layers, heads, key_heads, intermediate, vocabulary = SHAPES[shape]
     return Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        num_hidden_layers=layers or own_layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        intermediate_size=intermediate,
-        max_position_embeddings=2 * CUT,
+        vocab_size=vocabulary, hidden_size=hidden, num_hidden_layers=layers or own_layers, num_attention_heads=heads,
+        num_key_value_heads=key_heads, intermediate_size=intermediate, max_position_embeddings=2 * CUT,
         tie_word_embeddings=False,
-    )
+    )  # fmt: skip
 
 
 def sampled(count: int, scale: int, vocabulary: int, seed: int) -> list[TrainingSequence]:
@@ -71,13 +64,9 @@ def branched(traces: Sequence[TrainingSequence], scale: int, vocabulary: int, se
 
 
 def _trained(context: list[int], tokens: int, vocabulary: int, rng: np.random.Generator) -> TrainingSequence:
-    return TrainingSequence(
-        context,
-        rng.integers(0, vocabulary, tokens).tolist(),
-        rng.normal(size=tokens).astype(np.float32),
-        np.zeros(tokens, np.float32),
-        np.ones(tokens, bool),
-    )
+    ids = rng.integers(0, vocabulary, tokens).tolist()
+    advantages = rng.normal(size=tokens).astype(np.float32)
+    return TrainingSequence(context, ids, advantages, np.zeros(tokens, np.float32), np.ones(tokens, bool))
 
 
 def batches_of(sequences: Sequence[TrainingSequence], batching: Batching, max_tokens: int) -> list[MicroBatch]:

@@ -30,10 +30,8 @@ NAMES = ("Ana", "Ben", "Chloe", "Dev", "Ella", "Finn")
 THINGS = ("apples", "pencils", "books", "coins", "shells", "cards")
 INSTRUCTION = " Think in a few short steps, with a blank line between them."
 ANSWER = "So the final answer is \\boxed{"
-TIME_IS_UP = "Time is up. The final answer is \\boxed{"
-"""What a prover forces."""
-TAUGHT_SEED = 1
-"""Of the problems shown; those measured on are drawn with 0."""
+TIME_IS_UP = "Time is up. The final answer is \\boxed{"  # what a prover forces
+TAUGHT_SEED = 1  # of the problems shown; those measured on are drawn with 0
 BATCH, LEARNING_RATE = 8, 5e-5
 
 

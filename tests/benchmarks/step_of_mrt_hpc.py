@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarking import SMALL_WORLD, begun
 from step_worker import LEARNING_RATE, STEP, Load, Measured, Phases, serve
 
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.attempt.entry import load_task
 from mrt_hpc.attempt.placement import Placement
-from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles import inference, prepare, trainer
 from mrt_hpc.roles.sampling.round_sampler import NeedWatch, Rounds
 from mrt_hpc.roles.sampling.weights import verified_weights
@@ -31,7 +29,6 @@ from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.heartbeats import Heart
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.training import rendezvous
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.rendezvous import Ranks
@@ -39,7 +36,6 @@ from mrt_hpc.training.rendezvous import Ranks
 if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "small_world" / "grpo.yaml"
 JOBS = ("segment-000.inference", "segment-000.trainer")
 ATTEMPT = "a"
 
@@ -62,8 +58,7 @@ def make_run(root: Path, load: Load) -> RunLayout:
         "resources.inference.cpus": load.threads,
         "resources.trainer.cpus": load.threads,
     }
-    recipe = load_recipe(RECIPE, tuple(f"{field}={value}" for field, value in changes.items()))
-    layout = create_or_open(root, recipe, compile_plan(recipe, LocalSite()))
+    layout = begun(root, SMALL_WORLD / "grpo.yaml", changes)
     prepare.run(_task(layout, "prepare"))
     return layout
 
@@ -81,7 +76,6 @@ class Stepper:
     training: trainer.Trainer
 
     def step(self) -> Measured:
-        """One iteration."""
         task, iteration = self.sampling.task, self.training.iteration
         phases, started = Phases(), time.perf_counter()
         work = Rounds(task, len(self.sampling.problems)).awaited()
@@ -103,7 +97,6 @@ class Stepper:
 
 
 def main() -> None:
-    """Load both roles, and take a step for each line of the standard input."""
     layout = RunLayout(Path(sys.argv[1]))
     sampler, learner = (_task(layout, job) for job in JOBS)
     problems = read_problems(layout.train_data)

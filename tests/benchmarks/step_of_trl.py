@@ -40,18 +40,12 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
 
 CPU_ENGINE = {
-    "dtype": "float32",
-    "kv_cache_memory_bytes": 2**30,
-    "block_size": 32,
-    "enforce_eager": True,
+    "dtype": "float32", "kv_cache_memory_bytes": 2**30, "block_size": 32, "enforce_eager": True,
     "enable_chunked_prefill": False,
-}
-
-
+}  # fmt: skip
 MISMATCH = "sampling/sampling_logp_difference/mean"
 """TRL's name for the mean difference between the log-probabilities of vLLM and of the trained model."""
-LARGEST_MISMATCH = 1e-4
-"""Both compute in 32 bits, so rounding is far below it."""
+LARGEST_MISMATCH = 1e-4  # both compute in 32 bits, so rounding is far below it
 
 
 class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -133,11 +127,9 @@ class Turns(TrainerCallback):  # type: ignore[misc]
         self._meter = Meter()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - TRL's signature
-        """Wait for the first step."""
         self._await_step(control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - TRL's signature
-        """Tell the step, and wait for the next one."""
         tell(self._meter.completed(self._trainer.taken(self._meter.seconds)))
         self._await_step(control)
 
@@ -153,16 +145,14 @@ class Turns(TrainerCallback):  # type: ignore[misc]
 def rewards(verifier: Verifier, recipe: Recipe, decode: Callable[[list[int]], str], stops: tuple[int, ...]) -> Any:
     """The reward of a trace: 1 for a right answer, less the price of its tokens."""
 
-    def reward(completion_ids: list[list[int]], gold: list[str], **_: Any) -> list[float]:
-        return [
-            right(ids, answer) - PRICE_OF_A_TOKEN * len(ids) for ids, answer in zip(completion_ids, gold, strict=True)
-        ]
-
     def right(ids: list[int], gold: str) -> float:
-        cut = ids[-1] not in stops
-        end = recipe.prompt.thought_end
+        end, cut = recipe.prompt.thought_end, ids[-1] not in stops
         answer = verifier.extract(decode(ids), thinking=True, thought_end=end, cut=cut)
         return float(answer is not None and verifier.judge(answer, gold).correct)
+
+    def reward(completion_ids: list[list[int]], gold: list[str], **_: Any) -> list[float]:
+        pairs = zip(completion_ids, gold, strict=True)
+        return [right(ids, answer) - PRICE_OF_A_TOKEN * len(ids) for ids, answer in pairs]
 
     return reward
 
@@ -170,31 +160,18 @@ def rewards(verifier: Verifier, recipe: Recipe, decode: Callable[[list[int]], st
 def configuration(load: Load, directory: str, max_model_len: int) -> GRPOConfig:
     """One optimiser step for each batch of traces, as mrt-hpc takes it; what is not named here is TRL's default."""
     return GRPOConfig(
-        output_dir=directory,
+        output_dir=directory, max_steps=load.steps, learning_rate=LEARNING_RATE, lr_scheduler_type="constant",
         per_device_train_batch_size=load.micro_batch_rows,
         gradient_accumulation_steps=load.traces // load.micro_batch_rows,
-        num_generations=load.rollouts,
-        max_completion_length=load.max_tokens,
-        max_steps=load.steps,
-        learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant",
-        use_vllm=True,
-        vllm_max_model_length=max_model_len,
-        vllm_importance_sampling_mode="token_truncate",
-        vllm_importance_sampling_clip_max=2.0,
-        gradient_checkpointing=False,
-        model_init_kwargs={"dtype": "float32"},
-        bf16=False,
-        use_cpu=on_cpu(),
-        report_to="none",
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
-    )
+        num_generations=load.rollouts, max_completion_length=load.max_tokens,
+        use_vllm=True, vllm_max_model_length=max_model_len,
+        vllm_importance_sampling_mode="token_truncate", vllm_importance_sampling_clip_max=2.0,
+        gradient_checkpointing=False, model_init_kwargs={"dtype": "float32"}, bf16=False, use_cpu=on_cpu(),
+        report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
 
 
 def main() -> None:
-    """Load TRL's trainer, and take a step for each line of the standard input."""
     layout, load = RunLayout(Path(sys.argv[1])), Load.parse(sys.argv[2])
     torch.set_num_threads(load.threads)
     recipe: Recipe = read_experiment(layout)

@@ -12,7 +12,7 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import IO, TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.algorithms.batch import Batch
 
-MARK = "measured:"
-"""The start of the lines that tell a step; libraries write to the standard output as well."""
+MARK = "measured:"  # the start of the lines that tell a step; libraries write to the standard output as well
 STEP, SAMPLE = "step", "sample"
 LEARNING_RATE = 1e-6
 PRICE_OF_A_TOKEN = 1e-3
@@ -40,21 +39,17 @@ class Load:
     problems: int = 64
     rollouts: int = 8
     max_tokens: int = 160
-    micro_batch_tokens: int = 4096
-    """The positions of a micro-batch of mrt-hpc, padding included."""
-    micro_batch_rows: int = 32
-    """The sequences of a micro-batch of TRL."""
-    threads: int = 2
-    steps: int = 10
+    micro_batch_tokens: int = 4096  # the positions of a micro-batch of mrt-hpc, padding included
+    micro_batch_rows: int = 32  # the sequences of a micro-batch of TRL
+    threads: int = len(os.sched_getaffinity(0))  # of each side's computation
+    steps: int = 8
 
     @property
     def traces(self) -> int:
-        """The traces of a step."""
         return self.problems * self.rollouts
 
     @staticmethod
     def parse(text: str) -> Load:
-        """The load that ``str`` has written."""
         return Load(**json.loads(text))
 
     def __str__(self) -> str:
@@ -79,22 +74,22 @@ class Measured:
     """One step of one side."""
 
     seconds: float
-    tokens: int
-    """The generated tokens."""
-    phases: dict[str, float] = field(default_factory=dict)
-    """The seconds of each phase."""
+    tokens: int  # the generated tokens
+    phases: dict[str, float] = field(default_factory=dict)  # the seconds of each phase
     cpu: dict[str, float] = field(default_factory=dict)
     """The processor seconds of the side in each phase, those of its server included; ``total`` is the whole step."""
-    others: float = 0.0
-    """The cores that other processes used meanwhile."""
+    others: float = 0.0  # the cores that other processes used meanwhile
 
     def per_token(self, phase: str | None = None) -> float:
         """Milliseconds a generated token, of one phase or of all."""
         return 1e3 * (self.seconds if phase is None else self.phases[phase]) / self.tokens
 
     def cpu_per_token(self, phase: str) -> float:
-        """Processor milliseconds a generated token."""
         return 1e3 * self.cpu[phase] / self.tokens
+
+    def __str__(self) -> str:
+        phases = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.phases.items())
+        return f"{self.seconds:.2f} s, {self.tokens} tokens, {phases}"
 
 
 def serve(actions: dict[str, Callable[[], Measured]]) -> None:
@@ -117,7 +112,6 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """The seconds so far."""
         return time.perf_counter() - self._started
 
     def completed(self, found: Measured) -> Measured:
@@ -158,10 +152,8 @@ class Side:
         Raises:
             RuntimeError: the process has ended; the message has the end of its log.
         """
-        pipes: tuple[IO[str] | None, IO[str] | None] = self.process.stdin, self.process.stdout
-        requests, answers = pipes
-        assert requests is not None
-        assert answers is not None
+        requests, answers = self.process.stdin, self.process.stdout
+        assert requests is not None and answers is not None
         requests.write(f"{action}\n")
         requests.flush()
         for line in answers:

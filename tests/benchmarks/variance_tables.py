@@ -6,30 +6,28 @@ An estimate is of all boundaries of all traces; it is repeated R times, with oth
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from benchmarking import table as markdown
+from benchmarking import written
 
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel
 from mrt_hpc.analysis.figures import draw as draw_figure
 from mrt_hpc.analysis.intervals import IntervalEstimate
 from mrt_hpc.mrt.progress import progress
-from mrt_hpc.run.atomic import replacing, write_text
+from mrt_hpc.run.atomic import replacing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-SMALLEST_SHOWN = 1e-5
-"""Of an error, in the figure; what is exact has none."""
+SMALLEST_SHOWN = 1e-5  # of an error, in the figure; what is exact has none
 RESAMPLES = 2000
-TRUTH = "truth.json"
-"""The name of the file of true values."""
 
 
 @dataclass(frozen=True)
@@ -37,51 +35,33 @@ class Valued:
     """One trace with the values of its prefixes."""
 
     problem: str
-    reward: float
-    """Of the trace itself, with its own ending."""
-    values: NDArray[np.float64]
-    """[k + 1]"""
-    told: NDArray[np.float64]
-    """[k] the variance of progress, as the prover's branches tell it; NaN where they do not."""
+    reward: float  # of the trace itself, with its own ending
+    values: NDArray[np.float64]  # [k + 1]
+    told: NDArray[np.float64]  # [k] the variance of progress, as the prover's branches tell it; NaN where they do not
     generated: int
-    prefilled: int
-    """Prompt tokens that were not in the cache."""
-
-
-@dataclass(frozen=True)
-class TrueTrace:
-    """One trace with the true values of its prefixes."""
-
-    problem: str
-    values: NDArray[np.float64]
-    """[k + 1]"""
-    reward: float
+    prefilled: int  # prompt tokens that were not in the cache
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One estimate of all traces."""
+    """One estimate of all traces; tokens are those of a boundary, and N episodes have progress."""
 
     traces: list[Valued]
 
     @property
     def generated(self) -> float:
-        """Tokens a boundary."""
         return sum(t.generated for t in self.traces) / self.boundaries
 
     @property
     def prefilled(self) -> float:
-        """Tokens a boundary."""
         return sum(t.prefilled for t in self.traces) / self.boundaries
 
     @property
     def boundaries(self) -> int:
-        """Of all traces."""
         return len(self.values)
 
     @property
     def values(self) -> NDArray[np.float64]:
-        """Of all boundaries."""
         return np.concatenate([t.values for t in self.traces])
 
     @property
@@ -96,7 +76,6 @@ class Measured:
 
     @property
     def told(self) -> NDArray[np.float64]:
-        """[N] variances of progress."""
         return np.concatenate([t.told for t in self.traces])
 
 
@@ -105,26 +84,18 @@ class Row:
     """One line of the table."""
 
     name: str
-    generated: float
-    """Tokens a boundary."""
-    prefilled: float
-    """Tokens a boundary."""
+    generated: float  # tokens a boundary
+    prefilled: float  # tokens a boundary
     error: IntervalEstimate
     """Mean squared error of progress against `forced_answer`'s true values, over episodes and repeats."""
     own: IntervalEstimate
     """The same against the prover's own: what is left when repeats agree in what they are wrong about."""
-    told: float
-    """The variance that branches told of, mean over those progress values that have one; NaN where none has."""
-    bias: float
-    """Mean error of a value."""
-    correlation: float
-    """Of estimated with true progress."""
-    ranks: float
-    """Spearman's, of estimated with true progress."""
-    ratio: IntervalEstimate
-    """The error against the reference's, had it spent as many tokens as that."""
-    ratio_generated: IntervalEstimate
-    """The same with the tokens that were generated alone."""
+    told: float  # the variance that branches told of, mean over those progress values that have one; NaN where none has
+    bias: float  # mean error of a value
+    correlation: float  # of estimated with true progress
+    ranks: float  # spearman's, of estimated with true progress
+    ratio: IntervalEstimate  # the error against the reference's, had it spent as many tokens as that
+    ratio_generated: IntervalEstimate  # the same with the tokens that were generated alone
 
     @property
     def tokens(self) -> float:
@@ -132,8 +103,7 @@ class Row:
         return self.generated + self.prefilled
 
 
-Squares = dict[str, tuple[float, int]]
-"""Of each problem the sum of squared errors of progress, and their number."""
+Squares = dict[str, tuple[float, int]]  # of each problem the sum of squared errors of progress, and their number
 
 
 def by_problem(problems: Sequence[str], squares_N: NDArray[np.float64]) -> Squares:
@@ -169,8 +139,8 @@ def measure(name: str, runs: Sequence[Measured], reference: Sequence[Measured], 
     mine, its, own = against_truth(runs, truth, samples), against_truth(reference, truth, samples), against_own(runs)
     gains_RN, true = np.array([run.gains for run in runs]), np.tile(truth.gains, len(runs))
     told = np.concatenate([run.told for run in runs])
-    generated, prefilled = mean(run.generated for run in runs), mean(run.prefilled for run in runs)
-    of_reference = mean(run.generated for run in reference), mean(run.prefilled for run in reference)
+    generated, prefilled = cost_of(runs)
+    of_reference = cost_of(reference)
 
     def ratio(tokens: float) -> IntervalEstimate:
         """Noise falls as one over the tokens, as the rows of one prover show; what repeats agree in does not."""
@@ -196,6 +166,11 @@ def measure(name: str, runs: Sequence[Measured], reference: Sequence[Measured], 
     )
 
 
+def cost_of(runs: Sequence[Measured]) -> tuple[float, float]:
+    """Tokens generated and prefilled, a boundary."""
+    return float(np.mean([run.generated for run in runs])), float(np.mean([run.prefilled for run in runs]))
+
+
 def ranks(numbers_N: NDArray[np.float64]) -> NDArray[np.float64]:
     """[N] their places in ascending order; equal ones share the mean of theirs."""
     _, place, counts = np.unique(numbers_N, return_inverse=True, return_counts=True)
@@ -205,11 +180,6 @@ def ranks(numbers_N: NDArray[np.float64]) -> NDArray[np.float64]:
 def error_of(parts: Squares, problems: Sequence[str]) -> float:
     """Mean squared error over the episodes of some problems."""
     return sum(parts[p][0] for p in problems) / sum(parts[p][1] for p in problems)
-
-
-def mean(numbers: Iterable[float]) -> float:
-    """Of at least one."""
-    return float(np.mean(list(numbers)))
 
 
 def resampled(parts: Squares, measure: Callable[[Sequence[str]], float]) -> IntervalEstimate:
@@ -223,24 +193,24 @@ def resampled(parts: Squares, measure: Callable[[Sequence[str]], float]) -> Inte
 # -- what is written --------------------------------------------------------------------------------------------------
 
 
+HEAD = (
+    "prover", "generated", "prefilled", "squared error of progress (95 %)", "against its own values", "as told",
+    "bias of V", "correlation", "of ranks", "error at equal tokens (95 %)", "at equal generated tokens",
+)  # fmt: skip
+
+
 def table(rows: Sequence[Row]) -> str:
-    """As Markdown."""
-    lines = [
-        "| prover | generated | prefilled | squared error of progress (95 %) | against its own values | as told "
-        "| bias of V | correlation | of ranks | error at equal tokens (95 %) | at equal generated tokens |",
-        "|---|---:|---:|---|---:|---:|---:|---:|---:|---|---|",
-    ]
-    lines += [
-        f"| {r.name} | {r.generated:.1f} | {r.prefilled:.1f} | {told(r.error, 4)} "
-        f"| {short(r.own.mean, 4)} | {short(r.told, 4)} "
-        f"| {r.bias:+.3f} | {r.correlation:.2f} | {r.ranks:.2f} | {told(r.ratio, 3)} | {told(r.ratio_generated, 3)} |"
-        for r in rows
-    ]
-    return "\n".join(lines)
+    cells = [
+        (
+            r.name, f"{r.generated:.1f}", f"{r.prefilled:.1f}", told(r.error, 4), short(r.own.mean, 4),
+            short(r.told, 4), f"{r.bias:+.3f}", f"{r.correlation:.2f}", f"{r.ranks:.2f}", told(r.ratio, 3),
+            told(r.ratio_generated, 3),
+        ) for r in rows
+    ]  # fmt: skip
+    return "\n".join(markdown(HEAD, cells))
 
 
 def told(estimate: IntervalEstimate, digits: int) -> str:
-    """With its interval."""
     return f"{short(estimate.mean, digits)} ({short(estimate.low, digits)} to {short(estimate.high, digits)})"
 
 
@@ -250,9 +220,7 @@ def short(number: float, digits: int) -> str:
 
 
 def write(rows: Sequence[Row], heading: str, into: Path) -> None:
-    """The table as Markdown and CSV, and the figure."""
-    into.mkdir(parents=True, exist_ok=True)
-    write_text(into / "table.md", f"{heading}\n\n{table(rows)}\n")
+    written(f"{heading}\n\n{table(rows)}", into)
     write_rows(rows, into / "table.csv")
     draw(rows, into / "error.png")
 
@@ -274,7 +242,6 @@ def write_rows(rows: Sequence[Row], path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """What ``write_rows`` wrote."""
     with path.open(newline="") as stream:
         return [_row(line) for line in csv.DictReader(stream)]
 
@@ -291,26 +258,10 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     for row in rows:
         lines.setdefault(row.name.partition(", G")[0], []).append(row)
     panel = Panel(
-        "Error of progress by what it costs",
-        "tokens a boundary, generated and prefilled",
-        "mean squared error",
-        tuple(series(name, of) for name, of in lines.items()),
-        logarithmic=True,
-        logarithmic_heights=True,
-    )
+        "Error of progress by what it costs", "tokens a boundary, generated and prefilled", "mean squared error",
+        tuple(series(name, of) for name, of in lines.items()), logarithmic=True, logarithmic_heights=True,
+    )  # fmt: skip
     draw_figure(LineFigure(path.stem, (panel,)), path)
-
-
-def write_truth(truth: Measured, path: Path) -> None:
-    """The true values, for readers who have an idea of how to estimate them."""
-    rows = [{"problem": t.problem, "reward": t.reward, "values": t.values.round(5).tolist()} for t in truth.traces]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
-
-
-def read_truth(path: Path) -> list[TrueTrace]:
-    """What ``write_truth`` wrote."""
-    return [TrueTrace(r["problem"], np.array(r["values"]), r["reward"]) for r in json.loads(path.read_text())]
 
 
 def series(name: str, rows: Sequence[Row]) -> Line:

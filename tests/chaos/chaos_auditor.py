@@ -80,54 +80,58 @@ def audit(root: Path) -> Audit:
     """Look at all files of a run."""
     layout = RunLayout(root)
     recipe = read_recipe_lock(layout.recipe_lock, looking=True)
-    found = Audit(iterations=recipe.schedule.iterations)
-    for iteration in range(recipe.schedule.iterations if recipe.algorithm.samples_rollouts else 0):
-        check_iteration(found, layout, iteration)
-    for version in recipe.algorithm.traces_versions(recipe.schedule.iterations):
-        check_collection(found, layout, version)
-    check_weights(found, layout)
-    check_evaluations(found, layout)
-    check_manifests(found, layout)
-    check_tasks_and_report(found, layout)
+    last = recipe.schedule.iterations
+    found = Audit(iterations=last)
+    for iteration in range(last if recipe.algorithm.samples_rollouts else 0):
+        check_iteration(found, layout, recipe, iteration)
+    for version in recipe.algorithm.traces_versions(last):
+        where, number = f"the collection of version {version}", collection_of(version)
+        size = recipe.algorithm.group_size(recipe, number)
+        groups = checked_groups(found, layout, where, number, read_problems(layout.train_data), size)
+        check_versions(found, where, groups, {version})
+    check_weights(found, layout, recipe)
+    check_evaluations(found, layout, recipe)
+    for path in sorted(layout.root.rglob(MANIFEST)):  # every directory that has one is what it says
+        if layout.set_aside not in path.parents and not any(map(is_temporary, path.parents)):
+            found.readable(partial(verify, path.parent))
+    check_tasks_and_report(found, layout, recipe)
     check_secrecy(found, layout)
-    count(found, layout)
+    events = Counter(e["kind"] for e in read_events(layout.events))
+    found.steps = events[EventKind.STEP]
+    found.groups_discarded = events[EventKind.GROUP_DISCARDED]
+    found.set_aside = events[EventKind.SET_ASIDE]
+    found.leftovers = sum(is_temporary(p) for p in layout.root.rglob("*") if layout.set_aside not in p.parents)
     return found
 
 
-def check_iteration(found: Audit, layout: RunLayout, iteration: int) -> None:
-    """Each sample once, of the problems that the seed draws, and trained on as it stands there."""
-    recipe = read_recipe_lock(layout.recipe_lock, looking=True)
-    sampling = recipe.sampling
+def check_iteration(found: Audit, layout: RunLayout, recipe: Recipe, iteration: int) -> None:
+    """The problems that the seed draws, the same branches everywhere, and trained on as it stands there."""
+    sampling, where = recipe.sampling, f"iteration {iteration}"
     drawn = draw_problems(read_problems(layout.train_data), recipe.seed, iteration, sampling.problems_per_iteration)
-    positions = sampled_positions(layout, iteration)
-    found.check(positions == set(range(len(drawn))), f"iteration {iteration}: groups {sorted(positions)}")
-    groups = [g for p in sorted(positions) if (g := found.readable(partial(read_sampled, layout, iteration, p)))]
-    rollouts = [r for g in groups for r in g.rollouts]
-    check_samples(found, f"iteration {iteration}", rollouts, drawn, sampling.rollouts_per_problem)
-    found.check({r.iteration for r in rollouts} <= {iteration}, f"iteration {iteration} holds rollouts of another")
-    check_branches(found, iteration, groups)
-    oldest = max(0, iteration - recipe.schedule.max_staleness)
-    versions = {r.weights_version for r in rollouts} | {v for r in rollouts for _, v in r.later_weights}
-    found.check(all(oldest <= v <= iteration for v in versions), f"iteration {iteration}: weights {sorted(versions)}")
+    groups = checked_groups(found, layout, where, iteration, drawn, sampling.rollouts_per_problem)
+    check_versions(found, where, groups, set(range(max(0, iteration - recipe.schedule.max_staleness), iteration + 1)))
+    for group in groups:
+        there = Counter((b.sample, b.boundary) for b in group.branches)
+        boundaries = {(r.sample, j) for r in group.rollouts for j in range(len(r.boundaries))}
+        whole = not there or (set(there) == boundaries and len(set(there.values())) == 1)
+        found.check(whole, f"{where}: branches {there} of boundaries {boundaries}")
     metrics = found.readable(lambda: IterationMetrics.read(layout.metrics(iteration)))
     if metrics is not None:
         trained = batch_digest(g.digest for g in groups)
-        found.check(metrics.batch == trained, f"iteration {iteration} was trained on other groups than those there")
+        found.check(metrics.batch == trained, f"{where} was trained on other groups than those there")
 
 
-def check_collection(found: Audit, layout: RunLayout, version: int) -> None:
-    """Each sample of each problem once, by that weights version."""
-    recipe, number = read_recipe_lock(layout.recipe_lock, looking=True), collection_of(version)
-    problems, where = read_problems(layout.train_data), f"the collection of version {version}"
+def checked_groups(
+    found: Audit, layout: RunLayout, where: str, number: int, drawn: Sequence[Problem], size: int
+) -> list[Group]:
+    """The groups of an iteration, each sample of each problem once."""
     positions = sampled_positions(layout, number)
-    found.check(positions == set(range(len(problems))), f"{where}: groups {sorted(positions)}")
+    found.check(positions == set(range(len(drawn))), f"{where}: groups {sorted(positions)}")
     groups = [g for p in sorted(positions) if (g := found.readable(partial(read_sampled, layout, number, p)))]
     rollouts = [r for g in groups for r in g.rollouts]
-    size = recipe.algorithm.group_size(recipe, number)
-    check_samples(found, where, rollouts, problems, size)
+    check_samples(found, where, rollouts, drawn, size)
     found.check({r.iteration for r in rollouts} <= {number}, f"{where} holds rollouts of another")
-    versions = {r.weights_version for r in rollouts}
-    found.check(versions <= {version}, f"{where}: weights {sorted(versions)}")
+    return groups
 
 
 def check_samples(found: Audit, where: str, rollouts: Sequence[Rollout], drawn: Sequence[Problem], n: int) -> None:
@@ -137,78 +141,53 @@ def check_samples(found: Audit, where: str, rollouts: Sequence[Rollout], drawn: 
     found.check(there == wanted, f"{where}: missing {wanted - there}, too many {there - wanted}")
 
 
-def check_branches(found: Audit, iteration: int, groups: Sequence[Group]) -> None:
-    """Each boundary of each trace has the same number of branches."""
-    for group in groups:
-        there = Counter((b.sample, b.boundary) for b in group.branches)
-        boundaries = {(r.sample, j) for r in group.rollouts for j in range(len(r.boundaries))}
-        whole = not there or (set(there) == boundaries and len(set(there.values())) == 1)
-        found.check(whole, f"iteration {iteration}: branches {there} of boundaries {boundaries}")
+def check_versions(found: Audit, where: str, groups: Sequence[Group], allowed: set[int]) -> None:
+    """Sampled with weights that were not too old."""
+    rollouts = [r for g in groups for r in g.rollouts]
+    versions = {r.weights_version for r in rollouts} | {v for r in rollouts for _, v in r.later_weights}
+    found.check(versions <= allowed, f"{where}: weights {sorted(versions)}")
 
 
-def check_weights(found: Audit, layout: RunLayout) -> None:
+def check_weights(found: Audit, layout: RunLayout, recipe: Recipe) -> None:
     """Versions are consecutive; those that must stay are there, and are what their manifests say; no delta is left."""
-    recipe = read_recipe_lock(layout.recipe_lock, looking=True)
     last = recipe.schedule.iterations
     seen = (EventKind.PUBLISHED, EventKind.WEIGHTS_LOADED)  # one killed in the instant after a commit says nothing
-    published = {e["version"] for e in read_events(layout.events) if e["kind"] in seen} | set(
-        published_versions(layout)
-    )
+    published = {e["version"] for e in read_events(layout.events) if e["kind"] in seen}
+    published |= set(published_versions(layout))
     found.check(published == set(range(last + 1)), f"published weights versions {sorted(published)} of {last}")
+    stay = {0, last, *recipe.evaluated_versions, *recipe.algorithm.traces_versions(last)}
     for version in sorted(kept_versions(recipe, last) & set(range(last + 1))):
         path = layout.weights_version(version)
-        if not path.exists() and not stays_as_model(recipe, version):
-            continue
+        if not path.exists() and recipe.training.full_weights_every > 1 and version not in stay:
+            continue  # it was published as a delta, which is removed
         manifest = found.readable(partial(verify, path))
         if manifest is not None:
             found.check(manifest.about["version"] == version, f"weights version {version} says {manifest.about}")
         found.check(not is_delta(path), f"{path} is a delta, which no task loads any more")
 
 
-def stays_as_model(recipe: Recipe, version: int) -> bool:
-    """Whether a version must be there at the end; of the others, those that were published as deltas are removed."""
-    every = recipe.training.full_weights_every
-    wanted = {0, recipe.schedule.iterations, *recipe.evaluated_versions}
-    return every == 1 or version in wanted | set(recipe.algorithm.traces_versions(recipe.schedule.iterations))
-
-
-def check_evaluations(found: Audit, layout: RunLayout) -> None:
+def check_evaluations(found: Audit, layout: RunLayout, recipe: Recipe) -> None:
     """Every sample of every evaluation once, by the weights that are there under that number."""
-    recipe = read_recipe_lock(layout.recipe_lock, looking=True)
     shards = recipe.evaluation.problem_shards
-    for benchmark in recipe.evaluation.benchmarks:
-        problems = read_problems(layout.benchmark_data(benchmark.name))
-        for version in recipe.evaluated_versions:
-            weights = found.readable(partial(read_manifest, layout.weights_version(version)))
-            for number in range(shards):
-                path = layout.evaluation_shard(version, benchmark.name, number)
-                sampled = found.readable(partial(read_group, path))
-                rollouts = [] if sampled is None else sampled.rollouts
-                check_samples(found, str(path), rollouts, share(problems, number, shards), benchmark.samples)
-                shard = found.readable(partial(read_manifest, path))
-                same = shard is not None and weights is not None and shard.about["weights"] == weights.digest
-                found.check(same, f"{path} was sampled by other weights than version {version}")
+    places = [(b, v, n) for b in recipe.evaluation.benchmarks for v in recipe.evaluated_versions for n in range(shards)]
+    for benchmark, version, number in places:
+        problems = share(read_problems(layout.benchmark_data(benchmark.name)), number, shards)
+        weights = found.readable(partial(read_manifest, layout.weights_version(version)))
+        path = layout.evaluation_shard(version, benchmark.name, number)
+        sampled = found.readable(partial(read_group, path))
+        check_samples(found, str(path), sampled.rollouts if sampled else [], problems, benchmark.samples)
+        shard = found.readable(partial(read_manifest, path))
+        same = shard is not None and weights is not None and shard.about["weights"] == weights.digest
+        found.check(same, f"{path} was sampled by other weights than version {version}")
 
 
-def check_manifests(found: Audit, layout: RunLayout) -> None:
-    """Every directory that has a manifest is what it says."""
-    for path in sorted(layout.root.rglob(MANIFEST)):
-        aside = layout.set_aside in path.parents or any(is_temporary(p) for p in path.parents)
-        if not aside:
-            found.readable(partial(verify, path.parent))
-
-
-def check_tasks_and_report(found: Audit, layout: RunLayout) -> None:
+def check_tasks_and_report(found: Audit, layout: RunLayout, recipe: Recipe) -> None:
     """Every task is done, and the report lacks nothing."""
-    recipe = read_recipe_lock(layout.recipe_lock, looking=True)
-    plan = read_plan(layout.plan)
-    for job in plan.jobs:
+    for job in read_plan(layout.plan).jobs:
         states = Counter(read_task(layout, job.name, index).state for index in range(job.tasks))
         found.check(states == {TaskState.DONE: job.tasks}, f"{job.name}: {dict(states)}")
-    names = [b.name for b in recipe.evaluation.benchmarks]
-    settings = evaluation_settings(layout, recipe)
-    wanted = recipe.evaluated_versions
-    missing = read_measurements(layout, recipe.schedule.iterations, wanted, names, settings).missing
+    settings, wanted = evaluation_settings(layout, recipe), recipe.evaluated_versions
+    missing = read_measurements(layout, recipe.schedule.iterations, wanted, settings).missing
     found.check(not missing, f"the report lacks {missing}")
     found.check(layout.report.is_file(), "there is no report")
 
@@ -220,15 +199,6 @@ def check_secrecy(found: Audit, layout: RunLayout) -> None:
     for path in layout.root.rglob("*"):
         if path.is_file() and path.suffix in {".log", ".json", ".jsonl", ".md", ".yaml", ".sh", ".out", ".err"}:
             found.check(key not in path.read_text(errors="replace"), f"the run's key stands in {path}")
-
-
-def count(found: Audit, layout: RunLayout) -> None:
-    """Figures that are no violations."""
-    events = Counter(e["kind"] for e in read_events(layout.events))
-    found.steps = events[EventKind.STEP]
-    found.groups_discarded = events[EventKind.SHARD_DISCARDED]
-    found.set_aside = events[EventKind.SET_ASIDE]
-    found.leftovers = sum(is_temporary(p) for p in layout.root.rglob("*") if layout.set_aside not in p.parents)
 
 
 if __name__ == "__main__":

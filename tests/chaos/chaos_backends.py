@@ -11,11 +11,11 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from chaos_target import Target
 from slurm_cluster import is_known_to_have_ended
-from slurm_recipes import options, site_file
+from slurm_submissions import quickstart
 from submitted import current_ids
 
 from mrt_hpc.attempt.run_progress import task_records
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from slurm_cluster import Cluster
 
 ROOT = Path(__file__).parents[2]
-RECIPE = "recipes/quickstart.yaml"
 ITERATIONS = 6
 SHRUNK = {
     "sampling.problems_per_iteration": 6,
@@ -42,40 +41,17 @@ SHRUNK = {
     "resources.inference.tasks": 2,
     "resources.inference.cpus": 1,
     "resources.trainer.cpus": 1,
-    "resources.evaluation.max_parallel": 1,
+    "resources.evaluation.max_parallel": 2,
     "resilience.heartbeat_limit_s": 5.0,
 }
-MOST_AGAIN = 1
-"""How often the same command is typed again on a cluster that cancels what it preempts."""
-MOST_AGAIN_BY_RULES = 40
-"""The same on a cluster on which no job starts again, whatever has ended it."""
+MOST_AGAIN = {"plain": 1, "rules": 40}
+"""How often the same command is typed again on a cluster that cancels what it preempts, and on one where no job starts
+again, whatever has ended it.
+"""
 PLAIN_ARRAY_SIZE = 10
 """MaxArraySize of a plain cluster."""
 QUEUE_LOOK_S = 3.0
 """Between two looks at Slurm's queue."""
-
-
-class Run(Protocol):
-    """A run from its submission to its end."""
-
-    @property
-    def where(self) -> str:
-        """For the table."""
-
-    def submit(self) -> None:
-        """Type the command."""
-
-    def target(self) -> Target:
-        """What faults may hit."""
-
-    def exit_code(self) -> int | None:
-        """How it ended; None while it is running."""
-
-    def end(self) -> int:
-        """How it ended; where it has not, stop it and say 1."""
-
-    def keep(self, where: Path) -> None:
-        """Copy all that tells what happened."""
 
 
 def copy_folder(source: Path, target: Path) -> None:
@@ -88,7 +64,7 @@ def submit_command(run: Path, changes: tuple[str, ...]) -> list[str]:
     """`mrt-hpc submit` of the shrunk recipe on this machine alone."""
     sets = [word for change in changes for word in ("--set", change)]
     module = [sys.executable, "-m", "mrt_hpc.cli.main"]
-    return [*module, "submit", str(ROOT / RECIPE), "--site", "local", "--run", str(run), *sets]
+    return [*module, "submit", str(ROOT / "recipes/quickstart.yaml"), "--site", "local", "--run", str(run), *sets]
 
 
 def started(command: list[str], **variables: str) -> subprocess.Popen[bytes]:
@@ -133,7 +109,7 @@ class LocalRun:
         return 1
 
     def keep(self, where: Path) -> None:
-        """Copy the run directory."""
+        """Copy all that tells what happened."""
         copy_folder(self.root, where)
 
 
@@ -145,41 +121,31 @@ class SlurmRun:
     disk: Path | None
     changes: tuple[str, ...] = ()
     _root: Path = field(init=False)
+    _kind: str = field(init=False)
     _looked: float = field(default=0.0, init=False)
     _typed_again: int = field(default=0, init=False)
     _code: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._root = self._folder() / "run"
-
-    def _folder(self) -> Path:
-        if self.disk is None:
-            return self.cluster.run_dir("chaos")
-        account = pwd.getpwnam(self.cluster.user)
-        os.chown(self.disk, account.pw_uid, account.pw_gid)
-        return self.disk
+        kind = "QOS" if self.cluster.preempts_by_qos else "partition"
+        self._kind = "rules" if self.cluster.has_rules else "plain" if self.cluster.is_plain else kind
+        if self.disk is not None:
+            account = pwd.getpwnam(self.cluster.user)
+            os.chown(self.disk, account.pw_uid, account.pw_gid)
+        self._root = (self.disk or self.cluster.run_dir("chaos")) / "run"
 
     @property
     def where(self) -> str:
         """For the table."""
-        if self._types_again:
-            return f"Slurm, {'rules' if self.cluster.has_rules else 'plain'} +{self._typed_again}"
-        return f"Slurm, {'QOS' if self.cluster.preempts_by_qos else 'partition'}"
-
-    @property
-    def _types_again(self) -> bool:
-        """Whether the run may need the same command again."""
-        return self.cluster.is_plain or self.cluster.has_rules
+        return f"Slurm, {self._kind}{f' +{self._typed_again}' if self._kind in MOST_AGAIN else ''}"
 
     def submit(self) -> None:
         """Type the command, and keep it for the fault that types it again."""
-        pushed: dict[str, object] = {"partitions": {"cpu": "preempt"}}
-        pushed = {"qos": "lowly"} if self.cluster.preempts_by_qos else pushed
-        pushed |= {"max_array_size": PLAIN_ARRAY_SIZE} if self.cluster.is_plain else {}
-        site = site_file(self.cluster, self._root, **pushed)
-        recipe = str(self.cluster.checkout / RECIPE)
-        further = dict(change.split("=", 1) for change in self.changes)
-        words = ["submit", recipe, "--site", str(site), "--run", str(self._root), *options({**SHRUNK, **further})]
+        site: dict[str, object] = {"partitions": {"cpu": "preempt"}}
+        site = {"qos": "lowly"} if self.cluster.preempts_by_qos else site
+        site |= {"max_array_size": PLAIN_ARRAY_SIZE} if self.cluster.is_plain else {}
+        changes = {**SHRUNK, **dict(change.split("=", 1) for change in self.changes)}
+        words = ["submit", *quickstart(self.cluster, self._root, changes, **site)]
         self._submission.write_text(json.dumps(words))
         self._type()
 
@@ -199,7 +165,7 @@ class SlurmRun:
         """0 when all jobs have ended and all tasks are done, 1 when they ended otherwise, None while any is running."""
         if self._code is None and time.monotonic() - self._looked > QUEUE_LOOK_S:
             self._looked = time.monotonic()
-            self._code = self._found_in_files() if self._types_again else self._found_in_queue()
+            self._code = self._found_in_files() if self._kind in MOST_AGAIN else self._found_in_queue()
         return self._code
 
     def _found_in_queue(self) -> int | None:
@@ -212,13 +178,12 @@ class SlurmRun:
 
     def _found_in_files(self) -> int | None:
         """Where jobs end early: a queue that holds nothing of the run any more, and a run that is done or is not."""
-        layout = RunLayout(self._root)
-        states = queue_states(current_ids(layout)).values()
+        states = queue_states(current_ids(RunLayout(self._root))).values()
         if not all(state.ended and state.state is not QueueState.ENDING for state in states):
             return None
         if self._is_done():
             return 0
-        if self._typed_again == (MOST_AGAIN_BY_RULES if self.cluster.has_rules else MOST_AGAIN):
+        if self._typed_again == MOST_AGAIN[self._kind]:
             return 1
         self._typed_again += 1
         self._type()
@@ -245,3 +210,6 @@ class SlurmRun:
         command = ["sacct", "--duplicates", "--parsable2", "--format=ALL", "--starttime=now-1days", "--endtime=now"]
         with (where / "cluster" / "sacct.txt").open("w") as table:
             subprocess.run(command, stdout=table, check=True)
+
+
+Run = LocalRun | SlurmRun

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
 
     Blow = Callable[[Target, random.Random], "str | None"]
-    """What it hit; None where there is nothing to hit just now."""
 
 LONGEST_TO_NOTICE_S = 240.0
 """Until a controller that has just been restarted, on a busy machine, calls a node down; and until a run whose trainer
@@ -101,8 +101,7 @@ def strike(kind: FaultKind, target: Target, rng: random.Random) -> str | None:
 
 def _signal(find: Callable[[Target], list[psutil.Process]], number: signal.Signals) -> Blow:
     def hit(target: Target, rng: random.Random) -> str | None:
-        found = find(target)
-        if not found:
+        if not (found := find(target)):
             return None
         victim = rng.choice(found)
         os.kill(victim.pid, number)
@@ -170,7 +169,7 @@ def _damage_checkpoint(tear: bool) -> Blow:
             return None
         newest = max(steps)
         file = rng.choice(sorted(p for p in newest.rglob("*") if p.is_file() and p.stat().st_size))
-        _tear(file, rng) if tear else _flip(file, rng)
+        os.truncate(file, rng.randrange(file.stat().st_size)) if tear else _flip(file, rng)
         os.kill(rng.choice(trainers).pid, signal.SIGKILL)
         return str(file.relative_to(target.layout.root))
 
@@ -211,28 +210,21 @@ def _damage_weights(target: Target, version: int, rng: random.Random) -> str | N
 
 
 def _flip(file: Path, rng: random.Random) -> None:
+    place = rng.randrange(file.stat().st_size)
     with file.open("r+b") as stream:
-        place = rng.randrange(file.stat().st_size)
         stream.seek(place)
         byte = stream.read(1)[0]
         stream.seek(place)
         stream.write(bytes([byte ^ (1 << rng.randrange(8))]))
 
 
-def _tear(file: Path, rng: random.Random) -> None:
-    os.truncate(file, rng.randrange(file.stat().st_size))
-
-
 def _fill_disk(target: Target, _: random.Random) -> str | None:
     if target.small_disk is None:
         return None
     filler, before = target.small_disk / "filler", _pauses(target)
-    try:
-        with filler.open("wb") as stream:
-            while True:
-                stream.write(b"\0" * 65536)
-    except OSError:
-        pass  # it is full now
+    with contextlib.suppress(OSError), filler.open("wb") as stream:  # until it is full
+        while True:
+            stream.write(b"\0" * 65536)
     try:
         wait_until(
             lambda: _pauses(target) > before or not target.tasks(*target.focus),
@@ -256,31 +248,22 @@ class SlurmTask:
 
     name: str
     """As scontrol takes it."""
-    job: str
-    """The id of this task alone."""
     node: str
     process: psutil.Process
 
 
-def _slurm_task(target: Target, rng: random.Random) -> SlurmTask | None:
-    found = target.tasks(*target.focus)
-    if not found:
-        return None
-    process = rng.choice(found)
-    variables = process.environ()
-    array, index = variables.get("SLURM_ARRAY_JOB_ID"), variables.get("SLURM_ARRAY_TASK_ID")
-    job = variables["SLURM_JOB_ID"]
-    return SlurmTask(f"{array}_{index}" if array else job, job, variables["SLURMD_NODENAME"], process)
-
-
-def _on_slurm(blow: Callable[[Cluster, SlurmTask], None]) -> Blow:
+def _on_slurm(blow: Callable[[Cluster, SlurmTask], object]) -> Blow:
     """Hit one task of the run that is at work."""
 
     def hit(target: Target, rng: random.Random) -> str | None:
-        task = _slurm_task(target, rng)
-        if target.cluster is None or task is None:
+        found = target.tasks(*target.focus)
+        if target.cluster is None or not found:
             return None
-        blow(target.cluster, task)
+        process = rng.choice(found)
+        variables = process.environ()
+        array, index = variables.get("SLURM_ARRAY_JOB_ID"), variables.get("SLURM_ARRAY_TASK_ID")
+        name = f"{array}_{index}" if array else variables["SLURM_JOB_ID"]
+        blow(target.cluster, task := SlurmTask(name, variables["SLURMD_NODENAME"], process))
         return f"task {task.name} on {task.node}"
 
     return hit
@@ -293,25 +276,16 @@ def _gone(task: SlurmTask, deadline_s: float) -> None:
 
 def _cut_node(cluster: Cluster, task: SlurmTask) -> None:
     """The node returns when Slurm has found out, as after a reboot."""
+    asked = ("sinfo", "--noheader", f"--nodes={task.node}", "--Format=StateComplete")
     assert cluster.onehost("kill-node", task.node).returncode == 0
     try:
         wait_until(
-            lambda: "DOWN" in node_state(cluster, task.node),
+            lambda: "down" in cluster.as_user(*asked).stdout.lower(),
             reason=f"{task.node} to be down",
             deadline_s=LONGEST_TO_NOTICE_S,
         )
     finally:
         assert cluster.onehost("start-node", task.node).returncode == 0
-
-
-def node_state(cluster: Cluster, node: str) -> str:
-    """In Slurm's words, as in ``MIXED+NOT_RESPONDING``."""
-    words = cluster.as_user("scontrol", "show", "node", node, "--oneliner").stdout.split()
-    return next((word for word in words if word.startswith("State=")), "")
-
-
-def _requeue(cluster: Cluster, task: SlurmTask) -> None:
-    cluster.as_user("scontrol", "requeue", task.name)
 
 
 def _preempt(cluster: Cluster, task: SlurmTask) -> None:
@@ -344,26 +318,25 @@ def _kill_daemon(name: str) -> Blow:
     return hit
 
 
-def _in_queue(target: Target) -> list[str]:
-    """The names of the run's jobs in the queue, those of earlier submissions included."""
-    assert target.cluster is not None
-    asked = target.cluster.as_user("squeue", "--noheader", "--format=%j")
-    assert asked.returncode == 0, asked.stderr
-    return [name for name in asked.stdout.splitlines() if name.startswith(f"{target.layout.root.name}.")]
-
-
 def _resubmit(target: Target, _: random.Random) -> str | None:
-    """The user changes their mind twice; after the first time the queue holds nothing of the run."""
-    if target.cluster is None:
+    """The user changes their mind twice; after the first time the queue holds nothing of the run, nor of its earlier
+    submissions.
+    """
+    if (cluster := target.cluster) is None:
         return None
     ids = current_ids(target.layout)
-    cancelled = target.cluster.mrt_hpc("cancel", str(target.layout.root))
+    cancelled = cluster.mrt_hpc("cancel", str(target.layout.root))
     assert cancelled.returncode == 0, cancelled.stderr
-    wait_until(lambda: not target.tasks(*target.focus), reason="the cancelled tasks to leave", deadline_s=60)
-    wait_until(lambda: all(s.ended for s in queue_states(ids).values()), reason="the end of the jobs", deadline_s=60)
-    wait_until(lambda: not _in_queue(target), reason="a queue without jobs of the run", deadline_s=60)
+
+    def is_over() -> bool:
+        queue = cluster.as_user("squeue", "--noheader", "--format=%j")
+        assert queue.returncode == 0, queue.stderr
+        left = [name for name in queue.stdout.splitlines() if name.startswith(f"{target.layout.root.name}.")]
+        return not left and not target.tasks(*target.focus) and all(s.ended for s in queue_states(ids).values())
+
+    wait_until(is_over, reason="a queue without jobs of the run", deadline_s=90)
     again = json.loads((target.layout.root.parent / "submission.json").read_text())
-    sent = target.cluster.mrt_hpc(*again)
+    sent = cluster.mrt_hpc(*again)
     assert sent.returncode == 0, sent.stderr
     return f"jobs {' '.join(ids)}"
 
@@ -386,7 +359,7 @@ _STRIKES = {
     FaultKind.CORRUPT_BASE: _damage_base,
     FaultKind.FULL_DISK: _fill_disk,
     FaultKind.CUT_NODE: _on_slurm(_cut_node),
-    FaultKind.REQUEUE: _on_slurm(_requeue),
+    FaultKind.REQUEUE: _on_slurm(lambda cluster, task: cluster.as_user("scontrol", "requeue", task.name)),
     FaultKind.PREEMPT: _on_slurm(_preempt),
     FaultKind.TIME_LIMIT: _on_slurm(_limit_time),
     FaultKind.KILL_CONTROLLER: _kill_daemon("controller"),

@@ -1,19 +1,17 @@
 """A whole shrunk run under a seeded random schedule of faults, audited afterwards.
 
     python tests/chaos/chaos_run.py --seed 3 --faults 10
-    python tests/chaos/chaos_run.py --seed 4 --faults 10 --slurm partition        # or qos
-    python tests/chaos/chaos_run.py --seed 4 --faults 10 --slurm plain
-    python tests/chaos/chaos_run.py --seed 4 --faults 10 --slurm rules
-    python tests/chaos/chaos_run.py --seed 5 6 7 8 --scenes --slurm partition
+    python tests/chaos/chaos_run.py --seed 4 --faults 10 --slurm partition        # or qos, plain, rules
+    python tests/chaos/chaos_run.py --seed 5 6 7 8 --scenes --slurm partition     # all scenes; or --scenes WORD...
     python tests/chaos/chaos_run.py --seed 9 --faults 5 --slurm partition --set resources.inference.nodes=2
     python tests/chaos/chaos_run.py --seed 1 --set schedule.weight_swap=keep --set schedule.max_staleness=1
     python tests/chaos/chaos_run.py --seed 4 --set schedule.coupling=colocated --set resources.inference.tasks=1
 
 Faults strike at random moments between two events that stay (a group, a checkpoint), so that they hit every phase. As
 root the run lies on a small filesystem of its own, which can be filled; with ``--slurm`` it runs on a one-host cluster
-of its own, which preempts by partition or by QOS. A plain cluster has no accounting and cancels what it preempts; one
-with rules is plain besides, and its plugin writes comments, lets no job start again and shortens limits. On both the
-same command is typed once more where jobs have left the queue before the run is done.
+of its own. A plain cluster has no accounting and cancels what it preempts; one with rules is plain besides, and its
+plugin writes comments, lets no job start again and shortens limits. On both the same command is typed once more where
+jobs have left the queue before the run is done.
 """
 
 from __future__ import annotations
@@ -21,12 +19,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +40,7 @@ from slurm_session import running_cluster
 from mrt_hpc.run.events import PROGRESS, EventKind, read_events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from mrt_hpc.run.layout import RunLayout
 
@@ -61,24 +60,16 @@ NEVER = {"plain": {FaultKind.KILL_ACCOUNTING}, "rules": {FaultKind.KILL_ACCOUNTI
 
 
 @dataclass(frozen=True)
-class Hit:
-    """One fault, when it came."""
+class Strike:
+    """One fault, when it was felt, and how long it took until something was done again that stays."""
 
     kind: FaultKind
     hit: str
     time: float
-    """When it was felt, in seconds since the epoch."""
-
-
-@dataclass(frozen=True)
-class Strike:
-    """One fault, and how long it took until something was done again that stays."""
-
-    kind: FaultKind
-    hit: str
-    started_s: float | None
+    """In seconds since the epoch."""
+    started_s: float | None = None
     """To the next start of a task: what Slurm, or the local backend, takes."""
-    recovered_s: float | None
+    recovered_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +82,11 @@ class Outcome:
     audit: Audit
     exit_code: int
     seconds: float
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the faults had no effect."""
+        return not self.audit.violations and not self.exit_code
 
 
 @contextlib.contextmanager
@@ -110,10 +106,11 @@ def small_disk(mib: int) -> Iterator[Path | None]:
 def run_under_faults(seed: int, count: int, kinds: Sequence[FaultKind], run: Run) -> Outcome:
     """A run from its beginning to its end, with ``count`` faults on the way, each kind before any comes twice."""
     rng = random.Random(seed)
-    schedule = _schedule(rng, kinds, count)
+    rounds = [rng.sample(list(kinds), len(kinds)) for _ in range(count // len(kinds) + 1)]
+    schedule = [kind for kinds_once in rounds for kind in kinds_once][:count]
     due = False
 
-    def next_hit() -> Hit | None:
+    def next_hit() -> Strike | None:
         nonlocal due
         due = due or (bool(schedule) and _moment_has_come(rng, run))
         if not due:
@@ -124,7 +121,7 @@ def run_under_faults(seed: int, count: int, kinds: Sequence[FaultKind], run: Run
             schedule.append(kind)  # nothing to hit just now, and the moment stays: a run that waits for none may end
             return None
         due = False
-        return Hit(kind, hit, _felt(kind, before))
+        return Strike(kind, hit, _felt(kind, before))
 
     return _run_through(seed, run, next_hit)
 
@@ -136,7 +133,7 @@ def run_through_scenes(seed: int, pending: list[Scene], run: Run) -> Outcome:
     """
     rng, done, started = random.Random(seed), -1, -1
 
-    def next_hit() -> Hit | None:
+    def next_hit() -> Strike | None:
         nonlocal done, started
         target = run.target()
         alone = [scene for scene in pending if scene.alone and _starts(target.layout) > started]
@@ -146,15 +143,15 @@ def run_through_scenes(seed: int, pending: list[Scene], run: Run) -> Outcome:
             if (hit := played(scene, target, rng)) is not None:
                 pending.remove(scene)
                 done, started = _progress(target.layout), _starts(target.layout)
-                return Hit(scene.fault, f"{scene}: {hit}", _felt(scene.fault, at))
+                return Strike(scene.fault, f"{scene}: {hit}", _felt(scene.fault, at))
         return None
 
     return _run_through(seed, run, next_hit)
 
 
-def _run_through(seed: int, run: Run, next_hit: Callable[[], Hit | None]) -> Outcome:
+def _run_through(seed: int, run: Run, next_hit: Callable[[], Strike | None]) -> Outcome:
     """A run from its beginning to its end, hit whenever ``next_hit`` finds it right; and its audit."""
-    hits, began = list[Hit](), time.monotonic()
+    hits, began = list[Strike](), time.monotonic()
     run.submit()
     try:
         while run.exit_code() is None and time.monotonic() - began < RUN_DEADLINE_S:
@@ -164,18 +161,19 @@ def _run_through(seed: int, run: Run, next_hit: Callable[[], Hit | None]) -> Out
     finally:
         code = run.end()
     layout = run.target().layout
-    strikes = [Strike(h.kind, h.hit, started_again(layout, h.time), recovery(layout, h.time)) for h in hits]
+    again = frozenset({EventKind.TASK_STARTED})
+    strikes = [
+        replace(
+            hit, started_s=_seconds_to(layout, again, hit.time), recovered_s=_seconds_to(layout, PROGRESS, hit.time)
+        )
+        for hit in hits
+    ]
     return Outcome(seed, run.where, strikes, audit(layout.root), code, time.monotonic() - began)
 
 
 def _felt(kind: FaultKind, before: float) -> float:
     """A time limit is felt when its signal has come, a cancelled run when it is submitted again, the rest at once."""
     return time.time() if kind in (FaultKind.TIME_LIMIT, FaultKind.RESUBMIT) else before
-
-
-def _schedule(rng: random.Random, kinds: Sequence[FaultKind], count: int) -> list[FaultKind]:
-    rounds = [rng.sample(list(kinds), len(kinds)) for _ in range(count // len(kinds) + 1)]
-    return [kind for kinds_once in rounds for kind in kinds_once][:count]
 
 
 def _moment_has_come(rng: random.Random, run: Run) -> bool:
@@ -190,22 +188,12 @@ def _moment_has_come(rng: random.Random, run: Run) -> bool:
     return run.exit_code() is None
 
 
-def _progress(layout: RunLayout) -> int:
-    return sum(event["kind"] in PROGRESS for event in read_events(layout.events))
+def _progress(layout: RunLayout, kinds: Container[EventKind] = PROGRESS) -> int:
+    return sum(event["kind"] in kinds for event in read_events(layout.events))
 
 
 def _starts(layout: RunLayout) -> int:
-    return sum(event["kind"] == EventKind.TASK_STARTED for event in read_events(layout.events))
-
-
-def started_again(layout: RunLayout, at: float) -> float | None:
-    """Seconds from a fault to the next start of a task."""
-    return _seconds_to(layout, frozenset({EventKind.TASK_STARTED}), at)
-
-
-def recovery(layout: RunLayout, at: float) -> float | None:
-    """Seconds from a fault to the next thing done that stays."""
-    return _seconds_to(layout, PROGRESS, at)
+    return _progress(layout, (EventKind.TASK_STARTED,))
 
 
 def _seconds_to(layout: RunLayout, kinds: frozenset[EventKind], at: float) -> float | None:
@@ -246,62 +234,37 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", choices=[k.name for k in FaultKind])
     parser.add_argument("--slurm", choices=sorted(CLUSTERS), help="on a one-host cluster of this kind")
     parser.add_argument(
-        "--scenes",
-        nargs="*",
-        metavar="WORDS",
-        help="each fault against each role at each phase, on Slurm; or those named",
+        "--scenes", nargs="*", metavar="WORD", help="each fault at each phase, on Slurm; or those named"
     )
     parser.add_argument("--set", action="append", default=[], help="a further change of the recipe")
     parser.add_argument("--keep", type=Path, help="where to copy run directories with violations")
     arguments = parser.parse_args()
-    kinds = [FaultKind[name] for name in arguments.kinds or ()]
     outcomes: list[Outcome] = []
-    pending = named_scenes(arguments.scenes)
+    pending = [] if arguments.scenes is None else scenes(arguments.scenes)
     for seed in arguments.seed:
-        with small_disk(DISK_MIB) as disk, prepared(arguments, disk) as run, kept(arguments.keep, seed, run, outcomes):
-            possible_ones = kinds or possible(
+        with small_disk(DISK_MIB) as disk, prepared(arguments, disk) as run:
+            kinds = [FaultKind[name] for name in arguments.kinds or ()] or possible(
                 slurm=arguments.slurm is not None,
                 disk=disk is not None,
-                ray=spans_nodes(arguments.set),
+                ray=any(re.fullmatch("resources.inference.nodes=([2-9]|1.+)", change) for change in arguments.set),
                 never=NEVER.get(arguments.slurm, ()),
             )
-            outcomes.append(
-                run_through_scenes(seed, pending, run)
-                if arguments.scenes is not None
-                else run_under_faults(seed, arguments.faults, possible_ones, run)
-            )
-            tell(outcomes)
+            outcome = None
+            try:
+                if arguments.scenes is None:
+                    outcome = run_under_faults(seed, arguments.faults, kinds, run)
+                else:
+                    outcome = run_through_scenes(seed, pending, run)
+            finally:
+                if arguments.keep is not None and (outcome is None or not outcome.is_good):
+                    run.keep(arguments.keep / f"seed{seed}")
+            outcomes.append(outcome)
+            print(table(outcomes), *outcome.audit.violations, sep="\n  ", flush=True)
+            for s in outcome.strikes:
+                recovered = "no work after it" if s.recovered_s is None else f"{s.recovered_s:.1f} s"
+                print(f"  {s.kind}: {s.hit}, {recovered}", flush=True)
     print(*(f"not played: {scene}" for scene in pending), sep="\n")
-    return not all(map(is_good, outcomes))
-
-
-def spans_nodes(changes: Sequence[str]) -> bool:
-    """Whether a changed recipe has inference tasks of several nodes, and so a Ray cluster in each."""
-    return any(change.startswith("resources.inference.nodes=") and not change.endswith("=1") for change in changes)
-
-
-def named_scenes(words: Sequence[str] | None) -> list[Scene]:
-    """Those whose names hold one of the words; all where there is no word, none where scenes were not asked for."""
-    if words is None:
-        return []
-    return [scene for scene in scenes() if not words or any(word in str(scene) for word in words)]
-
-
-def is_good(outcome: Outcome) -> bool:
-    """Whether the faults would have no effect."""
-    return not outcome.audit.violations and not outcome.exit_code
-
-
-@contextlib.contextmanager
-def kept(where: Path | None, seed: int, run: Run, outcomes: Sequence[Outcome]) -> Iterator[None]:
-    """Copy what tells of a run unless all went well in the block."""
-    before = len(outcomes)
-    try:
-        yield
-    finally:
-        well = len(outcomes) > before and is_good(outcomes[-1])
-        if where is not None and not well:
-            run.keep(where / f"seed{seed}")
+    return not all(outcome.is_good for outcome in outcomes)
 
 
 @contextlib.contextmanager
@@ -313,16 +276,6 @@ def prepared(arguments: argparse.Namespace, disk: Path | None) -> Iterator[Run]:
         else:
             cluster = stack.enter_context(running_cluster(CLUSTERS[arguments.slurm], own=True))
             yield SlurmRun(cluster, disk, tuple(arguments.set))
-
-
-def tell(outcomes: Sequence[Outcome]) -> None:
-    """The table so far, and what happened to the last run."""
-    print(table(outcomes), flush=True)
-    for violation in outcomes[-1].audit.violations:
-        print(f"  {violation}")
-    for s in outcomes[-1].strikes:
-        recovered = "no work after it" if s.recovered_s is None else f"{s.recovered_s:.1f} s"
-        print(f"  {s.kind}: {s.hit}, {recovered}", flush=True)
 
 
 if __name__ == "__main__":

@@ -22,16 +22,13 @@ from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from chaos_target import Target
 
     from mrt_hpc.run.layout import RunLayout
 
-COMMANDED = (FaultKind.KILL_TASK, FaultKind.CUT_NODE, FaultKind.PREEMPT, FaultKind.REQUEUE)
-"""For phases that last long enough for one of Slurm's commands."""
-PRECISE = (FaultKind.KILL_TASK,)
 SNIPE_S = 1.0
 
 
@@ -49,8 +46,16 @@ class Phase(StrEnum):
     PUBLISHING = "publishing weights"
 
 
-BRIEF = frozenset({Phase.COMMITTING, Phase.LOADING, Phase.STEPPING, Phase.SAVING, Phase.PUBLISHING})
-"""Phases of milliseconds."""
+BRIEF = (Phase.COMMITTING, Phase.LOADING, Phase.STEPPING, Phase.SAVING, Phase.PUBLISHING)
+"""Phases of milliseconds: too short for one of Slurm's commands."""
+PHASES = {
+    "prepare": (Phase.ANY,),
+    "trainer": (Phase.STARTING, Phase.WAITING, Phase.STEPPING, Phase.SAVING, Phase.PUBLISHING),
+    "inference": (Phase.STARTING, Phase.SAMPLING, Phase.COMMITTING, Phase.LOADING),
+    "evaluation": (Phase.STARTING, Phase.SAMPLING),
+    "report": (Phase.ANY,),
+}
+COMMANDED = (FaultKind.CUT_NODE, FaultKind.PREEMPT, FaultKind.REQUEUE)
 
 
 @dataclass(frozen=True)
@@ -70,22 +75,16 @@ class Scene:
         return f"{self.role}, {self.phase}: {self.fault}"
 
 
-def scenes() -> list[Scene]:
-    """All of them."""
-    return [
-        *_each("prepare", COMMANDED, Phase.ANY),
-        *_each("trainer", COMMANDED, Phase.STARTING, Phase.WAITING),
-        *_each("trainer", PRECISE, Phase.STEPPING, Phase.SAVING, Phase.PUBLISHING),
-        *_each("inference", COMMANDED, Phase.STARTING, Phase.SAMPLING),
-        *_each("inference", PRECISE, Phase.COMMITTING, Phase.LOADING),
-        *_each("evaluation", COMMANDED, Phase.STARTING, Phase.SAMPLING),
-        *(Scene(role, Phase.ANY, FaultKind.TIME_LIMIT) for role in ("trainer", "inference", "evaluation")),
-        *_each("report", COMMANDED, Phase.ANY),
+def scenes(words: Sequence[str] = ()) -> list[Scene]:
+    """All of them, or those whose names hold one of the words."""
+    found = [
+        Scene(role, phase, fault)
+        for role, phases in PHASES.items()
+        for phase in phases
+        for fault in (FaultKind.KILL_TASK, *(() if phase in BRIEF else COMMANDED))
     ]
-
-
-def _each(role: str, faults: tuple[FaultKind, ...], *phases: Phase) -> Iterator[Scene]:
-    return (Scene(role, phase, fault) for phase in phases for fault in faults)
+    found += [Scene(role, Phase.ANY, FaultKind.TIME_LIMIT) for role in ("trainer", "inference", "evaluation")]
+    return [scene for scene in found if not words or any(word in str(scene) for word in words)]
 
 
 def played(scene: Scene, target: Target, rng: random.Random) -> str | None:
@@ -114,9 +113,12 @@ def _sniped(scene: Scene, target: Target, rng: random.Random) -> str | None:
     return f"process {victim.pid}"
 
 
+# -- phases, as the files show them ------------------------------------------------------------------------------------
+
+
 def _starting(role: str, layout: RunLayout) -> bool:
     """The newest attempt of the role has said nothing but that it started."""
-    mine = _of_newest_attempt(role, layout)
+    mine = next(reversed(attempts(role, layout)), [])
     return bool(mine) and set(mine) <= {EventKind.TASK_STARTED, EventKind.SET_ASIDE}
 
 
@@ -125,10 +127,6 @@ def _sampling(role: str, layout: RunLayout) -> bool:
     over = {EventKind.TASK_ENDED, *((EventKind.SHARD_COMMITTED,) if role == "evaluation" else ())}
     serving = [said for said in attempts(role, layout) if EventKind.SERVER_STARTED in said and over.isdisjoint(said)]
     return bool(serving) and (role == "evaluation" or bool(_leased(layout)))
-
-
-def _waiting(_: str, layout: RunLayout) -> bool:
-    return not _starting("trainer", layout) and bool(_leased(layout))
 
 
 def _stepping(_: str, layout: RunLayout) -> bool:
@@ -148,11 +146,6 @@ def _leased(layout: RunLayout) -> set[str]:
     newest = max(published_versions(layout), default=0)
     complete = {f"{position:05d}" for position in complete_groups(layout.groups(newest))}
     return {path.stem for path in list_directory(layout.leases(newest)) if not is_temporary(path)} - complete
-
-
-def _of_newest_attempt(role: str, layout: RunLayout) -> list[str]:
-    """Kinds of the events of the attempt that started last."""
-    return next(reversed(attempts(role, layout)), [])
 
 
 def attempts(role: str, layout: RunLayout) -> list[list[str]]:
@@ -183,9 +176,9 @@ def _unfinished(find: Callable[[RunLayout], Path]) -> Callable[[str, RunLayout],
 
 
 _CONDITIONS: dict[Phase, Callable[[str, RunLayout], bool]] = {
-    Phase.ANY: lambda role, layout: bool(_of_newest_attempt(role, layout)),
+    Phase.ANY: lambda role, layout: bool(attempts(role, layout)),
     Phase.STARTING: _starting,
-    Phase.WAITING: _waiting,
+    Phase.WAITING: lambda _, layout: not _starting("trainer", layout) and bool(_leased(layout)),
     Phase.SAMPLING: _sampling,
     Phase.COMMITTING: _unfinished(lambda layout: layout.groups(max(published_versions(layout), default=0))),
     Phase.LOADING: _loading,

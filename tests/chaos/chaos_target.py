@@ -58,19 +58,15 @@ class Target:
     def ray_processes(self) -> list[psutil.Process]:
         """What the Ray nodes of tasks of several nodes have started."""
         below = [child for task in self.tasks("inference") for child in children(task)]
-        return [child for child in below if _name(child).startswith(RAY)]
+        return [child for child in below if name_of(child).startswith(RAY)]
 
     def _is_task(self, words: list[str], roles: tuple[str, ...]) -> bool:
         python = bool(words) and Path(words[0]).name.startswith("python")
         mine = any(word.startswith(str(self.layout.root)) for word in words)
         of_role = any(word == role or word.endswith((f".{role}", f"/{role}")) for word in words for role in roles)
-        of_role |= "trainer" in roles and _trains_colocated(words)
+        if "trainer" in roles and "inference" not in words:  # the one that samples for a colocated task names its role
+            of_role |= any(word.endswith((".colocated", "/colocated")) for word in words)
         return python and mine and of_role and any(module in words for module in STARTED_BY)
-
-
-def _trains_colocated(words: list[str]) -> bool:
-    """Whether a process is a rank of a colocated task; the one that samples for it names its role."""
-    return any(word.endswith((".colocated", "/colocated")) for word in words) and "inference" not in words
 
 
 def _words(process: psutil.Process) -> list[str]:
@@ -80,7 +76,8 @@ def _words(process: psutil.Process) -> list[str]:
         return []
 
 
-def _name(process: psutil.Process) -> str:
+def name_of(process: psutil.Process) -> str:
+    """Empty for one that has ended."""
     try:
         return process.name()
     except psutil.Error:

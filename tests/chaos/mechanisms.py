@@ -61,36 +61,19 @@ class Mechanism:
             ValueError: its code does not stand there exactly once.
         """
         _, colon, function = self.where.partition(":")
-        found = places(source, function, self.code) if colon else text_places(source, self.code)
+        if not colon:
+            found = [(n, n + len(self.code), 0) for n in range(len(source)) if source.startswith(self.code, n)]
+        else:
+            found = list(places(source, function, self.code))
         if len(found) != 1:
             raise ValueError(f"{self.name}: {self.code!r} stands {len(found)} times in {self.where}")
-        return found[0].replaced(source, self.instead)
+        ((start, end, indent),) = found
+        text = textwrap.indent(self.instead.rstrip("\n"), " " * indent).lstrip(" ") if indent else self.instead
+        return source[:start] + text + source[end:]
 
 
-@dataclass(frozen=True)
-class Place:
-    """A part of a file, in bytes."""
-
-    start: int
-    end: int
-    indent: int
-    """Columns before the first line of code that takes its place."""
-
-    def replaced(self, source: str, text: str) -> str:
-        """The file with other code there."""
-        data = source.encode()
-        lines = textwrap.indent(text.rstrip("\n"), " " * self.indent).lstrip(" ") if self.indent else text
-        return (data[: self.start] + lines.encode() + data[self.end :]).decode()
-
-
-def text_places(source: str, code: str) -> list[Place]:
-    """Where a text stands in a script."""
-    starts = [n for n in range(len(source)) if source.startswith(code, n)]
-    return [Place(len(source[:n].encode()), len(source[: n + len(code)].encode()), 0) for n in starts]
-
-
-def places(source: str, function: str, code: str) -> list[Place]:
-    """Where an expression, or some statements, stand in a function.
+def places(source: str, function: str, code: str) -> Iterator[tuple[int, int, int]]:
+    """Where an expression, or some statements, stand in a function: start, end, and the columns before statements.
 
     Args:
         source: of the module.
@@ -102,40 +85,35 @@ def places(source: str, function: str, code: str) -> list[Place]:
     """
     body: ast.AST = ast.parse(source)
     for name in filter(None, function.split(".")):
-        named = [n for n in ast.walk(body) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
-        body = next((n for n in named if n.name == name), ast.Pass())
-    if isinstance(body, ast.Pass):
-        raise ValueError(f"no function {function}")
-    wanted = ast.parse(code).body
-    offsets = [0]
-    for line in source.encode().splitlines(keepends=True):
-        offsets.append(offsets[-1] + len(line))
-    return [_place(first, last, offsets) for first, last in _matches(body, wanted)]
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        named = [n for n in ast.walk(body) if isinstance(n, kinds) and n.name == name]
+        if not named:
+            raise ValueError(f"no function {function}")
+        body = named[0]
+    wanted, lines = ast.parse(code).body, source.splitlines(keepends=True)
+
+    def at(line: int, column: int) -> int:
+        return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
+
+    for first, last in matches(body, wanted):
+        indent = first.col_offset if isinstance(first, ast.stmt) else 0
+        yield at(first.lineno, first.col_offset), at(last.end_lineno or 0, last.end_col_offset or 0), indent
 
 
-def _matches(body: ast.AST, wanted: list[ast.stmt]) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """The first and the last node of each match."""
-    if len(wanted) == 1 and isinstance(wanted[0], ast.Expr):
-        expression = ast.dump(wanted[0].value)
-        statements = [n for n in ast.walk(body) if isinstance(n, ast.Expr)]
-        yield from ((n, n) for n in statements if ast.dump(n.value) == expression)
-        inner = {id(n.value) for n in statements}
-        others = (n for n in ast.walk(body) if isinstance(n, ast.expr) and id(n) not in inner)
-        yield from ((n, n) for n in others if ast.dump(n) == expression)
-        return
+def matches(body: ast.AST, wanted: list[ast.stmt]) -> Iterator[tuple[ast.stmt | ast.expr, ast.stmt | ast.expr]]:
+    """The first and the last node of each match. An expression that is a statement counts as one."""
     dumps = [ast.dump(statement) for statement in wanted]
     for node in ast.walk(body):
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(node, name, None) or []
-            for n in range(len(block) - len(dumps) + 1) if isinstance(block, list) else ():
+        blocks = [getattr(node, name, None) for name in ("body", "orelse", "finalbody")]
+        for block in (block for block in blocks if isinstance(block, list)):
+            for n in range(len(block) - len(dumps) + 1):
                 if [ast.dump(statement) for statement in block[n : n + len(dumps)]] == dumps:
                     yield block[n], block[n + len(dumps) - 1]
-
-
-def _place(first: ast.AST, last: ast.AST, offsets: list[int]) -> Place:
-    start = offsets[first.lineno - 1] + first.col_offset  # type: ignore[attr-defined]
-    end = offsets[last.end_lineno - 1] + last.end_col_offset  # type: ignore[attr-defined]
-    return Place(start, end, first.col_offset if isinstance(first, ast.stmt) else 0)
+    if len(wanted) == 1 and isinstance(wanted[0], ast.Expr):
+        whole = {id(node.value) for node in ast.walk(body) if isinstance(node, ast.Expr)}
+        expression = ast.dump(wanted[0].value)
+        others = (node for node in ast.walk(body) if isinstance(node, ast.expr) and id(node) not in whole)
+        yield from ((node, node) for node in others if ast.dump(node) == expression)
 
 
 def mechanisms() -> list[Mechanism]:

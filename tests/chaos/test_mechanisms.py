@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import ast
+from typing import TYPE_CHECKING
 
 import pytest
 from mechanisms import ROOT, Mechanism, mechanisms
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-@pytest.mark.parametrize("mechanism", mechanisms(), ids=lambda mechanism: mechanism.name)
-def test_each_mechanism_stands_where_the_table_says(mechanism: Mechanism) -> None:
+
+def out_of_date(mechanism: Mechanism) -> Iterator[str]:
+    """What the table says of a mechanism and is not so."""
     file = ROOT / mechanism.file
     before = file.read_text()
-    after = mechanism.taken_out(before)
-    assert after != before
-    if file.suffix == ".py":
-        assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(before))
+    try:
+        after = mechanism.taken_out(before)
+    except ValueError as wrong:
+        yield str(wrong)
+        return
+    if after == before or (file.suffix == ".py" and ast.dump(ast.parse(after)) == ast.dump(ast.parse(before))):
+        yield f"{mechanism.name}: nothing changes"
     for test in mechanism.tests:
-        assert (ROOT / test.partition("::")[0]).is_file(), test
+        path, *names = test.split("::")
+        text = (ROOT / path).read_text() if (ROOT / path).is_file() else ""
+        if not text or any(f"def {name.partition('[')[0]}(" not in text for name in names):
+            yield f"{mechanism.name}: there is no test {test}"
+
+
+def test_each_mechanism_stands_where_the_table_says() -> None:
+    assert [wrong for mechanism in mechanisms() for wrong in out_of_date(mechanism)] == []
 
 
 SOURCE = """
@@ -31,16 +45,16 @@ class Store:
 
 
 @pytest.mark.parametrize(
-    ("where", "code", "instead", "expected"),
+    ("code", "instead", "expected"),
     [
-        ("m:Store.save", "path.exists()", "False", "        if False:  # another was faster"),
-        ("m:Store.save", "write( path )", "pass", "        pass\n        return True"),
-        ("m:Store.save", "write(path)", "erase(path)\nwrite(path)", "        erase(path)\n        write(path)\n"),
-        ("m:Store.save", "if path.exists():\n  return False", "pass", "        pass\n        write(path)"),
+        ("path.exists()", "False", "        if False:  # another was faster"),
+        ("write( path )", "pass", "        pass\n        return True"),
+        ("write(path)", "erase(path)\nwrite(path)", "        erase(path)\n        write(path)\n"),
+        ("if path.exists():\n  return False", "pass", "        pass\n        write(path)"),
     ],
 )
-def test_code_is_found_whatever_its_layout(where: str, code: str, instead: str, expected: str) -> None:
-    assert expected in Mechanism("", "one", where, code, instead, ()).taken_out(SOURCE)
+def test_code_is_found_whatever_its_layout(code: str, instead: str, expected: str) -> None:
+    assert expected in Mechanism("", "one", "m:Store.save", code, instead, ()).taken_out(SOURCE)
 
 
 @pytest.mark.parametrize(

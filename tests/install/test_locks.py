@@ -56,13 +56,13 @@ def _conditional(lock: Path) -> str:
     return "\n" + "\n".join(line for line in lock.read_text().splitlines() if " ; " in line)
 
 
-@pytest.mark.parametrize("file", ["cpu.lock", "cuda.lock", "uv.txt"])
-def test_every_entry_has_the_checksums_of_its_files(file: str) -> None:
-    entries = _entries((REPOSITORY / "env" / file).read_text())
-    assert entries
-    for entry in entries:
-        assert re.match(r"[A-Za-z0-9._-]+==\S+", entry), "an exact version"
-        assert re.search(r"--hash=sha256:[0-9a-f]{64}$", entry, re.MULTILINE), entry
+def test_every_entry_has_the_checksums_of_its_files() -> None:
+    for file in ("cpu.lock", "cuda.lock", "uv.txt"):
+        entries = _entries((REPOSITORY / "env" / file).read_text())
+        assert entries
+        for entry in entries:
+            assert re.match(r"[A-Za-z0-9._-]+==\S+", entry), "an exact version"
+            assert re.search(r"--hash=sha256:[0-9a-f]{64}$", entry, re.MULTILINE), entry
 
 
 def test_torch_has_a_checksum_for_each_python() -> None:
@@ -71,13 +71,11 @@ def test_torch_has_a_checksum_for_each_python() -> None:
     assert entry.count("--hash") == len(PYTHONS)
 
 
-@pytest.mark.parametrize("part", ["nvcc", "crt", "nvrtc", "cccl"])
-def test_cudas_compiler_has_the_version_of_its_headers(part: str) -> None:
+def test_cudas_compiler_has_the_version_of_its_headers() -> None:
     """nvcc refuses headers of another minor version."""
-    versions = dict(
-        re.findall(r"^nvidia-(?:cuda-)?(\w+)==(\d+\.\d+)", (REPOSITORY / "env/cuda.lock").read_text(), re.M)
-    )
-    assert versions[part] == versions["nvvm"] == versions["runtime"]
+    lock = (REPOSITORY / "env/cuda.lock").read_text()
+    versions = dict(re.findall(r"^nvidia-(?:cuda-)?(\w+)==(\d+\.\d+)", lock, re.MULTILINE))
+    assert len({versions[part] for part in ("nvcc", "crt", "nvrtc", "cccl", "nvvm", "runtime")}) == 1
 
 
 def test_the_entry_of_a_package_is_read_whole(tmp_path: Path) -> None:
@@ -95,9 +93,7 @@ def test_a_file_with_another_checksum_is_not_installed(package: str, tmp_path: P
     (tmp_path / "wrong.lock").write_text(entry)
     (tmp_path / "built.lock").write_text(built)
     options = ["--no-deps", "--require-hashes", "--build-constraints", str(tmp_path / "built.lock"), "--no-cache"]
-    command = [str(UV), "pip", "install", *options, "--target", str(tmp_path / "t"), "-r", str(tmp_path / "wrong.lock")]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
-    require_registry(done)
+    done = _uv_install(*options, "--target", str(tmp_path / "t"), "-r", str(tmp_path / "wrong.lock"))
     assert done.returncode != 0
     assert "Hash mismatch" in done.stderr
 
@@ -120,8 +116,11 @@ def _dry_run(
 ) -> subprocess.CompletedProcess[str]:
     wheels_only = ["--only-binary", ":all:", *(word for name in sorted(BUILT_HERE) for word in ("--no-binary", name))]
     options = ["--python-version", python, "--python-platform", platform, "--override", str(overrides), *wheels_only]
-    where = ["--target", str(folder / "nothing"), *source]
-    command = [str(UV), "pip", "install", "--dry-run", *where, *options, "-r", str(lock)]
+    return _uv_install("--dry-run", "--target", str(folder / "nothing"), *source, *options, "-r", str(lock))
+
+
+def _uv_install(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(UV), "pip", "install", *arguments]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
     require_registry(done)
     return done

@@ -28,11 +28,24 @@ ARCH = 'NAME="Arch Linux"\nID=arch\n'
 THIS = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
+BASH = shutil.which("bash")
+
+
 @dataclass(frozen=True)
 class System:
-    """A make-believe system: its programs, and what it says it is."""
+    """A make-believe system: its programs, and what it says it is. It begins without Python, compiler and package
+    manager, and is used by an ordinary user.
+    """
 
     root: Path
+
+    def __post_init__(self) -> None:
+        self.programs.mkdir()
+        for tool in TOOLS:
+            found = shutil.which(tool)
+            assert found, tool
+            (self.programs / tool).symlink_to(found)
+        self.is_(ARCH, 1000)
 
     @property
     def programs(self) -> Path:
@@ -47,20 +60,22 @@ class System:
     def system_python(self) -> Path:
         return self.root / "usr" / "bin" / "python3"
 
-    def program(self, name: str, script: str) -> None:
-        file = self.programs / name
-        file.write_text(f"#!{shutil.which('bash')}\n{script}\n")
+    def program(self, name: str, script: str, folder: Path | None = None) -> None:
+        file = (folder or self.programs) / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        file.write_text(f"#!{BASH}\n{script}\n")
         file.chmod(0o755)
 
-    def user(self, number: int) -> None:
-        self.program("id", f"echo {number}")
+    def is_(self, release: str, user: int = 1000) -> None:
+        """Let it call itself so, and be used by this user."""
+        (self.root / "os-release").write_text(release)
+        self.program("id", f"echo {user}")
 
     def compiler(self) -> None:
-        compiler = shutil.which("g++")
-        assert compiler
-        self.program("g++", f'PATH={os.environ["PATH"]} exec {compiler} "$@"')
+        self.program("g++", f'PATH={os.environ["PATH"]} exec {shutil.which("g++")} "$@"')
 
-    def python(self, *, lacks: tuple[str, ...] = ()) -> None:
+    def python(self, *lacks: str) -> None:
         """This very Python in another place: with what is linked there, and no more."""
         self.system_python.parent.mkdir(parents=True)
         shutil.copy(Path(sys.executable).resolve(), self.system_python)
@@ -76,39 +91,21 @@ class System:
 
     def old_python(self) -> None:
         """As RHEL 9 and SLES 15 have it."""
-        self.system_python.parent.mkdir(parents=True)
-        self.system_python.write_text(f"#!{shutil.which('bash')}\necho 3.9\n")
-        self.system_python.chmod(0o755)
+        self.program("python3", "echo 3.9", self.system_python.parent)
 
     def setup(self, function: str = "need_system cpu", libnuma: str = "libc.so.6") -> subprocess.CompletedProcess[str]:
         where = f"OS_RELEASE={self.root}/os-release SYSTEM_PYTHON={self.system_python} LIBNUMA={libnuma}"
         script = f"set -euo pipefail; . env/common.sh; {where}; {function}"
-        bash = shutil.which("bash")
-        assert bash
         environment = {"PATH": str(self.programs), "HOME": str(self.root)}
+        command = [str(BASH), "-c", script]
         return subprocess.run(
-            [bash, "-c", script],
-            cwd=REPOSITORY,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+            command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60, check=False
         )
 
 
 @pytest.fixture
 def system(tmp_path: Path) -> System:
-    """One without Python, compiler and package manager, used by an ordinary user."""
-    system = System(tmp_path)
-    system.programs.mkdir()
-    for tool in TOOLS:
-        found = shutil.which(tool)
-        assert found, tool
-        (system.programs / tool).symlink_to(found)
-    system.user(1000)
-    (tmp_path / "os-release").write_text(ARCH)
-    return system
+    return System(tmp_path)
 
 
 def test_a_system_that_has_all_is_asked_for_nothing(system: System) -> None:
@@ -118,27 +115,23 @@ def test_a_system_that_has_all_is_asked_for_nothing(system: System) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("release", "asked"),
-    [
-        (DEBIAN, "apt-get install -y --no-install-recommends g++ python3-dev python3-venv;"),
-        (UBUNTU, "apt-get install -y --no-install-recommends g++ python3-dev python3-venv;"),
-        (MINT, "apt-get install -y --no-install-recommends g++ python3-dev python3-venv;"),
-        (ROCKY, "dnf install -y gcc-c++ python3-devel python3-libs;"),
-        (FEDORA, "dnf install -y gcc-c++ python3-devel python3-libs;"),
-        (SLES, f"zypper --non-interactive install gcc-c++ python{THIS.replace('.', '')}-base"),
-        (TUMBLEWEED, f"zypper --non-interactive install gcc-c++ python{THIS.replace('.', '')}-base"),
-    ],
-)
-def test_missing_parts_are_named_as_packages_of_the_system(system: System, release: str, asked: str) -> None:
-    (system.root / "os-release").write_text(release)
-    system.python(lacks=("Python.h", "ensurepip"))
+APT = "apt-get install -y --no-install-recommends "
+ZYPPER = "zypper --non-interactive install gcc-c++ "
+
+
+@pytest.mark.parametrize("release", [DEBIAN, UBUNTU, MINT, ROCKY, FEDORA, SLES, TUMBLEWEED])
+def test_missing_parts_are_named_as_packages_of_the_system(system: System, release: str) -> None:
+    asked = {
+        **dict.fromkeys((DEBIAN, UBUNTU, MINT), f"{APT}g++ python3-dev python3-venv;"),
+        **dict.fromkeys((ROCKY, FEDORA), "dnf install -y gcc-c++ python3-devel python3-libs;"),
+        **dict.fromkeys((SLES, TUMBLEWEED), f"{ZYPPER}python{THIS.replace('.', '')}-base"),
+    }[release]
+    system.is_(release)
+    system.python("Python.h", "ensurepip")
     done = system.setup()
     assert done.returncode == 1
-    assert asked in done.stderr
-    assert "Python.h" in done.stderr
-    assert "uv python install" in done.stderr
-    assert "containers/cuda.def" in done.stderr
+    for words in (asked, "Python.h", "uv python install", "containers/cuda.def"):
+        assert words in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -146,57 +139,42 @@ def test_missing_parts_are_named_as_packages_of_the_system(system: System, relea
     [
         (UBUNTU, "g++ libnuma1 python3.11 python3.11-dev python3.11-venv;"),
         (RHEL, "dnf install -y gcc-c++ numactl-libs python3.11 python3.11-devel python3.11-libs;"),
-        (SLES, "zypper --non-interactive install gcc-c++ libnuma1 python311 python311-base python311-devel;"),
+        (SLES, f"{ZYPPER}libnuma1 python311 python311-base python311-devel;"),
     ],
 )
 def test_beside_an_old_python_a_newer_one_is_asked_for(system: System, release: str, asked: str) -> None:
-    (system.root / "os-release").write_text(release)
+    system.is_(release)
     system.old_python()
     assert asked in system.setup().stderr
 
 
-def test_a_debian_without_python_is_asked_for_its_own(system: System) -> None:
-    (system.root / "os-release").write_text(DEBIAN)
+def test_a_debian_without_python_is_asked_for_its_own_and_an_unknown_system_for_no_package(system: System) -> None:
+    system.is_(DEBIAN)
     assert "g++ libnuma1 python3 python3-dev python3-venv;" in system.setup().stderr
+    system.is_(ARCH)
+    system.python("Python.h")
+    assert "Python's headers (Python.h); a C++ compiler; ask its administrators" in system.setup().stderr
 
 
-def test_an_unknown_system_is_told_what_is_missing_and_no_package(system: System) -> None:
-    system.python(lacks=("Python.h",))
-    done = system.setup()
-    assert "lacks Python's headers (Python.h); a C++ compiler; ask its administrators" in done.stderr
-
-
-def test_root_installs_what_is_missing(system: System) -> None:
-    (system.root / "os-release").write_text(ROCKY)
-    system.user(0)
+@pytest.mark.parametrize("brings", [True, False])
+def test_root_installs_what_is_missing_and_looks_again(system: System, brings: bool) -> None:
+    system.is_(ROCKY, 0)
     system.python()
     compiler = system.programs / "g++"
-    system.program(
-        "dnf", f'echo "$@" > {system.calls}; echo "#!{shutil.which("bash")}" > {compiler}; /bin/chmod +x {compiler}'
-    )
+    made = f'echo "#!{BASH}" > {compiler}; /bin/chmod +x {compiler}' if brings else "true"
+    system.program("dnf", f'echo "$@" > {system.calls}; {made}')
     done = system.setup()
-    assert done.returncode == 0, done.stderr
     assert system.calls.read_text() == "install -y gcc-c++\n"
-
-
-def test_packages_that_do_not_bring_what_is_missing_end_the_setup(system: System) -> None:
-    (system.root / "os-release").write_text(ROCKY)
-    system.user(0)
-    system.python()
-    system.program("dnf", "true")
-    done = system.setup()
-    assert done.returncode == 1
-    assert "lacks a C++ compiler even with gcc-c++" in done.stderr
+    assert done.returncode == (0 if brings else 1), done.stderr
+    assert ("lacks a C++ compiler even with gcc-c++" in done.stderr) is not brings
 
 
 @pytest.mark.parametrize(("release", "package"), [(DEBIAN, "libnuma1"), (ROCKY, "numactl-libs"), (SLES, "libnuma1")])
 def test_libnuma_is_needed_for_the_cpu_environment_alone(system: System, release: str, package: str) -> None:
-    (system.root / "os-release").write_text(release)
+    system.is_(release)
     system.python()
     system.compiler()
-    done = system.setup(libnuma="libnone.so.1")
-    assert "the system lacks the library libnuma; ask for: " in done.stderr
-    assert f" {package};" in done.stderr
+    assert f" {package};" in system.setup(libnuma="libnone.so.1").stderr
     assert system.setup("need_system cuda", libnuma="libnone.so.1").returncode == 0
 
 
@@ -207,71 +185,53 @@ def test_a_compiler_without_its_library_counts_as_missing(system: System) -> Non
 
 
 @pytest.mark.parametrize(
-    ("machine", "glibc", "refused"),
+    ("machine", "kind", "glibc", "refused"),
     [
-        ("x86_64", "2.28", True),
-        ("x86_64", "2.30", True),
-        ("x86_64", "2.31", False),
-        ("x86_64", "2.39", False),
-        ("aarch64", "2.31", True),
-        ("aarch64", "2.34", False),
+        ("x86_64", "cuda", "glibc 2.28", "is glibc 2.28"),
+        ("x86_64", "cuda", "glibc 2.30", "is glibc 2.30"),
+        ("x86_64", "cuda", "glibc 2.31", ""),
+        ("x86_64", "cuda", "glibc 2.39", ""),
+        ("aarch64", "cuda", "glibc 2.31", "is glibc 2.31"),
+        ("aarch64", "cuda", "glibc 2.34", ""),
+        ("x86_64", "cpu", "", "no GNU C library"),
+        ("aarch64", "cpu", "glibc 2.39", "this machine is aarch64"),
+        ("ppc64le", "cuda", "glibc 2.39", "this machine is ppc64le"),
     ],
 )
-def test_a_c_library_without_wheels_is_refused(system: System, machine: str, glibc: str, refused: bool) -> None:
-    on(system, machine)
-    system.program("getconf", f"echo glibc {glibc}")
-    done = system.setup("need_machine cuda")
-    assert bool(done.returncode) is refused
-    assert (f"is glibc {glibc}" in done.stderr) is refused
-    assert ("containers/cuda.def" in done.stderr) is refused
-
-
-def test_another_c_library_or_processor_is_refused(system: System) -> None:
-    assert "no GNU C library" in system.setup("need_machine cpu").stderr  # no getconf, or one that knows no such name
-    on(system, "aarch64")
-    assert "this machine is aarch64" in system.setup("need_machine cpu").stderr
-    on(system, "ppc64le")
-    assert "this machine is ppc64le" in system.setup("need_machine cuda").stderr
-
-
-def on(system: System, machine: str) -> None:
-    """Let the machine have a processor of this kind."""
-    (system.programs / "uname").unlink()
+def test_a_c_library_or_processor_without_wheels_is_refused(
+    system: System, machine: str, kind: str, glibc: str, refused: str
+) -> None:
     system.program("uname", f"echo {machine}")
+    if glibc:
+        system.program("getconf", f"echo {glibc}")
+    done = system.setup(f"need_machine {kind}")
+    assert bool(done.returncode) is bool(refused)
+    assert refused in done.stderr
+    assert "containers/cuda.def" in done.stderr or not refused.startswith("is glibc")
 
 
 def test_an_environment_of_another_python_is_not_taken_for_one_of_ours(system: System) -> None:
     system.old_python()
-    python = system.root / "old" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to(system.system_python)
+    system.program("python", "echo 3.9", system.root / "old" / "bin")
     assert "old has Python 3.9" in system.setup(f"VENV={system.root}/old; ensure_venv").stderr
 
 
 @pytest.mark.parametrize(("wanted", "packages"), [("browser", "chromium chromium-driver"), ("sandbox", "bubblewrap")])
-@pytest.mark.parametrize(
-    ("release", "user", "installs"), [(DEBIAN, 0, True), (DEBIAN, 1000, False), (UBUNTU, 0, False)]
-)
 def test_what_some_tests_need_is_installed_on_debian_or_its_absence_told(
-    system: System, release: str, user: int, installs: bool, wanted: str, packages: str
+    system: System, wanted: str, packages: str
 ) -> None:
     """Ubuntu's package chromium is none, but a snap."""
-    (system.root / "os-release").write_text(release)
-    system.user(user)
     system.program("apt-get", f'echo "$@" >> {system.calls}')
-    done = system.setup(f"want_{wanted}")
-    assert done.returncode == 0, done.stderr
-    called = system.calls.read_text() if system.calls.exists() else ""
-    assert (f"install -y --no-install-recommends {packages}" in called) == installs
-    assert ("will be skipped" in done.stderr) != installs
-
-
-@pytest.mark.parametrize("wanted", ["browser", "sandbox"])
-def test_where_it_is_required_its_absence_ends_the_setup(system: System, wanted: str) -> None:
-    (system.root / "os-release").write_text(UBUNTU)
-    done = system.setup(f"MRT_HPC_TEST_{wanted.upper()}=required; want_{wanted}")
-    assert done.returncode != 0
-    assert "forbids to skip them" in done.stderr
+    for release, user, installs in ((DEBIAN, 0, True), (DEBIAN, 1000, False), (UBUNTU, 0, False)):
+        system.calls.unlink(missing_ok=True)
+        system.is_(release, user)
+        done = system.setup(f"want_{wanted}")
+        assert done.returncode == 0, done.stderr
+        called = system.calls.read_text() if system.calls.exists() else ""
+        assert (f"install -y --no-install-recommends {packages}" in called) == installs
+        assert ("will be skipped" in done.stderr) != installs
+    required = system.setup(f"MRT_HPC_TEST_{wanted.upper()}=required; want_{wanted}")
+    assert required.returncode != 0 and "forbids to skip them" in required.stderr
 
 
 @pytest.mark.parametrize(
@@ -285,8 +245,6 @@ def test_where_it_is_required_its_absence_ends_the_setup(system: System, wanted:
 )
 def test_the_cache_of_uv_stays_out_of_the_home(system: System, asked: str, chosen: str, used: str) -> None:
     venv = system.root / "venv"
-    (venv / "bin").mkdir(parents=True)
-    (venv / "bin" / "uv").write_text(f"#!{shutil.which('bash')}\necho {asked.format(home=system.root)}\n")
-    (venv / "bin" / "uv").chmod(0o755)
+    system.program("uv", f"echo {asked.format(home=system.root)}", venv / "bin")
     done = system.setup(f"UV_CACHE_DIR={chosen}; VENV={venv}; keep_cache_off_home; echo $UV_CACHE_DIR")
     assert (done.returncode, done.stdout.strip()) == (0, used.format(venv=venv)), done.stderr

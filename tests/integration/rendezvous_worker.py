@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 DEADLINE_S = 120.0
-PROOF_TIMEOUT_S = 15.0
+PROOF_TIMEOUT_S = 10.0
 
 
 def what_fails(action: Callable[[], object]) -> str:

@@ -1,25 +1,21 @@
-"""`tests/benchmarks/bench_trainer_gpu.py` on a CPU with DeepSpeed: whole updates, also after one that broke off."""
+"""`tests/benchmarks/bench_trainer_gpu.py` on a CPU with DeepSpeed: whole updates, also after one that broke off. (Its
+tables: ``test_first_day.py``.)
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import bench_trainer_gpu as bench
 import pytest
 import torch
-from conftest import ROOT
 from paper_sequences import SMALLER, batches_of, branched, config_of, sampled
 
 from mrt_hpc.training.accelerator import deepspeed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from mrt_hpc.training.micro_batch import MicroBatch
 
@@ -115,21 +111,3 @@ def test_an_update_is_broken_off_between_micro_batches_when_its_time_is_over() -
     assert (result.problem, result.seconds) == ("broken off at the end of its time", [])
     assert trainer.engine.module is not module
     trainer.drop()
-
-
-def test_it_ends_with_a_table_for_each_set(tmp_path: Path) -> None:
-    output = tmp_path / "updates.json"
-    command = [sys.executable, str(ROOT / "tests/benchmarks/bench_trainer_gpu.py"), "--shape", "tiny"]
-    command += ["--device", "cpu", "--sequences", "4", "--rounds", "2", "--seconds", "120", "--peak-tflops", "1"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [*command, "--output", str(output)], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith("# Updates on CPU: tiny with 2 layers, bfloat16") and "MFU = FLOPs" in ended.stdout
-    rows = [line for line in ended.stdout.splitlines() if line.startswith("| ") and "tokens/s" not in line]
-    assert len(rows) == 2 * len(bench.VARIANTS)
-    measured = json.loads(output.read_text())
-    assert all(len(r["seconds"]) == 2 for results in measured.values() for r in results)
-    shared, packed = measured["branches"][-1], measured["branches"][-2]
-    assert shared["flops"] < 0.6 * packed["flops"]

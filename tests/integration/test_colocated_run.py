@@ -15,16 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 from chaos_backends import ROOT, started, submit_command
 from chaos_target import Target
+from conftest import task_in
+from families import assert_gone
 from slurm_verifier import HELD_FROM, HELD_S, HELD_UNTIL
 
-from mrt_hpc.attempt.entry import load_task
-from mrt_hpc.attempt.placement import Placement
-from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.task.context import Companion
 from mrt_hpc.run.archive import read_sampled
@@ -37,13 +34,16 @@ from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.turns import Turn
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import publish
-from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import psutil
+
     from mrt_hpc.roles.trainer import Trainer
     from mrt_hpc.training.rendezvous import Ranks
+
+    Killed = tuple[RunLayout, list[str]]
 
 ITERATIONS, GROUPS = 2, 4
 JOB = "segment-000.colocated"
@@ -62,7 +62,7 @@ DEADLINE_S = 400
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLayout, list[str]]:
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
     """A run whose sampling process was killed in iteration 0, and whose trainer was killed after it; and what the
     record of the task said after the first of these.
     """
@@ -91,8 +91,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLayout, list[st
         family = [*target.tasks("inference"), *target.servers()]
         _kill(target.tasks("trainer"))
         release.touch()
-        what = "the sampling process and its server to end with the trainer"
-        wait_until(lambda: all(map(_has_ended, family)), reason=what, deadline_s=120)
+        assert_gone(family)
         assert process.wait(DEADLINE_S) == 0
     finally:
         if process.poll() is None:
@@ -101,38 +100,34 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLayout, list[st
     return layout, messages
 
 
-def _has_ended(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
 def _kill(processes: list[psutil.Process]) -> None:
     assert len(processes) == 1
     processes[0].kill()
 
 
-def test_a_segment_is_one_task_and_ends_well(killed: tuple[RunLayout, list[str]]) -> None:
+def test_a_segment_is_one_task_and_ends_well(killed: Killed) -> None:
     layout, _ = killed
     assert read_task(layout, JOB, 0).state is TaskState.DONE
     assert layout.report.is_file()
     assert {path.name for path in (layout.root / "tasks").iterdir()} == {"prepare", JOB, "report"}
 
 
-def test_the_task_fails_with_its_sampling_process_and_says_why(killed: tuple[RunLayout, list[str]]) -> None:
+def test_the_task_fails_with_its_sampling_process_and_says_why(killed: Killed) -> None:
     _, messages = killed
     assert "the process that samples for this task has ended with exit code -9" in messages[-1]
 
 
-def test_no_group_is_sampled_twice_and_no_iteration_is_lost(killed: tuple[RunLayout, list[str]]) -> None:
+def test_no_group_is_sampled_twice_and_no_iteration_is_lost(killed: Killed) -> None:
     layout, _ = killed
     events = read_events(layout.events)
-    committed = Counter((e["iteration"], e["position"]) for e in events if e["kind"] == EventKind.SHARD_COMMITTED)
+    committed = Counter((e["iteration"], e["position"]) for e in events if e["kind"] == EventKind.GROUP_COMMITTED)
     assert max(committed.values()) == 1
-    assert not [e for e in events if e["kind"] == EventKind.SHARD_DISCARDED]
+    assert not [e for e in events if e["kind"] == EventKind.GROUP_DISCARDED]
     assert layout.metrics(ITERATIONS - 1).is_file()
     assert layout.weights_version(ITERATIONS).is_dir()
 
 
-def test_what_is_trained_is_what_any_coupling_samples(killed: tuple[RunLayout, list[str]]) -> None:
+def test_what_is_trained_is_what_any_coupling_samples(killed: Killed) -> None:
     """The problems of each iteration, each sampled by the weights of that iteration (max_staleness is 0)."""
     layout, _ = killed
     problems = read_problems(layout.train_data)
@@ -144,7 +139,7 @@ def test_what_is_trained_is_what_any_coupling_samples(killed: tuple[RunLayout, l
             assert {rollout.weights_version for rollout in group.rollouts} == {iteration}
 
 
-def test_no_attempt_leaves_a_file_of_turns(killed: tuple[RunLayout, list[str]]) -> None:
+def test_no_attempt_leaves_a_file_of_turns(killed: Killed) -> None:
     """Not even one that was killed, as the next one removes it."""
     layout, _ = killed
     started = [e for e in read_events(layout.events, EventKind.TASK_STARTED) if e["job"] == JOB]
@@ -181,13 +176,12 @@ def trainer_beside(tmp_path: Path, holder: subprocess.Popen[bytes]) -> Trainer:
     from mrt_hpc.roles.training.artifacts import TrainingArtifacts
     from mrt_hpc.roles.training.iteration_data import iteration_readers
 
-    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "quickstart.yaml", SMALL)
-    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
+    task = task_in(tmp_path / "run", load_recipe(ROOT / "recipes" / "quickstart.yaml", SMALL), JOB)
+    layout = task.layout
     publish(layout, 0, lambda directory: (directory / "model.safetensors").touch())
     for position in range(GROUPS):
         commit_group(layout.group(0, position), Sampled(rollouts=[], statistics=NOTHING))
     companion = Companion(holder, tmp_path / "log")
-    task = load_task(layout, JOB, 0, Placement(0, 1, 0, "a"))
     task = replace(task, turn=Turn(tmp_path / "turn"), companion=companion)
     engine, readers = None, iteration_readers(task)
     artifacts = TrainingArtifacts(task, engine, saved=0)  # type: ignore[arg-type]

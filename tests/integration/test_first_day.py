@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from bench_trainer_gpu import VARIANTS
 from conftest import ROOT
 from steps.engines import digest
 
@@ -34,11 +36,6 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def parts(step: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the parts of a step have found."""
-    return list(step["parts"].values())
-
-
 def test_each_step_ends_or_says_why_not(steps: dict[str, Any]) -> None:
     ended = {name: step["status"] for name, step in steps.items()}
     assert ended == dict.fromkeys(STEPS, "done") | {"spinning": "skipped"}
@@ -46,32 +43,33 @@ def test_each_step_ends_or_says_why_not(steps: dict[str, Any]) -> None:
 
 
 def test_every_way_of_attention_is_as_near_to_32_bits_as_rounding(steps: dict[str, Any]) -> None:
-    compared = [part for part in parts(steps["attention"]) if "nats_max" in part]
+    compared = [part for part in steps["attention"]["parts"].values() if "nats_max" in part]
     assert len(compared) == 2 * 3 * 6  # kernels, kinds of models, ways
     assert max(part["gradient_error"] for part in compared) < 0.03
     assert max(part["nats_max"] for part in compared) < 0.1
     assert all(part.get("same_bits_again", True) for part in compared)
-    lone = [part for part in parts(steps["attention"]) if "output_error" in part]
+    lone = [part for part in steps["attention"]["parts"].values() if "output_error" in part]
     assert max(max(part["output_error"], *part["gradient_error"]) for part in lone) < 0.02
 
 
 def test_parked_engines_come_back_to_the_bit(steps: dict[str, Any]) -> None:
-    turns = [turn for part in parts(steps["parking"]) for turn in part["turns"]]
+    turns = [turn for part in steps["parking"]["parts"].values() for turn in part["turns"]]
     assert len(turns) == 9 and all(turn["same_bits"] and turn["parked_gib"] > 0 for turn in turns)
 
 
-def test_the_benchmark_has_the_stages_of_the_recipes(steps: dict[str, Any]) -> None:
+def test_the_benchmark_has_a_table_for_each_stage_and_set_of_the_recipes(steps: dict[str, Any]) -> None:
     measured = steps["benchmark"]["parts"]
     assert {stage: list(part["updates"]) for stage, part in measured.items()} == {
         "stage 2": ["traces", "branches"],
         "stage 3": ["traces"],
     }
-    assert all(
-        variant["seconds"] and not variant["problem"]
-        for part in measured.values()
-        for variants in part["updates"].values()
-        for variant in variants
-    )
+    for part in measured.values():
+        variants = [variant for of_set in part["updates"].values() for variant in of_set]
+        assert all(variant["seconds"] and not variant["problem"] for variant in variants)
+        rows = [line for line in part["tables"] if line.startswith("| ") and "tokens/s" not in line]
+        assert len(rows) == len(variants) == len(part["updates"]) * len(VARIANTS)
+    *_, packed, shared = measured["stage 2"]["updates"]["branches"]
+    assert shared["flops"] < 0.7 * packed["flops"]
 
 
 def test_a_resumed_trainer_has_the_bits_that_were_saved(steps: dict[str, Any]) -> None:
@@ -85,8 +83,7 @@ def test_a_digest_changes_with_any_bit(count: int) -> None:
     values = torch.arange(count, dtype=torch.uint8)
     before = digest(values)
     assert digest(values.clone()) == before
-    for place in range(count):
-        for bit in range(8):
-            changed = values.clone()
-            changed[place] ^= 1 << bit
-            assert digest(changed) != before
+    for place, bit in product(range(count), range(8)):
+        changed = values.clone()
+        changed[place] ^= 1 << bit
+        assert digest(changed) != before

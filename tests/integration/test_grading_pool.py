@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from conftest import ROOT
 from graded import grade_all
 
 from mrt_hpc.domains import grader_queue
@@ -59,15 +60,13 @@ def grade_with_times(pool: GraderPool, pairs: list[Pair]) -> list[tuple[Verdict,
 
 
 def test_right_and_wrong_answers(pool: GraderPool) -> None:
+    """A strict pool wants the value and not the way to it."""
     pairs = [("\\frac{1}{2}", "0.5"), ("0.5", "\\frac{2}{3}"), ("42", "42"), ("41", "42"), (None, "1"), ("  ", "1")]
     verdicts = grade_all(pool, pairs)
     assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
     assert [verdict.status for verdict in verdicts[-2:]] == [VerdictStatus.NO_ANSWER] * 2
-
-
-def test_a_strict_pool_wants_the_value_and_not_the_way_to_it() -> None:
     with GraderPool(MathVerifier(strict=True), processes=1) as strict:
-        pairs: list[Pair] = [("10!", "3628800"), ("3628800", "3628800"), ("\\frac{2}{4}", "\\frac{1}{2}")]
+        pairs = [("10!", "3628800"), ("3628800", "3628800"), ("\\frac{2}{4}", "\\frac{1}{2}")]
         assert [verdict.reward for verdict in grade_all(strict, pairs)] == [0.0, 1.0, 1.0]
 
 
@@ -172,11 +171,9 @@ def test_a_hung_or_malformed_answer_is_logged_once_with_its_beginning(
         again = grade_all(pool, [(hung, "7")])
     assert [v.status for v in verdicts] == [VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED, VerdictStatus.TIMED_OUT]
     assert again == verdicts[:1]
-    messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == 2
-    for answer in (hung, malformed):
-        assert sum(repr(answer[:80]) in message for message in messages) == 1
-    assert not any("y" * 80 in message for message in messages)
+    assert len(caplog.messages) == 2
+    assert all(sum(repr(answer[:80]) in message for message in caplog.messages) == 1 for answer in (hung, malformed))
+    assert not any("y" * 80 in message for message in caplog.messages)
 
 
 def test_equal_pairs_are_graded_once_and_remembered_within_bounds() -> None:
@@ -186,24 +183,18 @@ def test_equal_pairs_are_graded_once_and_remembered_within_bounds() -> None:
         assert grade_all(small, [("1/2", "0.5")])[0].reward == 1.0
 
 
-def test_the_pool_goes_on_when_its_processes_are_killed_from_outside(pool: GraderPool) -> None:
-    for child in multiprocessing.active_children():
-        assert child.pid is not None
-        os.kill(child.pid, signal.SIGKILL)
+def test_an_answer_whose_process_is_killed_is_graded_again(pool: GraderPool) -> None:
+    """Also where all are killed while they have nothing to do."""
+    _signal_children(signal.SIGKILL)
     assert grade_all(pool, [("\\frac{3}{6}", "\\frac{1}{2}")])[0].reward == 1.0
 
-
-def test_an_answer_whose_process_is_killed_is_graded_again(pool: GraderPool) -> None:
     async def kill_while_grading() -> list[Verdict]:
         grading = asyncio.ensure_future(pool.grade([(NESTED + "+0", "7"), ("\\frac{5}{10}", "0.5")]))
         await asyncio.to_thread(wait_until, lambda: pool.slow.unfinished, reason="a task", deadline_s=60)
-        for child in multiprocessing.active_children():
-            child.kill()
+        _signal_children(signal.SIGKILL)
         return await grading
 
-    slow, easy = asyncio.run(kill_while_grading())
-    assert slow.reward == 0.0
-    assert easy.reward == 1.0
+    assert [verdict.reward for verdict in asyncio.run(kill_while_grading())] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -232,12 +223,15 @@ def test_a_pool_that_breaks_again_and_again_is_replaced_a_few_times(
                 grade_all(small, [("\\frac{3}{6}", "\\frac{1}{2}")])
 
 
-def test_memory_is_limited_and_the_process_goes_on() -> None:
+def test_memory_is_limited_and_the_process_goes_on_and_ends_with_its_pool() -> None:
+    before = {child.pid for child in multiprocessing.active_children()}
     with GraderPool(MathVerifier(), processes=1, memory_limit_gib=0.05) as tight:
         assert tight.fast.pool is not None
         with pytest.raises(MemoryError):
             tight.fast.pool.schedule(bytearray, args=(200 * 2**20,)).result()
         assert grade_all(tight, [("\\frac{1}{2}", "0.5")])[0].reward == 1.0
+        assert {child.pid for child in multiprocessing.active_children()} - before
+    assert not {child.pid for child in multiprocessing.active_children()} - before
 
 
 def test_processes_are_replaced_after_their_share_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,14 +239,6 @@ def test_processes_are_replaced_after_their_share_of_tasks(monkeypatch: pytest.M
     with GraderPool(MathVerifier(), processes=1) as pool:
         pairs: list[Pair] = [(f"\\frac{{{n}}}{{2}}", f"{n / 2}") for n in range(23)]
         assert all(verdict.reward == 1.0 for verdict in grade_all(pool, pairs))
-
-
-def test_leaving_the_pool_ends_its_processes() -> None:
-    before = {child.pid for child in multiprocessing.active_children()}
-    with GraderPool(MathVerifier(), processes=2) as pool:
-        grade_all(pool, [("1/2", "0.5")])
-        assert {child.pid for child in multiprocessing.active_children()} - before
-    assert not {child.pid for child in multiprocessing.active_children()} - before
 
 
 PARENT = """
@@ -272,8 +258,7 @@ def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
     """One process idle, one deep inside a multiplication that holds the interpreter lock."""
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
-    root = Path(grader_queue.__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     parent = subprocess.Popen(
         [sys.executable, str(script), HANGS[0]], env=environment, stdout=subprocess.PIPE, start_new_session=True
     )

@@ -24,7 +24,7 @@ from mrt_hpc.run.records import FinishReason, Problem
 from mrt_hpc.run.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
     from mrt_hpc.inference.traces import SampledTrace
 
@@ -83,19 +83,23 @@ def prover(generator: Scripted, *, common_seeds: bool = False) -> MonteCarlo:
     return MonteCarlo(Branches(fork), 3)
 
 
-def sample(generator: Scripted, *, valued: bool = True, concurrency: int = 100, **options: bool) -> list[SampledTrace]:
+def sampled(sampler: RolloutSampler, groups: Iterable[PromptedGroup]) -> list[SampledTrace]:
+    """All traces of some groups, in order."""
+
     async def collect() -> list[SampledTrace]:
-        valuer = prover(generator, **options) if valued else None
-        sampler = RolloutSampler(generator, TOKENS, plan(), valuer, asyncio.Semaphore(concurrency))
-        return [trace async for trace in sampler.sample(GROUPS)]
+        return [trace async for trace in sampler.sample(groups)]
 
     return sorted(asyncio.run(collect()), key=lambda v: (v.group.problem.id, v.sample))
 
 
+def sample(generator: Scripted, *, valued: bool = True, concurrency: int = 100, **options: bool) -> list[SampledTrace]:
+    valuer = prover(generator, **options) if valued else None
+    return sampled(RolloutSampler(generator, TOKENS, plan(), valuer, asyncio.Semaphore(concurrency)), GROUPS)
+
+
 def test_every_problem_gets_its_group_and_every_trace_its_seed() -> None:
     found = sample(Scripted(), valued=False)
-    places = [(v.group.problem.id, v.sample) for v in found]
-    assert places == [(f"p{i}", s) for i in range(5) for s in range(2)]
+    assert [(v.group.problem.id, v.sample) for v in found] == [(f"p{i}", s) for i in range(5) for s in range(2)]
     assert [v.completion.seed for v in found[:2]] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(2)]
     assert not any(v.valuation.branches for v in found)
 
@@ -103,16 +107,19 @@ def test_every_problem_gets_its_group_and_every_trace_its_seed() -> None:
 def test_a_trace_is_cut_at_its_markers_and_its_thought_ends_before_the_closing_tag() -> None:
     trace = sample(Scripted())[0]
     ids, cuts = trace.completion.token_ids, trace.boundaries
-    episodes = [TOKENS.text(ids[a:b]) for a, b in pairwise(cuts)]
-    assert episodes == ["First, x=3\n\n", "Wait, x=5\n\n", "Wait, x=7\n"]
-    assert trace.text == TRACE
-    assert trace.answer_text == " is \\boxed{7}"
+    assert [TOKENS.text(ids[a:b]) for a, b in pairwise(cuts)] == ["First, x=3\n\n", "Wait, x=5\n\n", "Wait, x=7\n"]
+    assert (trace.text, trace.answer_text) == (TRACE, " is \\boxed{7}")
+    rollout, branch = trace.graded("7", 1.0), trace.branch(trace.valuation.branches[0], None, 0.0)
+    assert (rollout.weights_version, rollout.answer, rollout.reward) == (3, "7", 1.0)
+    assert len(rollout.logprobs) == len(rollout.token_ids)
+    assert rollout.token_ids[-1] == EOS
+    assert (branch.problem_id, branch.boundary, branch.reward) == ("p0", 0, 0.0)
 
 
 def test_branches_fork_at_every_boundary_from_prompt_prefix_and_forced_text() -> None:
     generator = Scripted()
-    valued = sample(generator)[0]
-    trace, branches = valued, valued.valuation.branches
+    trace = sample(generator)[0]
+    branches = trace.valuation.branches
     assert [(b.boundary, b.branch) for b in branches] == [(j, g) for j in range(4) for g in range(3)]
     prefix = trace.completion.token_ids[: trace.boundaries[2]]
     fork = [*PROMPTS[0], *prefix, *FORCED]
@@ -149,11 +156,8 @@ def test_rollouts_of_one_group_may_start_in_several_places() -> None:
     forced = Start([*context, *FORCED], 1, ANSWERING, b"First, x=3\n\n</think>", len(FORCED))
     group = PromptedGroup(Problem("p0", "?", "7"), PROMPTS[0], (going_on, forced))
 
-    async def collect() -> list[SampledTrace]:
-        sampler = RolloutSampler(Scripted(), TOKENS, RolloutPlan(7, 2, 3, rule=Episodes(min_paragraphs=1)))
-        return [v async for v in sampler.sample([group])]
-
-    traces = sorted(asyncio.run(collect()), key=lambda t: t.sample)
+    rule = Episodes(min_paragraphs=1)
+    traces = sampled(RolloutSampler(Scripted(), TOKENS, RolloutPlan(7, 2, 3, rule=rule)), [group])
     assert [t.sample for t in traces] == [0, 1, 2]
     assert [t.completion.seed for t in traces] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(3)]
     assert traces[0].text == "First, x=3\n\n" + TRACE
@@ -165,13 +169,8 @@ def test_rollouts_of_one_group_may_start_in_several_places() -> None:
 
 def sampled_without_tags(start: Start, ids: list[int]) -> SampledTrace:
     group = PromptedGroup(Problem("p0", "?", "7"), PROMPTS[0], (start,))
-
-    async def collect() -> list[SampledTrace]:
-        plan = RolloutPlan(7, 2, 1, thought_end=b"", rule=Episodes(markers=("",), min_paragraphs=1))
-        sampler = RolloutSampler(Scripted(ids), TOKENS, plan)
-        return [v async for v in sampler.sample([group])]
-
-    return asyncio.run(collect())[0]
+    tagless = RolloutPlan(7, 2, 1, thought_end=b"", rule=Episodes(markers=("",), min_paragraphs=1))
+    return sampled(RolloutSampler(Scripted(ids), TOKENS, tagless), [group])[0]
 
 
 def test_without_tags_the_thought_ends_where_the_last_box_opens() -> None:
@@ -193,35 +192,14 @@ def test_without_tags_a_forced_answer_is_looked_for_behind_the_prefix() -> None:
     assert trace.text.startswith(prefix.decode())
 
 
-def test_records_carry_what_was_sampled() -> None:
-    valued = sample(Scripted())[0]
-    rollout = valued.graded("7", 1.0)
-    branch = valued.branch(valued.valuation.branches[0], None, 0.0)
-    assert (rollout.weights_version, rollout.answer, rollout.reward) == (3, "7", 1.0)
-    assert len(rollout.logprobs) == len(rollout.token_ids)
-    assert rollout.token_ids[-1] == EOS
-    assert (branch.problem_id, branch.boundary, branch.reward) == ("p0", 0, 0.0)
-
-
-def test_no_more_traces_are_sampled_at_a_time_than_there_is_room_for() -> None:
+@pytest.mark.parametrize("room", [1, 3, 4, 5, 7])
+def test_no_more_traces_are_sampled_at_a_time_than_there_is_room_for(room: int) -> None:
+    """Room that no whole group fits into is used all the same."""
     generator = Scripted()
-    assert len(sample(generator, concurrency=4)) == 10
-    assert generator.most_running == 4
-
-
-def test_a_group_larger_than_the_room_goes_in_parts() -> None:
-    generator = Scripted()
-    found = sample(generator, concurrency=1)
-    assert generator.most_running == 1
+    found = sample(generator, valued=room % 2 == 0, concurrency=room)
+    assert generator.most_running == room
     assert [(v.group.problem.id, v.sample) for v in found] == [(f"p{i}", s) for i in range(5) for s in (0, 1)]
     assert [v.completion.seed for v in found[:2]] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(2)]
-
-
-@pytest.mark.parametrize("room", [3, 5, 7])
-def test_room_that_no_whole_group_fits_into_is_used_all_the_same(room: int) -> None:
-    generator = Scripted()
-    assert len(sample(generator, valued=False, concurrency=room)) == 10
-    assert generator.most_running == room
 
 
 def test_a_part_of_a_group_knows_where_its_traces_start() -> None:
@@ -229,12 +207,7 @@ def test_a_part_of_a_group_knows_where_its_traces_start() -> None:
     going_on, forced = Start([1], 2, SamplingSettings(max_tokens=64)), Start([1, 2], 3, ANSWERING, forced=1)
     group = PromptedGroup(Problem("p0", "?", "7"), [1], (going_on, forced))
     generator = Scripted()
-
-    async def collect() -> list[SampledTrace]:
-        sampler = RolloutSampler(generator, TOKENS, RolloutPlan(7, 2, 5), room=asyncio.Semaphore(3))
-        return [v async for v in sampler.sample([group])]
-
-    traces = sorted(asyncio.run(collect()), key=lambda t: t.sample)
+    traces = sampled(RolloutSampler(generator, TOKENS, RolloutPlan(7, 2, 5), room=asyncio.Semaphore(3)), [group])
     assert [(t.sample, t.start.forced) for t in traces] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 1)]
     assert [t.completion.seed for t in traces] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(5)]
     assert [len(request.seeds) for request in generator.asked[:2]] == [2, 1]
@@ -248,11 +221,8 @@ def test_a_group_is_claimed_when_there_is_room_for_a_trace_of_it() -> None:
             running.append(generator.running)
             yield group
 
-    async def collect() -> int:
-        sampler = RolloutSampler(generator, TOKENS, plan(), room=asyncio.Semaphore(3))
-        return len([v async for v in sampler.sample(claimed())])
-
-    assert asyncio.run(collect()) == 10
+    sampler = RolloutSampler(generator, TOKENS, plan(), room=asyncio.Semaphore(3))
+    assert len(sampled(sampler, claimed())) == 10
     assert max(running) < 3
 
 

@@ -1,20 +1,19 @@
-"""Every way of evaluating through a real vLLM server, with the small world's model."""
+"""Every way of evaluating, and every prover, through a real vLLM server with the small world's model."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, task_in
 
 from mrt_hpc.algorithms.starts import WholeTraces
 from mrt_hpc.analysis.curves import valued_traces
 from mrt_hpc.analysis.measures import EvaluationSummary
-from mrt_hpc.attempt.entry import load_task
-from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.small_world import STARTING_MODEL
@@ -41,7 +40,6 @@ from mrt_hpc.run.groups import Sampled, read_group
 from mrt_hpc.run.records import FinishReason
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.weights import publish
-from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -49,6 +47,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.inference.client import Completion, Request
     from mrt_hpc.inference.sampler import Generator
+    from mrt_hpc.recipe.kinds import ProverSettings
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.records import Rollout
 
@@ -108,7 +107,7 @@ class Evaluated:
         return [rollout for trace in self.graded for rollout in trace.rollouts]
 
 
-def evaluate(server: VllmServer, mode: str, *, prover: bool = False) -> Evaluated:
+def evaluate(server: VllmServer, mode: str, asked: ProverSettings | None = None) -> Evaluated:
     """As the evaluation's task does it."""
     recipe = recipe_with(mode)
     prompter = Prompter.of(STARTING_MODEL, recipe.prompt)
@@ -118,8 +117,6 @@ def evaluate(server: VllmServer, mode: str, *, prover: bool = False) -> Evaluate
     assert way is not None
     plan = RolloutPlan(3, 0, SAMPLES * len(way.stages), rule=Episodes(markers=("Wait",), min_paragraphs=1))
     tokens = TokenBytes(prompter.tokenizer)
-    asked = recipe.evaluation.prover
-    assert asked is not None
     found: list[Sampled] = []
 
     async def finish(group: list[asyncio.Task[Sampled]]) -> None:
@@ -129,8 +126,7 @@ def evaluate(server: VllmServer, mode: str, *, prover: bool = False) -> Evaluate
         async with connect(server.control.address, server.control.key) as client:
             recording = Recording(client)
             writer = Writer(recording, prompter, TraceCutter(tokens, plan), settings)
-            maker = ProverFactory.of(asked, ProverModel.of(prompter), 3)
-            valuer = maker.session(client) if prover else None
+            valuer = ProverFactory.of(asked, ProverModel.of(prompter), 3).session(client) if asked else None
             tracer = as_kind(way, Mode).sampler(writer)
             session = SamplingSession(recording, tokens, pool, plan, valuer, asyncio.Semaphore(4), tracer)
             await session.sample(groups, finish)
@@ -143,8 +139,13 @@ def evaluate(server: VllmServer, mode: str, *, prover: bool = False) -> Evaluate
     return Evaluated(found, told)
 
 
+@cache
+def small_world() -> Prompter:
+    return Prompter.of(STARTING_MODEL, recipe_with("null").prompt)
+
+
 def text(ids: Sequence[int]) -> str:
-    return TokenBytes(Prompter.of(STARTING_MODEL, recipe_with("null").prompt).tokenizer).text(ids)
+    return TokenBytes(small_world().tokenizer).text(ids)
 
 
 def inserted(rollout: Rollout) -> list[str]:
@@ -174,15 +175,6 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def assert_whole(rollout: Rollout) -> None:
-    """Log-probabilities for all tokens, those of sampled ones below 0."""
-    assert len(rollout.logprobs) == len(rollout.token_ids)
-    forced = {at + n for at, length in rollout.inserted for n in range(length)}
-    assert {n for n in forced if rollout.logprobs[n] != 0.0} == set()
-    assert rollout.sampled_tokens == len(rollout.token_ids) - len(forced) > 0
-    assert any(logprob < 0 for logprob in rollout.logprobs)
-
-
 MODES = {
     "direct": "{type: direct}",
     "history_conditioned": "{type: history_conditioned, backtrack: Wait, attempt_tokens: 48}",
@@ -194,23 +186,21 @@ MODES = {
 
 
 @pytest.fixture(scope="module")
-def evaluated(
-    server: VllmServer,
-) -> dict[str, Evaluated]:
+def evaluated(server: VllmServer) -> dict[str, Evaluated]:
     return {name: evaluate(server, mode) for name, mode in MODES.items()}
 
 
 @pytest.mark.parametrize("name", MODES)
 def test_the_same_seed_gives_the_same_tokens(server: VllmServer, evaluated: dict[str, Evaluated], name: str) -> None:
-    again = evaluate(server, MODES[name])
-    assert [r.token_ids for r in again.rollouts] == [r.token_ids for r in evaluated[name].rollouts]
-    assert len({tuple(r.token_ids) for r in again.rollouts}) > PROBLEMS, "samples differ"
-
-
-@pytest.mark.parametrize("name", MODES)
-def test_every_token_has_its_log_probability(evaluated: dict[str, Evaluated], name: str) -> None:
-    for rollout in evaluated[name].rollouts:
-        assert_whole(rollout)
+    again, rollouts = evaluate(server, MODES[name]), evaluated[name].rollouts
+    assert [r.token_ids for r in again.rollouts] == [r.token_ids for r in rollouts]
+    assert len({tuple(r.token_ids) for r in rollouts}) > PROBLEMS, "samples differ"
+    for rollout in rollouts:  # all tokens have log-probabilities, those of sampled ones below 0
+        assert len(rollout.logprobs) == len(rollout.token_ids)
+        forced = {at + n for at, length in rollout.inserted for n in range(length)}
+        assert {n for n in forced if rollout.logprobs[n] != 0.0} == set()
+        assert rollout.sampled_tokens == len(rollout.token_ids) - len(forced) > 0
+        assert any(logprob < 0 for logprob in rollout.logprobs)
 
 
 @pytest.mark.parametrize("name", [name for name in MODES if name != "direct"])
@@ -250,11 +240,10 @@ def test_prompts_hold_a_sliding_window_of_attempts(evaluated: dict[str, Evaluate
 
 def turn(attempt: Rollout) -> list[int]:
     """An attempt as the next prompt shows it: without its end token, or with its thought closed, and the sentence."""
-    prompter = Prompter.of(STARTING_MODEL, recipe_with("null").prompt)
     stopped = attempt.finish_reason is FinishReason.STOP
     shown = attempt.token_ids[:-1] if stopped else attempt.token_ids
     closing = "" if stopped or "</think>" in text(shown) else "</think>"
-    return [*shown, *prompter.ids(f"{closing}<|end|>\nWait\n<think>\n")]
+    return [*shown, *small_world().ids(f"{closing}<|end|>\nWait\n<think>\n")]
 
 
 def test_budgets_cut_one_thought(evaluated: dict[str, Evaluated]) -> None:
@@ -306,26 +295,52 @@ def test_each_extension_continues_the_trace_with_its_word(evaluated: dict[str, E
             before = kept
 
 
-def test_values_are_asked_for_at_the_boundaries_of_the_result_alone(
-    server: VllmServer,
-) -> None:
-    extended = evaluate(server, EXTRAPOLATION, prover=True)
-    for trace in extended.graded:
+def test_values_are_asked_for_at_the_boundaries_of_the_result_alone(server: VllmServer) -> None:
+    recipe, forced = recipe_with("null"), small_world().ids(FORCED_TEXT)
+    for trace in evaluate(server, EXTRAPOLATION, recipe.evaluation.prover).graded:
         assert [value.boundary for value in trace.values] == [0, 1, 2, 3]
         for branch in trace.branches:
             asked = len(trace.rollouts[0].prompt_ids) + trace.rollouts[0].boundaries[branch.boundary]
-            assert branch.prompt_tokens == asked + len(
-                Prompter.of(STARTING_MODEL, recipe_with("null").prompt).ids(FORCED_TEXT)
-            )
-    revised = evaluate(server, MODES["history_conditioned"], prover=True)
+            assert branch.prompt_tokens == asked + len(forced)
+    revised = evaluate(server, MODES["history_conditioned"], recipe.evaluation.prover)
     assert [bool(trace.values) for trace in revised.graded] == [False, True] * (PROBLEMS * SAMPLES)
+
+
+PROVERS = {
+    "boxed_answer": "branches: 2, max_tokens: 4, ",
+    "gold_likelihood": "",
+    "majority": "branches: 3, max_tokens: 4, ",
+    "continuation": "branches: 2, max_tokens: 64, ",
+}
+"""Those that no recipe of the small world has, or only for what it collects."""
+
+
+@pytest.mark.parametrize("prover", PROVERS)
+def test_every_prover_values_every_prefix(server: VllmServer, prover: str) -> None:
+    forced = "" if prover == "continuation" else f'forced_text: "{FORCED}", '
+    section = f"prover={{type: {prover}, {PROVERS[prover]}{forced}temperature: 1.0}}"
+    found = evaluate(server, MODES["direct"], load_recipe(QUICKSTART, (section,)).prover)
+    longest = 0
+    for trace in found.graded:
+        (rollout,) = trace.rollouts
+        assert [v.boundary for v in trace.values] == [*range(len(rollout.boundaries))]
+        assert all(0.0 <= v.value <= 1.0 + 1e-6 for v in trace.values)
+        for branch in trace.branches:
+            prefix = len(rollout.prompt_ids) + rollout.boundaries[branch.boundary]
+            longest = max(longest, prefix)
+            assert (branch.cached_tokens or 0) >= (prefix - 1) // BLOCK * BLOCK, "the prefix is in the server's cache"
+    assert longest > BLOCK or prover == "gold_likelihood"
+    assert sum(trace.statistics.branch_tokens for trace in found.graded) > 0
+    assert len({v.value for trace in found.graded for v in trace.values}) > 1
 
 
 def test_the_evaluation_role_commits_all_stages_and_summarises_the_last(tmp_path: Path) -> None:
     recipe = recipe_with(MODES["budget_forcing"])
-    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
+    jobs = compile_plan(recipe, LocalSite()).jobs
+    job = next(j.name for j in jobs if j.role is Role.EVALUATION and j.evaluations[0].version == 0)
+    task = task_in(tmp_path / "run", recipe, job)
+    layout = task.layout
     publish(layout, 0, lambda directory: shutil.copytree(STARTING_MODEL, directory, dirs_exist_ok=True) and None)
-    task = load_task(layout, evaluation_job(recipe), 0, Placement(0, 1, 0, "a"))
     run(task)
     summary = EvaluationSummary.read(layout.evaluation_summary(0, "b"))
     shard = read_group(layout.evaluation_shard(0, "b", 0))
@@ -337,9 +352,3 @@ def test_the_evaluation_role_commits_all_stages_and_summarises_the_last(tmp_path
     assert summary.tokens_per_rollout == pytest.approx(sum(len(r.token_ids) for r in last) / len(last))
     assert sum(map(len, valued_traces([shard]).values())) == len(last)
     assert set(summary.regret) == {32, 64}
-
-
-def evaluation_job(recipe: Recipe) -> str:
-    """The job that evaluates version 0."""
-    jobs = compile_plan(recipe, LocalSite()).jobs
-    return next(job.name for job in jobs if job.role is Role.EVALUATION and job.evaluations[0].version == 0)

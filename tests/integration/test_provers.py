@@ -16,12 +16,13 @@ import pytest
 
 from mrt_hpc.algorithms.batch import Batch
 from mrt_hpc.algorithms.mrt_online import branch_sequences
+from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.protocol import MOST_LOGPROBS, SamplingSettings
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
 from mrt_hpc.provers.base import Estimator, GradedBoundary
-from mrt_hpc.provers.box_tokens import Closing
+from mrt_hpc.provers.box_tokens import Closing, box_end
 from mrt_hpc.provers.branches import Branches, Fork, look_ahead_of
 from mrt_hpc.provers.gold_likelihood import GoldLikelihoodScore
 from mrt_hpc.provers.history import AnswerHistory, Planner
@@ -29,7 +30,7 @@ from mrt_hpc.provers.look_ahead import LookingAhead
 from mrt_hpc.provers.majority import MajorityVote
 from mrt_hpc.provers.monte_carlo import MonteCarlo
 from mrt_hpc.provers.rao_blackwell import RaoBlackwellEstimator
-from mrt_hpc.provers.scoring import SMALL, Scorer
+from mrt_hpc.provers.scoring import SMALL, Count, Scorer, _looks
 from mrt_hpc.run.records import FinishReason, Problem
 
 if TYPE_CHECKING:
@@ -223,18 +224,14 @@ def test_the_planner_leaves_looking_ahead_unbiased_and_spends_what_it_may() -> N
     assert_unbiased([estimate(ahead, n).value for n in range(1000)])
 
 
-def test_boundaries_that_are_more_open_than_usual_get_more_than_their_share() -> None:
+def test_boundaries_that_are_more_open_than_usual_get_more_than_their_share_and_none_is_starved() -> None:
     planner = Planner(2.0, most=5.0)
-    first = planner.counts(np.array([0.5, 0.5]), np.array([0.9, 0.9]), planner.usual)
-    assert first.tolist() == [2, 2]
+    assert planner.counts(np.array([0.5, 0.5]), np.array([0.9, 0.9]), planner.usual).tolist() == [2, 2]
     assert planner.usual == pytest.approx(0.5)
     assert planner.counts(np.array([0.0, 1.0, 2.0]), np.full(3, 0.9), planner.usual).tolist() == [0, 4, 5]
-
-
-def test_the_planner_does_not_starve_a_boundary_whose_first_token_is_certain() -> None:
-    planner = Planner(2.0, least_spread=0.25)
     # a quarter of the usual spread: half a branch on average, which this random number rounds up
-    assert planner.counts(np.array([0.0, 1.0]), np.array([0.4, 0.4]), usual=1.0).tolist() == [1, 2]
+    fair = Planner(2.0, least_spread=0.25)
+    assert fair.counts(np.array([0.0, 1.0]), np.array([0.4, 0.4]), usual=1.0).tolist() == [1, 2]
 
 
 def test_the_planner_keeps_its_budget_while_answers_become_certain() -> None:
@@ -347,30 +344,21 @@ def test_an_answer_has_the_probability_of_all_that_ends_in_it_however_it_is_writ
     assert max(len(request.score_ids) for request in teller.asked) == MOST_LOGPROBS
 
 
-def test_a_gold_answer_that_the_grader_finds_wrong_has_no_value() -> None:
-    prover = GoldLikelihoodScore(Scorer(fork(Policy())), lambda _: known("22"))
-    assert reward_of("22") == 0.0
-    assert estimate(prover, 0).value == 0.0
-
-
-def test_the_likelihood_of_the_gold_answer_takes_no_branch() -> None:
+@pytest.mark.parametrize(("right", "gold"), [(RIGHT, ["12"]), ({"12", "21"}, ["12", "21", "22"]), (RIGHT, ["22"])])
+def test_the_likelihood_of_gold_answers_takes_no_branch(
+    right: set[str], gold: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several it is that of any; one that the grader finds wrong has no value."""
+    monkeypatch.setattr(sys.modules[__name__], "RIGHT", right)
     policy = Policy()
-    prover = GoldLikelihoodScore(Scorer(fork(policy)), lambda _: known("12"))
-    written = [m for ids, m in endings() if answer_in(TOKENS.text(ids)) == "12"]
+    prover = GoldLikelihoodScore(Scorer(fork(policy)), lambda _: known(*gold))
+    written = [mass for ids, mass in endings() if answer_in(TOKENS.text(ids)) in right.intersection(gold)]
     assert estimate(prover, 0).value == pytest.approx(sum(written))
     assert {request.settings.max_tokens for request in policy.asked} == {1}
 
 
-def test_the_likelihood_of_several_gold_answers_is_that_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "RIGHT", {"12", "21"})
-    prover = GoldLikelihoodScore(Scorer(fork(Policy())), lambda _: known("12", "21", "22"))
-    written = [mass for ids, mass in endings() if answer_in(TOKENS.text(ids)) in ("12", "21")]
-    assert estimate(prover, 0).value == pytest.approx(sum(written))
-
-
 def test_nothing_known_is_nothing_asked() -> None:
-    scored = asyncio.run(Scorer(fork(Policy())).score(trace(0), [0], []))
-    assert scored.valuation.answers == []
+    assert asyncio.run(Scorer(fork(Policy())).score(trace(0), [0], [])).valuation.answers == []
 
 
 def test_a_majority_is_the_answer_of_most_weight() -> None:
@@ -395,3 +383,103 @@ def test_experience_learns_answers_baselines_and_trust() -> None:
         experience.learn_step(0, reward)
     assert before.at(0) == 1.0, "what was taken before stays as it was"
     assert experience.trust.at(0) == pytest.approx(2 / 4)
+
+
+# -- where a boxed answer ends, in the tokens of a real tokenizer and of one that merges braces with their neighbours
+
+TOKENIZER = build_tokenizer()
+
+
+class Merging(TokenBytes):
+    """A vocabulary in which a brace may be part of a longer token."""
+
+    def __init__(self) -> None:
+        self.table = dict(enumerate([b"1", b"2", b"}", b"}.", b"2}", b"12}", b"\\frac{", b"}{", b"{", b"x", b"\\}"]))
+
+
+ONE, TWO, CLOSE, CLOSE_DOT, TWO_CLOSE, ONE_TWO_CLOSE = range(6)
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [(b"7}", 1), (b"7", None), (b"\\frac{1}{2}} so", 11), (b"{}", None), (b"\\}}", 2), (b"}", 0), (b"{a}b}c}", 4)],
+)
+def test_a_box_ends_where_its_braces_balance(text: bytes, end: int | None) -> None:
+    assert box_end(text) == end
+
+
+def written(count: Count, logprobs: float) -> Count:
+    """With every beginning counted, each token being as likely as the others."""
+    while count.waiting:
+        prefix = min(count.waiting, key=len)
+        count.open(prefix, dict.fromkeys(count.asked(prefix), logprobs))
+    return count
+
+
+def test_every_way_of_closing_after_every_beginning_is_counted() -> None:
+    writing = Closing(Merging()).writing("12", [ONE, TWO])
+    empty, one, both = writing.steps
+    assert (empty.closing, one.closing, both.closing) == ((ONE_TWO_CLOSE,), (TWO_CLOSE,), (CLOSE, CLOSE_DOT, 7))
+    assert (empty.following, one.following, both.following) == ({ONE: 1}, {TWO: 2}, {})
+    assert writing.longest == 3
+    count = Count(writing, 5)
+    assert count.own == [(), (ONE,), (ONE, TWO)]
+    # 1/2 at once, 1/4 after one token, three ways of 1/8 after both
+    assert written(count, math.log(0.5)).probability == pytest.approx(0.5 + 0.25 + 3 / 8)
+    assert count.missing == 0.0
+    known = [[ONE, TWO, CLOSE], [ONE, TWO, CLOSE_DOT], [ONE, TWO_CLOSE], [ONE_TWO_CLOSE]]
+    assert all(map(count.holds, known))
+    assert not any(map(count.holds, [[ONE, TWO], [ONE, ONE, CLOSE], [ONE, TWO, TWO_CLOSE], []]))
+    short = written(Count(writing, 2), math.log(0.5))
+    assert short.probability == pytest.approx(0.5 + 0.25), "a way longer than a branch is not counted"
+    assert not short.holds([ONE, TWO, CLOSE])
+
+
+class Joining(Merging):
+    """The same vocabulary, in which one token writes both digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = {**self.table, 11: b"12"}
+
+
+@pytest.mark.parametrize("own", [[ONE, TWO], [11]])
+def test_every_tokenisation_is_a_way(own: list[int]) -> None:
+    count = Count(Closing(Joining()).writing("12", own), 5)
+    ways = [
+        [ONE_TWO_CLOSE],
+        [ONE, TWO_CLOSE],
+        *([*n, end] for n in ([ONE, TWO], [11]) for end in (CLOSE, CLOSE_DOT, 7)),
+    ]
+    assert written(count, math.log(0.5)).probability == pytest.approx(sum(0.5 ** len(way) for way in ways))
+    assert all(count.holds(way) for way in ways)
+
+
+def test_nothing_more_is_asked_where_other_tokenisations_hold_little() -> None:
+    count = Count(Closing(Joining()).writing("12", [11]), 5)
+    for prefix in count.own:
+        count.open(prefix, {token: math.log(1e-6 if token == ONE else 0.3) for token in count.asked(prefix)})
+    assert count.worthwhile == []
+    assert count.missing == pytest.approx(1e-6)
+    other = Count(count.writing, 5)
+    for prefix in other.own:
+        other.open(prefix, {token: math.log(0.01 if token == ONE else 0.3) for token in other.asked(prefix)})
+    assert other.worthwhile == [(ONE,)]
+
+
+def test_answers_share_the_looks_at_their_common_beginnings() -> None:
+    closing = Closing(Merging())
+    counts = [Count(closing.writing("1", [ONE]), 5), Count(closing.writing("12", [ONE, TWO]), 5)]
+    looks = _looks([(0, count, count.own) for count in counts])
+    assert set(looks) == {(0, ()), (0, (ONE,)), (0, (ONE, TWO))}
+    assert looks[0, (ONE,)] == {TWO, CLOSE, CLOSE_DOT, TWO_CLOSE, 7}
+
+
+def test_a_real_tokenizer_has_one_brace_of_its_own() -> None:
+    closing = Closing(TokenBytes(TOKENIZER))
+    writing = closing.writing("12", TOKENIZER.encode("12"))
+    (brace,) = TOKENIZER.encode("}")
+    assert writing.steps[-1].closing == (brace,)
+    assert written(Count(writing, 8), 0.0).holds(TOKENIZER.encode("12}"))
+    assert closing.is_closed(TOKENIZER.encode("12}"))
+    assert not closing.is_closed(TOKENIZER.encode("{12}"))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from families import assert_gone, family
 from graded import grade_all
 from ray_rank_worker import task_of
 
@@ -29,7 +30,6 @@ from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_start import ServerSettings
 from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined
 from mrt_hpc.roles.sampling.session import lane_over
-from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,20 +59,6 @@ def scratch() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="n-", dir="/tmp"))
     yield path
     shutil.rmtree(path)
-
-
-def family(pid: int) -> list[psutil.Process]:
-    one = psutil.Process(pid)
-    return [one, *one.children(recursive=True)]
-
-
-def assert_gone(processes: list[psutil.Process]) -> None:
-    """Nothing is left of these processes."""
-
-    def left() -> list[psutil.Process]:
-        return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-    wait_until(lambda: not left(), reason=f"the end of {processes}", deadline_s=60)
 
 
 @contextmanager

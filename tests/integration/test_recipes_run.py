@@ -1,15 +1,12 @@
-"""Every recipe of the small world, shrunk, from its plan to its report; and what is particular to each algorithm.
-
-Most leave out their evaluations, which other tests run.
+"""Every recipe of the small world, shrunk, from its plan to its report; and what is particular to each algorithm. Most
+leave out their evaluations, which other tests run.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -44,8 +41,10 @@ if TYPE_CHECKING:
 
     from mrt_hpc.run.records import Rollout
 
+    Runs = Callable[[str], RunLayout]
+
 RECIPES = sorted((ROOT / "recipes" / "small_world").glob("*.yaml"))
-ITERATIONS = 3
+ITERATIONS, LONGER = 2, 3
 SHRUNK = {
     "schedule.iterations": ITERATIONS,
     "schedule.iterations_per_job": ITERATIONS,
@@ -53,20 +52,28 @@ SHRUNK = {
     "serving.kv_cache_gib": 0.25,
 }
 SAMPLING = {"sampling.problems_per_iteration": 8, "sampling.rollouts_per_problem": 4}
-FORCED = 'forced_text: "Time is up.\\n\\n</think>\\n\\n\\\\boxed{", temperature: 1.0'
+BOX = "Time is up.\\n\\n</think>\\n\\n\\\\boxed{"
+HELD_OUT = "{name: held-out, samples: 2, problems: {type: small_world, split: held_out, problems: 8}}"
+EXTRAPOLATED = (
+    "{name: longer, max_tokens: 48, problems: {type: small_world, split: held_out, problems: 8}, mode: {type: "
+    "extrapolation, words: [Wait], extensions: 4, tokens: 24, value_every: 2, answer_tokens: 8, "
+    f'forced_text: "{BOX}"}}}}'
+)
+"""To twice the length."""
 EVALUATED = {
-    "evaluation.benchmarks": "[{name: held-out, problems: {type: small_world, split: held_out, problems: 16}}]",
-    "evaluation.prover": f"{{type: gold_likelihood, {FORCED}}}",
-    "evaluation.regret_budgets": "[32, 256]",
+    "evaluation.benchmarks": f"[{HELD_OUT}]",
+    "evaluation.prover": f'{{type: forced_answer, branches: 4, max_tokens: 4, temperature: 1.0, forced_text: "{BOX}"}}',
+    "evaluation.episodes": "{markers: [Wait], min_paragraphs: 1, max_episodes: 6}",
+    "evaluation.max_tokens": 128,
+    "evaluation.regret_budgets": "[32, 64]",
 }
-COLLECTING = {"data.problems": 24}
+LONG = {"schedule.iterations": LONGER, "schedule.iterations_per_job": LONGER}
+COLLECTED = 24
+COLLECTING = {"data.problems": COLLECTED}
 IN_FLIGHT = {"schedule.max_staleness": 1, "training.keep_weights": 4}
-DELTAS = {"training.full_weights_every": ITERATIONS}
+DELTAS = {**LONG, "training.full_weights_every": LONGER}
 """Version 2, between two whole models, is a delta."""
-REFRESHED = 2
-"""The weights version that samples the stale traces once more, where they are refreshed."""
-REFRESHING = {"algorithm.refresh_every": REFRESHED, "schedule.iterations_per_job": REFRESHED}
-LEARNING = {"algorithm.sequences_per_iteration": 16}
+LEARNING = {**LONG, "algorithm.sequences_per_iteration": 16}
 SAMPLES = {"data.samples": 32}
 PARTICULAR = {
     "grpo": {**SAMPLING, **EVALUATED, "training.schedule": "constant"},
@@ -83,57 +90,67 @@ PARTICULAR = {
         "schedule.weight_swap": "keep",
     },
     "length_penalty": {**SAMPLING, **IN_FLIGHT, "schedule.weight_swap": "recompute"},
-    "mrt": {**SAMPLING, **COLLECTING, **REFRESHING},
-    "mrt_online_train_branches": SAMPLING,
+    "mrt": {**SAMPLING, **COLLECTING, "algorithm.refresh_every": 1, "schedule.iterations_per_job": 1},
     "mrt_next_episode": {**SAMPLING, **COLLECTING},
     "star": {**COLLECTING, **LEARNING},
     "mrt_star": {**COLLECTING, **LEARNING},
     "backtracking": {**COLLECTING, **LEARNING, "prover.branches": 8},
     "sft_conversations": {**SAMPLES, **LEARNING},
     "sft_suffix": {**SAMPLES, **LEARNING},
+    "mrt_online of another model": {
+        **SAMPLING,
+        "prover": f"{{type: boxed_answer, max_tokens: 4, branches: 2, model: {STARTING_MODEL}, temperature: 1.0, "
+        f'forced_text: "{BOX}"}}',
+    },
+    "mrt_next_episode without tags": {
+        **SAMPLING,
+        **COLLECTING,
+        "model": "{type: hugging_face, path: RENAMED}",
+        "algorithm.train_terminated": "false",
+        "prompt": '{instruction: "", thought_start: "", thought_end: ""}',
+        "prover.forced_text": r'"Time is up.\n\nSo \\boxed{"',
+    },
 }
-PROVERS = {
-    "boxed_answer": f"{{type: boxed_answer, max_tokens: 4, branches: 2, {FORCED}}}",
-    "gold_likelihood": f"{{type: gold_likelihood, {FORCED}}}",
-    "majority": f"{{type: majority, max_tokens: 4, branches: 3, {FORCED}}}",
-    "continuation": "{type: continuation, max_tokens: 64, branches: 2, temperature: 1.0}",
-    "another model": f"{{type: boxed_answer, max_tokens: 4, branches: 2, model: MODEL, {FORCED}}}",
-}
-"""Of mrt_online, beside those that have a recipe."""
+"""What a recipe is given beside ``SHRUNK``, and further runs of some of them."""
 
 
 def options(name: str, attach: str, **changed: object) -> list[str]:
-    """The options of a submission of a recipe, with a prover behind the word with."""
-    recipe, _, prover = name.partition(" with ")
-    changes = {**SHRUNK, "serving.attach": attach, **PARTICULAR.get(recipe, SAMPLING), **changed}
-    if prover:
-        changes["prover"] = PROVERS[prover].replace("MODEL", str(STARTING_MODEL))
+    """The options of the submission of a run."""
+    changes = {**SHRUNK, "serving.attach": attach, **PARTICULAR.get(name, SAMPLING), **changed}
     return [word for field, value in changes.items() for word in ("--set", f"{field}={value}")]
 
 
 @pytest.fixture(scope="module")
-def run(warm_server: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunLayout]:
-    """Finished runs of recipes by their names, each made once. They sample through one server, one after the other."""
+def run(warm_server: str, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Finished runs by their names, each made once. They sample through one server, one after the other."""
     finished: dict[str, RunLayout] = {}
 
     def of(name: str) -> RunLayout:
         if name not in finished:
-            recipe = name.partition(" with ")[0]
-            directory = tmp_path_factory.mktemp(recipe) / "run"
-            chosen = options(name, warm_server)
+            recipe = name.partition(" ")[0]
+            layout = RunLayout(tmp_path_factory.mktemp(recipe) / "run")
+            renamed = renamed_tokenizer(layout.root.parent / "model")
+            chosen = [word.replace("RENAMED", str(renamed)) for word in options(name, warm_server)]
             with ThreadPoolExecutor(1) as pool:
-                copied = pool.submit(copy_of_delta, RunLayout(directory)) if has_deltas(name) else None
-                submit(ROOT / "recipes" / "small_world" / f"{recipe}.yaml", directory, *chosen)
+                has_delta = DELTAS.items() <= PARTICULAR.get(name, {}).items()
+                copied = pool.submit(copy_of_delta, layout) if has_delta else None
+                submit(ROOT / "recipes" / "small_world" / f"{recipe}.yaml", layout.root, *chosen)
                 if copied is not None:
                     copied.result()
-            finished[name] = RunLayout(directory)
+            finished[name] = layout
         return finished[name]
 
     return of
 
 
-def has_deltas(name: str) -> bool:
-    return DELTAS.items() <= PARTICULAR.get(name, {}).items()
+def renamed_tokenizer(directory: Path) -> Path:
+    """The starting model with a configuration that names a class that would build another tokenizer, as several
+    byte-level models have it.
+    """
+    shutil.copytree(STARTING_MODEL, directory)
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "LlamaTokenizerFast"}))
+    return directory
 
 
 def during(layout: RunLayout) -> RunLayout:
@@ -150,80 +167,81 @@ def copy_of_delta(layout: RunLayout) -> None:
         shutil.copytree(layout.weights_version(version), during(layout).weights_version(version))
 
 
+def iterations(layout: RunLayout) -> int:
+    return read_recipe_lock(layout.recipe_lock).schedule.iterations
+
+
 def groups(layout: RunLayout, iteration: int) -> list[Group]:
     return [read_sampled(layout, iteration, p) for p in sorted(sampled_positions(layout, iteration))]
 
 
+def all_groups(layout: RunLayout) -> list[Group]:
+    """Of all iterations."""
+    return [group for iteration in range(iterations(layout)) for group in groups(layout, iteration)]
+
+
 def metrics(layout: RunLayout) -> list[IterationMetrics]:
-    return [IterationMetrics.read(layout.metrics(i)) for i in range(ITERATIONS)]
+    return [IterationMetrics.read(layout.metrics(i)) for i in range(iterations(layout))]
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_runs_to_its_report(run: Callable[[str], RunLayout], recipe: Path) -> None:
+def test_every_recipe_runs_to_its_report(run: Runs, recipe: Path) -> None:
     layout = run(recipe.stem)
-    assert f"{ITERATIONS} of {ITERATIONS} iterations done" in layout.report.read_text()
-    assert layout.weights_version(ITERATIONS).is_dir()
+    last = iterations(layout)
+    assert f"{last} of {last} iterations done" in layout.report.read_text()
+    assert layout.weights_version(last).is_dir()
     assert all(np.isfinite(m.loss) and m.grad_norm > 0 for m in metrics(layout) if m.loss is not None and m.grad_norm)
 
 
 @pytest.mark.parametrize("recipe", ["dr_grpo", "length_penalty"])
-def test_staleness_counts_from_the_oldest_weights_of_a_trace(run: Callable[[str], RunLayout], recipe: str) -> None:
-    for iteration in range(ITERATIONS):
+def test_staleness_counts_from_the_oldest_weights_of_a_trace(run: Runs, recipe: str) -> None:
+    for iteration in range(iterations(run(recipe))):
         for rollout in (r for group in groups(run(recipe), iteration) for r in group.rollouts):
             versions = [rollout.weights_version, *(version for _, version in rollout.later_weights)]
             assert versions == sorted(set(versions))
             assert iteration - 1 <= versions[0] <= versions[-1] <= iteration
 
 
-@pytest.mark.parametrize("prover", PROVERS)
-def test_every_prover_values_every_prefix(run: Callable[[str], RunLayout], prover: str) -> None:
-    layout = run(f"mrt_online with {prover}")
-    for group in (g for i in range(ITERATIONS) for g in groups(layout, i)):
+def test_another_model_has_a_server_of_its_own_and_values_every_prefix(run: Runs) -> None:
+    layout = run("mrt_online of another model")
+    assert list(layout.logs.glob("*vllm-mu.log"))
+    for group in all_groups(layout):
         prefixes = {(r.sample, j) for r in group.rollouts for j in range(len(r.boundaries))}
         assert {(v.sample, v.boundary) for v in group.values} == prefixes
-        assert all(0.0 <= v.value <= 1.0 + 1e-6 for v in group.values)
+        assert all(0.0 <= v.value <= 1.0 for v in group.values)
         assert group.statistics.branch_tokens > 0
 
 
-def test_another_model_has_a_server_of_its_own(run: Callable[[str], RunLayout]) -> None:
-    assert list(run("mrt_online with another model").logs.glob("*vllm-mu.log"))
+def test_looking_ahead_spends_its_branches_where_answers_are_open(run: Runs) -> None:
+    found = all_groups(run("mrt_online_look_ahead"))
+    branches = {v.branches for g in found for v in g.values}
+    assert len(branches) > 1 == min(branches)
+    assert any(b.look_ahead != 0.0 for g in found for b in g.branches)
 
 
-def test_looking_ahead_spends_its_branches_where_answers_are_open(run: Callable[[str], RunLayout]) -> None:
-    values = [v for i in range(ITERATIONS) for g in groups(run("mrt_online_look_ahead"), i) for v in g.values]
-    assert len({v.branches for v in values}) > 1
-    assert min(v.branches for v in values) == 1
-    branches = [b for i in range(ITERATIONS) for g in groups(run("mrt_online_look_ahead"), i) for b in g.branches]
-    assert any(b.look_ahead != 0.0 for b in branches)
-
-
-def test_the_variance_that_progress_reached_is_told(run: Callable[[str], RunLayout]) -> None:
+def test_the_variance_that_progress_reached_is_told(run: Runs) -> None:
     uniform, planned = metrics(run("mrt_online")), metrics(run("mrt_online_look_ahead"))
-    assert all(m.progress_error and m.progress_error_share == 1.0 for m in uniform)
+    assert all(m.progress_error and m.progress_error_share == 1.0 and m.prefilled_tokens for m in uniform)
     assert all(m.progress_error_share and 0.0 < m.progress_error_share < 1.0 for m in planned)
     noise = [np.mean([m.progress_error or 0.0 for m in of]) for of in (uniform, planned)]
     assert 0.0 < noise[1] < noise[0]
     assert "error of progress" in run("mrt_online").report.read_text()
-    assert all(m.prefilled_tokens for m in uniform)
 
 
-def test_a_length_curriculum_limits_each_iteration(run: Callable[[str], RunLayout]) -> None:
+def test_a_length_curriculum_limits_each_iteration(run: Runs) -> None:
     layout = run("length_curriculum")
-    longest = [max(len(r.token_ids) for g in groups(layout, i) for r in g.rollouts) for i in range(ITERATIONS)]
-    assert longest[0] <= 24 < longest[1] <= 48
-    assert longest[2] <= 48
+    longest = [max(len(r.token_ids) for g in groups(layout, i) for r in g.rollouts) for i in range(LONGER)]
+    assert longest[0] <= 24 < longest[1] <= 48 >= longest[2]
 
 
 @pytest.mark.parametrize("name", ["length_curriculum", "dr_grpo"])
-def test_versions_between_whole_models_are_deltas(run: Callable[[str], RunLayout], name: str) -> None:
+def test_versions_between_whole_models_are_deltas(run: Runs, name: str) -> None:
     layout = run(name)
     assert [is_delta(during(layout).weights_version(version)) for version in (1, 2)] == [False, True]
     assert not any(is_delta(path) for path in layout.weights.iterdir()), "no task loads one any more"
 
 
-def test_a_version_that_was_put_together_is_the_one_that_was_sampled_with(
-    run: Callable[[str], RunLayout], tmp_path: Path
-) -> None:
+def test_a_version_that_was_put_together_is_the_one_that_was_sampled_with(run: Runs, tmp_path: Path) -> None:
     layout = run("length_curriculum")
     put_together(chain_to(during(layout), 2), tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
@@ -236,75 +254,85 @@ def test_a_version_that_was_put_together_is_the_one_that_was_sampled_with(
 
 
 @pytest.mark.parametrize("name", ["mrt", "mrt_next_episode"])
-def test_half_of_a_group_goes_on_from_a_stale_prefix(run: Callable[[str], RunLayout], name: str) -> None:
+def test_half_of_a_group_goes_on_from_a_stale_prefix(run: Runs, name: str) -> None:
     layout = run(name)
     algorithm = read_recipe_lock(layout.recipe_lock).algorithm
     collections = {version: groups(layout, collection_of(version)) for version in algorithm.traces_versions(ITERATIONS)}
-    assert [*collections] == ([0, REFRESHED] if name == "mrt" else [0])
+    assert [*collections] == ([0, 1] if name == "mrt" else [0])
     traces = {v: {g.rollouts[0].problem_id: g.rollouts[0] for g in there} for v, there in collections.items()}
-    assert all(len(stale) == 24 for stale in traces.values())
+    assert {len(stale) for stale in traces.values()} == {COLLECTED}
     for iteration, group in ((i, g) for i in range(ITERATIONS) for g in groups(layout, i)):
-        stale = traces[algorithm.traces_version(iteration)]
         going_on = [r for r in group.rollouts if not r.forced]
         stopped = [r for r in group.rollouts if r.forced]
         assert len(going_on) == len(stopped) == 2
-        trace = stale[group.rollouts[0].problem_id]
+        trace = traces[algorithm.traces_version(iteration)][group.rollouts[0].problem_id]
         prefixes = [[*trace.prompt_ids, *trace.token_ids[:cut]] for cut in trace.boundaries[:-1] or [0]]
         assert going_on[0].prompt_ids in prefixes
         assert stopped[0].prompt_ids[: -stopped[0].forced] == going_on[0].prompt_ids
 
 
-def test_refreshed_traces_are_sampled_by_the_weights_of_their_iteration(run: Callable[[str], RunLayout]) -> None:
-    layout = run("mrt")
-    for version in (0, REFRESHED):
-        collected = [r for g in groups(layout, collection_of(version)) for r in g.rollouts]
-        assert len({r.problem_id for r in collected}) == 24
-        assert {r.weights_version for r in collected} == {version}
-    texts = [[r.text for g in groups(layout, collection_of(v)) for r in g.rollouts] for v in (0, REFRESHED)]
-    assert texts[0] != texts[1]
-    assert layout.weights_version(REFRESHED).is_dir()
+def test_refreshed_traces_are_sampled_by_the_weights_of_their_iteration(run: Runs) -> None:
+    collected = {v: [r for g in groups(run("mrt"), collection_of(v)) for r in g.rollouts] for v in (0, 1)}
+    for version, rollouts in collected.items():
+        assert len({r.problem_id for r in rollouts}) == COLLECTED
+        assert {r.weights_version for r in rollouts} == {version}
+    assert [r.text for r in collected[0]] != [r.text for r in collected[1]]
 
 
-def test_the_next_episode_is_valued_where_one_was_thought(run: Callable[[str], RunLayout]) -> None:
-    for group in (g for i in range(ITERATIONS) for g in groups(run("mrt_next_episode"), i)):
-        valued = {v.sample for v in group.values}
-        assert valued == {r.sample for r in group.rollouts if not r.forced and len(r.boundaries) > 1}
+def test_the_next_episode_is_valued_where_one_was_thought(run: Runs) -> None:
+    for group in all_groups(run("mrt_next_episode")):
+        thought = {r.sample for r in group.rollouts if not r.forced and len(r.boundaries) > 1}
+        assert {v.sample for v in group.values} == thought
         assert {b.boundary for b in group.branches} <= {1}
 
 
-def test_branches_of_a_trace_share_their_seeds_and_the_known_answers_hold_most_of_the_mass(
-    run: Callable[[str], RunLayout],
-) -> None:
-    everything = [g for i in range(ITERATIONS) for g in groups(run("mrt_online_rao_blackwell"), i)]
+def test_without_tags_the_thought_ends_where_the_last_box_opens(run: Runs) -> None:
+    """The small world's model writes a closing tag as it writes any other word: here it means nothing."""
+    layout = run("mrt_next_episode without tags")
+    assert f"{ITERATIONS} of {ITERATIONS} iterations done" in layout.report.read_text()
+    recipe = read_recipe_lock(layout.recipe_lock)
+    tokens = TokenBytes(Prompter.of(layout.weights_version(0), recipe.prompt).tokenizer)
+    traces = [r for g in groups(layout, COLLECTION) for r in g.rollouts]
+    answered = [r for r in traces if r.answer is not None]
+    for rollout in answered:
+        assert tokens.text(rollout.token_ids[rollout.boundaries[-1] :]).startswith("\\boxed{" + (rollout.answer or ""))
+    assert any(r.reward == 1.0 for r in answered)
+    assert any(len(r.boundaries) > 2 for r in traces)
+    forced = [r for g in all_groups(layout) for r in g.rollouts if r.forced]
+    branches = [b for g in all_groups(layout) for b in g.branches]
+    assert forced and all("So \\boxed{" in r.text for r in forced)
+    assert branches and all(b.text.startswith("So \\boxed{") for b in branches)
+    assert all(m.loss is not None and m.answered_share for m in metrics(layout))
+
+
+def test_the_log_shows_what_a_trace_looks_like(run: Runs) -> None:
+    logs = "".join(path.read_text(errors="replace") for path in run("mrt_online").logs.rglob("*") if path.is_file())
+    assert logs.count("a trace of problem ") == 1
+
+
+def test_branches_of_a_trace_share_their_seeds_and_the_known_answers_hold_most_of_the_mass(run: Runs) -> None:
+    everything = all_groups(run("mrt_online_rao_blackwell"))
     for branches in ([b for b in g.branches if b.sample == 0] for g in everything):
         assert len({b.seed for b in branches}) == len({b.branch for b in branches})
     for group in everything:
-        for rollout in group.rollouts:
-            for boundary in range(len(rollout.boundaries)):
-                here = [a for a in group.answers if (a.sample, a.boundary) == (rollout.sample, boundary)]
-                assert 0.0 <= sum(a.probability for a in here) <= 1.0 + 1e-6
+        mass: Counter[tuple[int, int]] = Counter()
+        for answer in group.answers:
+            mass[answer.sample, answer.boundary] += answer.probability
+        assert all(0.0 <= m <= 1.0 + 1e-6 for m in mass.values())
     assert any(b.known for g in everything for b in g.branches)
 
 
 @pytest.mark.parametrize("name", ["star", "mrt_star", "backtracking", "sft_conversations", "sft_suffix"])
-def test_supervised_algorithms_learn_given_sequences(run: Callable[[str], RunLayout], name: str) -> None:
-    learnt = metrics(run(name))
-    assert all(m.reward_mean is None for m in learnt)
-    assert all(np.isfinite(m.trainer["nll"]) and m.trainer["sequences"] == 16 for m in learnt)
-
-
-@pytest.mark.parametrize("name", ["backtracking", "sft_conversations", "sft_suffix"])
-def test_samples_that_the_policy_did_not_write_become_likelier(run: Callable[[str], RunLayout], name: str) -> None:
-    losses = [m.trainer["nll"] for m in metrics(run(name))]
+def test_what_a_supervised_algorithm_learns_becomes_likelier(run: Runs, name: str) -> None:
+    """Samples from batch to batch; of traces of the policy, which differ more than that, those that were right."""
+    layout, learnt = run(name), metrics(run(name))
+    assert all(m.reward_mean is None and m.trainer["sequences"] == 16 for m in learnt)
+    losses = [m.trainer["nll"] for m in learnt]
+    assert np.isfinite(losses).all()
+    if name in ("star", "mrt_star"):
+        right = [r for g in groups(layout, COLLECTION) for r in g.rollouts if r.reward == 1.0]
+        losses = [mean_nll(layout.weights_version(version), right) for version in (0, LONGER)]
     assert losses[-1] < losses[0]
-
-
-@pytest.mark.parametrize("name", ["star", "mrt_star"])
-def test_right_traces_that_were_learnt_become_likelier(run: Callable[[str], RunLayout], name: str) -> None:
-    layout = run(name)
-    right = [r for g in groups(layout, COLLECTION) for r in g.rollouts if r.reward == 1.0]
-    before, after = (mean_nll(layout.weights_version(version), right) for version in (0, ITERATIONS))
-    assert after < before
 
 
 def mean_nll(model_dir: Path, rollouts: list[Rollout]) -> float:
@@ -328,63 +356,27 @@ def token_logprobs(
     return logprobs[-len(token_ids) :]
 
 
-def test_backtracking_writes_down_what_it_selected(run: Callable[[str], RunLayout]) -> None:
+def test_backtracking_writes_down_what_it_selected(run: Runs) -> None:
     layout = run("backtracking")
     selected = {s.id: s for s in read_suffixes(layout.selected_samples)}
     wrong = {g.rollouts[0].problem_id: g for g in groups(layout, COLLECTION) if g.rollouts[0].reward == 0.0}
-    assert selected
-    assert selected.keys() <= wrong.keys()
+    assert selected and selected.keys() <= wrong.keys()
     for name, sample in selected.items():
         rollout = wrong[name].rollouts[0]
         assert sample.prefix.startswith(rollout.text[:20])
         assert all(a < b for a, b in pairwise(rollout.boundaries))
 
 
-def test_an_evaluation_with_a_prover_measures_regret(run: Callable[[str], RunLayout]) -> None:
-    layout = run("grpo")
-    for version in (0, ITERATIONS):
-        summary = EvaluationSummary.read(layout.evaluation_summary(version, "held-out"))
-        assert [*summary.regret] == [32, 256]
-        assert all(regret.keys() == summary.per_problem.keys() for regret in summary.regret.values())
-        assert all(0.0 <= regret <= 1.0 for regret in summary.regret[256].values())
-    sampled = read_group(layout.evaluation_shard(ITERATIONS, "held-out", 0))
-    assert len(sampled.values) == sum(len(r.boundaries) for r in sampled.rollouts)
-    assert "normalised regret" in layout.report.read_text()
-
-
-def test_a_finished_run_gets_a_benchmark_and_an_iteration_more(
-    run: Callable[[str], RunLayout], warm_server: str, tmp_path: Path
-) -> None:
-    finished, layout = run("grpo"), RunLayout(tmp_path / "run")
-    shutil.copytree(finished.root, layout.root)
-    shards = [layout.evaluation_shard(version, "held-out", 0) for version in (0, ITERATIONS)]
-    before = [path.stat().st_mtime for path in shards]
-    both = EVALUATED["evaluation.benchmarks"][:-1] + ", {name: more, problems: {type: small_world, problems: 4}}]"
-    changed = {"evaluation.benchmarks": both, "schedule.iterations": ITERATIONS + 1}
-    said = submit(ROOT / "recipes/small_world/grpo.yaml", layout.root, *options("grpo", warm_server, **changed))
-    assert f"schedule.iterations was {ITERATIONS} and is {ITERATIONS + 1}" in said
-    for version in (0, ITERATIONS):
-        assert read_manifest(layout.weights_version(version)) == read_manifest(finished.weights_version(version))
-    assert [path.stat().st_mtime for path in shards] == before
-    for version, benchmark, problems in ((0, "held-out", 16), (0, "more", 4), (4, "held-out", 16), (4, "more", 4)):
-        assert EvaluationSummary.read(layout.evaluation_summary(version, benchmark)).problems == problems
-    assert not list(layout.set_aside.glob("*"))
-    report = layout.report.read_text()
-    assert f"{ITERATIONS + 1} of {ITERATIONS + 1} iterations done" in report
-    assert "missing" not in report.lower()
-
-
-def test_episodes_of_real_traces_lie_on_their_tokens(run: Callable[[str], RunLayout]) -> None:
+def test_episodes_of_real_traces_lie_on_their_tokens(run: Runs) -> None:
     layout = run("mrt_online")
     tokens = TokenBytes(Prompter.of(layout.weights_version(0), read_recipe_lock(layout.recipe_lock).prompt).tokenizer)
-    for rollout in (r for i in range(ITERATIONS) for g in groups(layout, i) for r in g.rollouts):
-        episodes = [tokens.pieces(rollout.token_ids[a:b]) for a, b in pairwise(rollout.boundaries)]
-        thought = rollout.text.partition("</think>")[0]
-        assert b"".join(piece for episode in episodes for piece in episode).decode(errors="replace") == thought
-        assert all(b"".join(episode).lstrip().startswith(b"Wait") for episode in episodes[1:])
+    for rollout in (r for g in all_groups(layout) for r in g.rollouts):
+        episodes = [b"".join(tokens.pieces(rollout.token_ids[a:b])) for a, b in pairwise(rollout.boundaries)]
+        assert b"".join(episodes).decode(errors="replace") == rollout.text.partition("</think>")[0]
+        assert all(episode.lstrip().startswith(b"Wait") for episode in episodes[1:])
 
 
-def test_branches_are_learnt_after_what_they_were_sampled_after(run: Callable[[str], RunLayout]) -> None:
+def test_branches_are_learnt_after_what_they_were_sampled_after(run: Runs) -> None:
     layout = run("mrt_online_train_branches")
     recipe = read_recipe_lock(layout.recipe_lock)
     assert recipe.prover is not None
@@ -402,86 +394,83 @@ def test_branches_are_learnt_after_what_they_were_sampled_after(run: Callable[[s
             )
 
 
-def test_the_plan_collects_before_it_trains(run: Callable[[str], RunLayout]) -> None:
+def test_the_plan_collects_before_it_trains(run: Runs) -> None:
     plan = json.loads(run("star").plan.read_text())
     assert [job["name"] for job in plan["jobs"]][:3] == ["prepare", "collection.inference", "segment-000.trainer"]
 
 
-SUITE = """
-prompt: {instruction: ""}
-prover:
-  type: forced_answer
-  forced_text: &end "Time is up.\\n\\n</think>\\n\\n\\\\boxed{"
-  branches: 4
-  max_tokens: 4
-  temperature: 1.0
-episodes: {markers: [Wait], min_paragraphs: 1, max_episodes: 6}
-benchmarks:
-  - {name: held-out, samples: 2, problems: &problems {type: small_world, split: held_out, problems: 12}}
-  - name: longer
-    problems: *problems
-    max_tokens: 48
-    mode:
-      {type: extrapolation, words: [Wait], extensions: 4, tokens: 24, value_every: 2, answer_tokens: 8,
-       forced_text: *end}
-temperature: 1.0
-top_p: 1.0
-max_tokens: 128
-regret_budgets: [32, 64]
-"""
-ANALYSES = {
-    "regret": {"regret", "areas_by_episode"},
-    "scaling": set(),
-    "progress": set(),
-    "efficiency": set(),
-    "extrapolate": {"extrapolation"},
-}
-"""The analyses, and figures that each of them draws."""
+def test_an_evaluation_with_a_prover_measures_regret(run: Runs) -> None:
+    layout = run("grpo")
+    for version in (0, ITERATIONS):
+        summary = EvaluationSummary.read(layout.evaluation_summary(version, "held-out"))
+        assert [*summary.regret] == [32, 64]
+        assert all(regret.keys() == summary.per_problem.keys() for regret in summary.regret.values())
+        assert all(0.0 <= regret <= 1.0 for regret in summary.regret[64].values())
+    sampled = read_group(layout.evaluation_shard(ITERATIONS, "held-out", 0))
+    assert len(sampled.values) == sum(len(r.boundaries) for r in sampled.rollouts)
+    assert "normalised regret" in layout.report.read_text()
 
 
 @pytest.fixture(scope="module")
-def evaluated(run: Callable[[str], RunLayout], tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
-    """An evaluation on its own of a run of GRPO and one of MRT-online: whole traces, and extrapolation to twice their
-    length.
-    """
-    folder = tmp_path_factory.mktemp("evaluated")
-    suite = folder / "suite.yaml"
-    suite.write_text(SUITE)
-    runs = [str(run(name).root) for name in ("grpo", "mrt_online")]
-    command = ["eval", *runs, "--suite", str(suite), "--results", str(folder / "results"), "--run", str(folder / "run")]
-    done = subprocess.run(
-        [sys.executable, "-m", "mrt_hpc.cli.main", *command, "--set", "serving.kv_cache_gib=0.25"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return RunLayout(folder / "run")
+def extended(run: Runs, warm_server: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLayout, str]:
+    """A copy of the finished run of GRPO that gets a benchmark and an iteration more, and what the command says."""
+    layout = RunLayout(tmp_path_factory.mktemp("extended") / "run")
+    shutil.copytree(run("grpo").root, layout.root)
+    changed = {
+        "evaluation.benchmarks": f"[{HELD_OUT}, {EXTRAPOLATED}]",
+        "schedule.iterations": ITERATIONS + 1,
+    }
+    said = submit(ROOT / "recipes/small_world/grpo.yaml", layout.root, *options("grpo", warm_server, **changed))
+    return layout, said
+
+
+def test_a_finished_run_gets_a_benchmark_and_an_iteration_more(run: Runs, extended: tuple[RunLayout, str]) -> None:
+    finished, (layout, said) = run("grpo"), extended
+    assert f"schedule.iterations was {ITERATIONS} and is {ITERATIONS + 1}" in said
+    for version in (0, ITERATIONS):
+        assert read_manifest(layout.weights_version(version)) == read_manifest(finished.weights_version(version))
+        shards = [one.evaluation_shard(version, "held-out", 0) for one in (finished, layout)]
+        assert shards[0].stat().st_mtime == shards[1].stat().st_mtime, "it is not sampled again"
+    for version in (0, ITERATIONS + 1):
+        for benchmark in ("held-out", "longer"):
+            assert EvaluationSummary.read(layout.evaluation_summary(version, benchmark)).problems == 8
+    assert not list(layout.set_aside.glob("*"))
+    report = layout.report.read_text()
+    assert f"{ITERATIONS + 1} of {ITERATIONS + 1} iterations done" in report
+    assert "missing" not in report.lower()
+
+
+ANALYSES: dict[str, tuple[set[str], list[str]]] = {
+    "regret": ({"regret", "areas_by_episode"}, ["regret@"]),
+    "scaling": (set(), []),
+    "progress": (set(), []),
+    "efficiency": (set(), []),
+    "extrapolate": ({"extrapolation"}, ["accuracy at 144 tokens"]),
+}
+"""The analyses, the figures that each draws, and measures by which it tells the two apart or says that it cannot."""
 
 
 @pytest.mark.parametrize("analysis", ANALYSES)
-def test_every_analysis_of_grpo_and_mrt_online_ends_in_its_figures(evaluated: RunLayout, analysis: str) -> None:
+def test_every_analysis_of_a_run_ends_in_its_figures(
+    extended: tuple[RunLayout, str], analysis: str, tmp_path: Path
+) -> None:
+    figures, compared = ANALYSES[analysis]
+    models = [f"{extended[0].root}@first", str(extended[0].root)]
     benchmark = "longer" if analysis == "extrapolate" else "held-out"
-    result = CliRunner().invoke(main, ["analyze", analysis, str(evaluated.root), "--benchmark", benchmark])
+    command = ["analyze", analysis, *models, "--benchmark", benchmark, "--out", str(tmp_path)]
+    result = CliRunner().invoke(main, command)
     assert result.exit_code == 0, result.output
-    written = {path.stem for path in (evaluated.root / "analysis" / analysis).glob("*.png")}
-    assert written
-    assert written >= ANALYSES[analysis]
-    assert {path.stem for path in (evaluated.root / "analysis" / analysis).glob("*.svg")} == written
-    assert any((evaluated.root / "analysis" / analysis).glob("*.csv"))
+    written = {path.stem for path in tmp_path.glob("*.png")}
+    assert written and written >= figures
+    assert {path.stem for path in tmp_path.glob("*.svg")} == written
+    assert any(tmp_path.glob("*.csv"))
+    for measure in compared:
+        (verdict,) = [line for line in result.output.splitlines() if line.startswith(measure)]
+        assert "n = 8 problems" in verdict or " is better: " in verdict
 
 
-def test_extrapolation_and_regret_tell_the_two_apart_or_say_that_they_cannot(evaluated: RunLayout) -> None:
-    for analysis, benchmark, words in (
-        ("extrapolate", "longer", "accuracy at 144 tokens"),
-        ("regret", "held-out", "regret@"),
-    ):
-        result = CliRunner().invoke(main, ["analyze", analysis, str(evaluated.root), "--benchmark", benchmark])
-        (verdict,) = [line for line in result.output.splitlines() if line.startswith(words)]
-        assert "cannot be told apart: n = 12 problems" in verdict or " is better: " in verdict
+def test_the_first_and_the_last_model_of_a_run_are_compared(extended: tuple[RunLayout, str]) -> None:
     measures = ["--measure", "pass@1", "--measure", "maj@2", "--benchmark", "held-out"]
-    compared = CliRunner().invoke(main, ["compare", str(evaluated.root), *measures])
+    compared = CliRunner().invoke(main, ["compare", str(extended[0].root), *measures])
     assert compared.exit_code == 0, compared.output
     assert "problems" in compared.output

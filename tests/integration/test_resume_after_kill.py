@@ -1,7 +1,5 @@
-"""Ctrl-C, then kill -9 of a whole run in generation, in the update, while publishing and in an evaluation; the same
-command finishes it.
-
-Afterwards the events must show that no completed shard and no checkpointed step was computed twice.
+"""Ctrl-C in generation, then kill -9 of a whole run in the update, while publishing and in an evaluation; the same
+command finishes it. Afterwards the events show that no completed shard and no checkpointed step was computed twice.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chaos_backends import started, submit_command
+from conftest import ROOT
 
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.run.archive import sampled_positions
@@ -31,27 +30,23 @@ from mrt_hpc.run.weights import published_versions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ROOT = Path(__file__).parents[2]
-ITERATIONS = 3
+ITERATIONS, GROUPS, EVALUATED = 2, 6, 12
 SHRUNK = (
-    "sampling.problems_per_iteration=6",
+    f"sampling.problems_per_iteration={GROUPS}",
     "sampling.rollouts_per_problem=4",
     f"schedule.iterations={ITERATIONS}",
     f"schedule.iterations_per_job={ITERATIONS}",
-    "evaluation.benchmarks.0.problems.problems=20",
+    f"evaluation.benchmarks.0.problems.problems={EVALUATED}",
+    "serving.kv_cache_gib=0.25",
     "tracking.wandb=true",
 )
 DEADLINE_S = 600
-KILLS = 4
-
-
-def start(run: Path) -> subprocess.Popen[bytes]:
-    return started(submit_command(run, SHRUNK))
+KILLS = 3
 
 
 def kill_when(run: Path, condition: Callable[[], bool]) -> None:
     """Start the run, wait for the condition, and kill its process group at once."""
-    process = start(run)
+    process = started(submit_command(run, SHRUNK))
     end = time.monotonic() + DEADLINE_S
     try:
         while not condition():
@@ -65,7 +60,7 @@ def kill_when(run: Path, condition: Callable[[], bool]) -> None:
 
 def interrupt_when(run: Path, condition: Callable[[], bool]) -> None:
     """Start the run, wait for the condition, and press Ctrl-C, which must stop it cleanly."""
-    process = start(run)
+    process = started(submit_command(run, SHRUNK))
     wait_until(condition, reason="the moment to interrupt", deadline_s=DEADLINE_S)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == ExitCode.INTERRUPTED
@@ -85,8 +80,8 @@ def servers_of(run: Path) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def killed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was interrupted, then killed four times, and then finished.
+def killed_run(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
+    """A run that was interrupted, then killed three times, and then finished.
 
     Each condition stays true once its moment has come, so that a look that comes late on a busy machine kills as well.
     """
@@ -100,7 +95,7 @@ def killed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return bool(read_events(layout.events, EventKind.SERVER_STARTED))
 
     def in_update() -> bool:
-        return len(complete_groups(layout.groups(0))) == 6 or is_published(1)
+        return len(complete_groups(layout.groups(0))) == GROUPS or is_published(1)
 
     def while_publishing() -> bool:
         begun = any(is_temporary(p) and "v000002" in p.name for p in layout.weights.iterdir())
@@ -108,113 +103,92 @@ def killed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def in_evaluation() -> bool:
         """Some problems have been evaluated."""
-        first = layout.evaluation_parts(0, "held-out", 0)
-        return bool(complete_groups(first)) or layout.evaluation_shard(0, "held-out", 0).exists()
+        batches = layout.evaluation_samples(0, "held-out").glob("*/problems/*/?????-*")
+        return any(batches) or layout.evaluation_shard(0, "held-out", 0).exists()
 
-    interrupt_when(run, lambda: bool(read_events(layout.events, EventKind.TASK_STARTED)))
-    for moment in (in_generation, in_update, while_publishing, in_evaluation):
+    interrupt_when(run, in_generation)
+    for moment in (in_update, while_publishing, in_evaluation):
         kill_when(run, moment)
         gone = time.monotonic() + 30
         while servers_of(run):
             assert time.monotonic() < gone, f"processes outlived the run: {servers_of(run)}"
             time.sleep(0.05)
-    finished = subprocess.run(
-        submit_command(run, SHRUNK),
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=DEADLINE_S,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    return run
+    submit_again(run)
+    return layout
 
 
-def test_the_report_is_complete(killed_run: Path) -> None:
-    layout = RunLayout(killed_run)
-    assert layout.report.is_file()
-    assert "missing" not in layout.report.read_text().lower()
+def submit_again(run: Path) -> None:
+    """Type the command, and wait for the end of the run."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = submit_command(run, SHRUNK)
+    ended = subprocess.run(command, env=environment, timeout=DEADLINE_S, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_the_report_is_complete(killed_run: RunLayout) -> None:
+    assert "missing" not in killed_run.report.read_text().lower()
     for iteration in range(ITERATIONS):
-        assert json.loads(layout.metrics(iteration).read_text())["iteration"] == iteration
+        assert json.loads(killed_run.metrics(iteration).read_text())["iteration"] == iteration
     for version in (0, ITERATIONS):
-        assert layout.evaluation_summary(version, "held-out").is_file()
+        assert killed_run.evaluation_summary(version, "held-out").is_file()
 
 
-def test_no_group_was_completed_twice(killed_run: Path) -> None:
+def test_no_group_was_completed_twice(killed_run: RunLayout) -> None:
     """What was committed in the instant before a kill may lack its event."""
-    layout = RunLayout(killed_run)
     for iteration in range(ITERATIONS):
-        assert sampled_positions(layout, iteration) == set(range(6))
-    events = read_events(layout.events)
-    committed = Counter(
-        (e["iteration"], e["position"]) for e in events if e["kind"] == "shard_committed" and e["what"] == "group"
-    )
-    assert len(committed) >= ITERATIONS * 6 - KILLS
+        assert sampled_positions(killed_run, iteration) == set(range(GROUPS))
+    events = read_events(killed_run.events)
+    committed = Counter((e["iteration"], e["position"]) for e in events if e["kind"] == "group_committed")
+    assert len(committed) >= ITERATIONS * GROUPS - KILLS
     assert max(committed.values()) == 1
-    assert not [e for e in events if e["kind"] == "shard_discarded"]
+    assert not [e for e in events if e["kind"] == "group_discarded"]
 
 
-def test_no_evaluated_problem_was_sampled_twice(killed_run: Path) -> None:
-    events = read_events(RunLayout(killed_run).events)
-    parts = Counter((e["version"], e["position"]) for e in events if e["kind"] == "part_committed")
-    problems = len(read_problems(RunLayout(killed_run).benchmark_data("held-out")))
+def test_no_evaluated_problem_was_sampled_twice(killed_run: RunLayout) -> None:
+    parts = Counter(
+        (e["version"], e["position"]) for e in read_events(killed_run.events) if e["kind"] == "part_committed"
+    )
+    assert len(read_problems(killed_run.benchmark_data("held-out"))) == EVALUATED
     # Several problems may be committed at the moment of a kill, before their events are written.
-    assert 2 * problems - 4 * KILLS <= len(parts) <= 2 * problems
+    assert 2 * EVALUATED - 4 * KILLS <= len(parts) <= 2 * EVALUATED
     assert max(parts.values()) == 1
-    assert not list(RunLayout(killed_run).evaluations(0).rglob("parts-*")), "the parts are in the shard now"
+    assert not list(killed_run.evaluations(0).rglob("parts-*")), "the parts are in the shard now"
 
 
-def test_iterations_that_no_checkpoint_goes_back_to_are_archived(killed_run: Path) -> None:
-    layout = RunLayout(killed_run)
+def test_iterations_that_no_checkpoint_goes_back_to_are_archived(killed_run: RunLayout) -> None:
     for iteration in range(ITERATIONS - 1):
-        assert {p.name for p in layout.iteration(iteration).iterdir()} == {"groups.zip", "metrics.json"}
-    assert layout.groups(ITERATIONS - 1).is_dir()
+        assert {p.name for p in killed_run.iteration(iteration).iterdir()} == {"groups.zip", "metrics.json"}
+    assert killed_run.groups(ITERATIONS - 1).is_dir()
 
 
-def test_no_checkpointed_step_was_computed_twice(killed_run: Path) -> None:
+def test_no_checkpointed_step_was_computed_twice(killed_run: RunLayout) -> None:
     """Events count iterations from 0; the checkpoint of iteration i says i + 1 updates."""
     checkpointed: set[int] = set()
-    for event in read_events(RunLayout(killed_run).events):
+    for event in read_events(killed_run.events):
         if event["kind"] == EventKind.CHECKPOINT:
             checkpointed.add(event["iteration"])
         if event["kind"] == EventKind.STEP:
             assert event["iteration"] + 1 not in checkpointed
-    assert len(checkpointed) >= ITERATIONS - KILLS
-    assert RunLayout(killed_run).checkpoint(ITERATIONS).is_dir()
+    assert checkpointed
+    assert killed_run.checkpoint(ITERATIONS).is_dir()
 
 
-def test_every_version_was_published_once(killed_run: Path) -> None:
-    events = read_events(RunLayout(killed_run).events, EventKind.PUBLISHED)
-    published = Counter(e["version"] for e in events)
-    assert len(published) >= ITERATIONS + 1 - KILLS
-    assert max(published.values()) == 1
-    assert RunLayout(killed_run).weights_version(ITERATIONS).is_dir()
+def test_every_version_was_published_once(killed_run: RunLayout) -> None:
+    published = Counter(e["version"] for e in read_events(killed_run.events, EventKind.PUBLISHED))
+    assert published and max(published.values()) == 1
+    assert killed_run.weights_version(ITERATIONS).is_dir()
 
 
-def test_all_attempts_log_to_one_wandb_run(killed_run: Path) -> None:
-    layout = RunLayout(killed_run)
-    run_id = (layout.wandb / "run_id").read_text()
-    attempts = list(layout.wandb.glob("wandb/offline-run-*"))
-    assert len(attempts) >= 2
-    assert all(attempt.name.endswith(run_id) for attempt in attempts)
-
-
-def test_each_evaluation_is_logged_to_wandb_once(killed_run: Path) -> None:
-    layout = RunLayout(killed_run)
-    record = json.loads((layout.wandb / "evaluations.json").read_text())
+def test_all_attempts_log_to_one_wandb_run_and_each_evaluation_once(killed_run: RunLayout) -> None:
+    run_id = (killed_run.wandb / "run_id").read_text()
+    attempts = list(killed_run.wandb.glob("wandb/offline-run-*"))
+    assert len(attempts) >= 2 and all(attempt.name.endswith(run_id) for attempt in attempts)
+    record = json.loads((killed_run.wandb / "evaluations.json").read_text())
     assert sorted(row["evaluation/version"] for row in record["logged"]) == [0, ITERATIONS]
-    assert (layout.offline_runs / Path(record["staged"]).name).is_dir()
+    assert (killed_run.offline_runs / Path(record["staged"]).name).is_dir()
 
 
-def test_the_finished_run_has_nothing_left_to_do(killed_run: Path) -> None:
-    before = len(read_events(RunLayout(killed_run).events))
-    again = subprocess.run(
-        submit_command(killed_run, SHRUNK),
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=120,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert again.returncode == 0, again.stderr
-    assert len(read_events(RunLayout(killed_run).events)) == before
+def test_the_finished_run_has_nothing_left_to_do(killed_run: RunLayout) -> None:
+    before = len(read_events(killed_run.events))
+    submit_again(killed_run.root)
+    assert len(read_events(killed_run.events)) == before

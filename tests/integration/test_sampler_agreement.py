@@ -6,14 +6,10 @@ import logging
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, task_in
 from safetensors.torch import load_file, save_file
 
-from mrt_hpc.attempt.entry import load_task
-from mrt_hpc.attempt.placement import Placement
-from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.trainer import Trainer
@@ -21,9 +17,7 @@ from mrt_hpc.roles.training.sampler_agreement import LIMIT_16_BITS, LIMIT_32_BIT
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.manifest import MANIFEST
-from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.weights import publish, take_over
-from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +25,6 @@ if TYPE_CHECKING:
 
     from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.training.rendezvous import Ranks
-
-ATTEMPT, TRAINER = "a.0", "segment-000.trainer"
 
 
 def negate_a_layer(model: Path) -> None:
@@ -48,8 +40,8 @@ def trainer_of(
     run: Path, quickstart: RunLayout, one_rank: Ranks, tamper: Callable[[Path], None], *changes: str
 ) -> Trainer:
     """A trainer before its first update, with the first group of a run that was really sampled."""
-    recipe = load_recipe(ROOT / "recipes" / "quickstart.yaml", changes)
-    layout = create_or_open(run, recipe, compile_plan(recipe, LocalSite()))
+    task = task_in(run, load_recipe(ROOT / "recipes" / "quickstart.yaml", changes), "segment-000.trainer")
+    layout = task.layout
 
     def write(directory: Path) -> None:
         take_over(quickstart.weights_version(0), directory, without=(MANIFEST,))
@@ -58,8 +50,7 @@ def trainer_of(
     publish(layout, 0, write)
     first = min(sampled_positions(quickstart, 0))
     commit_group(layout.group(0, first), read_sampled(quickstart, 0, first))
-    write_task(layout, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt=ATTEMPT))
-    return Trainer.resumed(load_task(layout, TRAINER, 0, Placement(0, 1, 0, ATTEMPT)), one_rank, Tracker())
+    return Trainer.resumed(task, one_rank, Tracker())
 
 
 def test_the_policy_that_sampled_is_the_trainers(

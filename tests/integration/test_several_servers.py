@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from typing import TYPE_CHECKING
 
 import pytest
+from families import assert_gone, family
 from test_inference_server import (
     PROMPT,
     Reached,
     assert_drawn_by_seed,
-    assert_gone,
     assert_sampled_from,
-    family,
     reference_distributions,
     write_model,
 )
 
+from mrt_hpc.errors import UserError
 from mrt_hpc.inference.client import Completion, Request, SamplingSettings, connect
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_pool import ServerPool, spread_over
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SEEDS = (1, 2, 3)
+SAMPLES = list(range(32))
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +94,7 @@ def test_one_that_is_killed_is_restarted_alone_with_the_weights_loaded_last(
             generator = spread_over([first, second])
 
             async def problem(name: str) -> list[Completion]:
-                request = Request(PROMPT, list(range(32)), SamplingSettings(400, ignore_stop=True), family=name)
+                request = Request(PROMPT, SAMPLES, SamplingSettings(200, ignore_stop=True), family=name)
                 return [c async for c in generator.stream([request])]
 
             both = asyncio.gather(problem("a"), problem("b"))
@@ -102,6 +104,17 @@ def test_one_that_is_killed_is_restarted_alone_with_the_weights_loaded_last(
             return await both
 
     for completions in asyncio.run(sample()):
-        assert sorted(c.sample for c in completions) == list(range(32))
+        assert sorted(c.sample for c in completions) == SAMPLES
         assert_sampled_from(models[1], completions[:2], 1.0)
     assert (single.starts, divided.starts) == (1, 2)
+
+
+def test_a_file_that_is_cut_short_leaves_no_server_to_sample_from(
+    pool: ServerPool, models: list[Path], tmp_path: Path
+) -> None:
+    single, _ = pool.each
+    damaged = shutil.copytree(models[0], tmp_path / "damaged")
+    os.truncate(damaged / "model.safetensors", 4000)
+    with pytest.raises(UserError, match="refused"):
+        single.load_weights(damaged, 2)
+    assert (single.pid, single.weights_version) == (None, 1)

@@ -7,19 +7,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
+from conftest import ROOT, task_in
 from training_support import infinite_loss, random_batch, tiny_model
 
-from mrt_hpc.attempt.entry import load_task
-from mrt_hpc.attempt.placement import Placement
-from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.task.context import is_trained
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
@@ -33,23 +29,23 @@ from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.records import GroupStatistics
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import is_delta
-from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.training import checkpoint
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.training.engine import TrainerEngine
     from mrt_hpc.training.rendezvous import Ranks
 
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
 CHANGES = (
     "training.checkpoint_every=100",
     "resilience.wait_limit_minutes=0.001",
     "resources.inference.tasks=2",
     "resilience.heartbeat_limit_s=0.5",
 )
-TRAINER, INFERENCE, ATTEMPT = "segment-000.trainer", "segment-000.inference", "a.0"
+TRAINER, INFERENCE = "segment-000.trainer", "segment-000.inference"
 NOTHING = GroupStatistics(
     rollouts=0, branches=0, rollout_tokens=0, branch_tokens=0, prompt_tokens=0, cached_tokens=0, prefilled_tokens=0,
     seconds={},
@@ -68,11 +64,11 @@ def engine(one_rank: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Trainer
 def trainer(engine: TrainerEngine, tmp_path: Path) -> Trainer:
     """After three updates, of which no checkpoint has any."""
     engine.skipped_in_a_row = 0
-    recipe = load_recipe(QUICKSTART, CHANGES)
-    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
-    write_task(layout, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt=ATTEMPT))
-    task = load_task(layout, TRAINER, 0, Placement(0, 1, 0, ATTEMPT))
-    return trainer_of(task, engine)
+    return trainer_in(tmp_path / "run", engine)
+
+
+def trainer_in(run: Path, engine: TrainerEngine, *changes: str) -> Trainer:
+    return trainer_of(task_in(run, load_recipe(QUICKSTART, (*CHANGES, *changes)), TRAINER), engine)
 
 
 def trainer_of(task: Task, engine: TrainerEngine) -> Trainer:
@@ -90,7 +86,7 @@ def leaves_after_saving(trainer: Trainer, ending: type[BaseException]) -> BaseEx
 
 def test_one_that_is_told_to_leave_saves_first(trainer: Trainer) -> None:
     with trainer.task.shutdown.at_safe_points():
-        trainer.task.shutdown.tell(Interrupted(143))
+        trainer.task.shutdown.interrupt(Interrupted(143))
     leaves_after_saving(trainer, Interrupted)
 
 
@@ -130,10 +126,8 @@ def test_a_version_that_is_published_again_or_resumed_from_is_a_whole_model(
     engine: TrainerEngine, tmp_path: Path
 ) -> None:
     whole = ("schedule.iterations=9", "schedule.iterations_per_job=9", "training.full_weights_every=9")
-    recipe = load_recipe(QUICKSTART, (*CHANGES, *whole, "evaluation.every=9"))
-    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
-    write_task(layout, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt=ATTEMPT))
-    trainer = trainer_of(load_task(layout, TRAINER, 0, Placement(0, 1, 0, ATTEMPT)), engine)
+    trainer = trainer_in(tmp_path / "run", engine, *whole, "evaluation.every=9")
+    layout = trainer.task.layout
     trainer.artifacts.publish(4)
     assert [is_delta(layout.weights_version(version)) for version in (3, 4)] == [False, True]
     trainer.task.set_aside([layout.weights_version(4)], "damaged")
@@ -146,13 +140,6 @@ def test_a_version_that_is_published_again_or_resumed_from_is_a_whole_model(
     assert not is_delta(layout.weights_version(5))
 
 
-def damaged_group(layout: RunLayout) -> Path:
-    path = layout.group(3, 0)
-    commit_group(path, Sampled(rollouts=[], statistics=NOTHING))
-    (path / "rollouts.parquet").write_bytes(b"no parquet")
-    return path
-
-
 @pytest.mark.parametrize(("other", "reopened"), [(TaskState.DONE, True), (TaskState.STOPPED, False)])
 def test_a_damaged_group_is_sampled_again_by_who_is_left_or_the_next_submission(
     trainer: Trainer, other: TaskState, reopened: bool
@@ -160,7 +147,9 @@ def test_a_damaged_group_is_sampled_again_by_who_is_left_or_the_next_submission(
     layout = trainer.task.layout
     write_task(layout, INFERENCE, 0, TaskRecord(TaskState.DONE))
     write_task(layout, INFERENCE, 1, TaskRecord(other))
-    path = damaged_group(layout)
+    path = layout.group(3, 0)
+    commit_group(path, Sampled(rollouts=[], statistics=NOTHING))
+    (path / "rollouts.parquet").write_bytes(b"no parquet")
     assert leaves_after_saving(trainer, UserError)
     assert not path.exists()
     assert "a damaged group" in next(layout.set_aside.rglob("REASON")).read_text()
@@ -170,10 +159,9 @@ def test_a_damaged_group_is_sampled_again_by_who_is_left_or_the_next_submission(
 def test_an_attempt_that_was_taken_for_lost_commits_nothing(trainer: Trainer) -> None:
     layout = trainer.task.layout
     write_task(layout, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt="a.1"))
-    with pytest.raises(UserError, match="another attempt of this task has started"):
-        trainer.artifacts.save(3)
-    with pytest.raises(UserError, match="another attempt of this task has started"):
-        trainer.artifacts.publish(4)
+    for commit, number in ((trainer.artifacts.save, 3), (trainer.artifacts.publish, 4)):
+        with pytest.raises(UserError, match="another attempt of this task has started"):
+            commit(number)
     assert not layout.checkpoint(3).exists()
     assert not layout.weights_version(4).exists()
 
@@ -181,10 +169,9 @@ def test_an_attempt_that_was_taken_for_lost_commits_nothing(trainer: Trainer) ->
 def test_what_another_attempt_has_committed_ends_this_one(trainer: Trainer) -> None:
     trainer.artifacts.save(3)
     other = TrainingArtifacts(trainer.task, trainer.engine, saved=0)
-    with pytest.raises(UserError, match="another attempt of this task has written this"):
-        other.save(3)
-    with pytest.raises(UserError, match="another attempt of this task has written this"):
-        other.publish(3)
+    for commit in (other.save, other.publish):
+        with pytest.raises(UserError, match="another attempt of this task has written this"):
+            commit(3)
 
 
 def test_skipped_steps_are_kept_and_shown_and_three_in_a_row_end_the_run(trainer: Trainer) -> None:

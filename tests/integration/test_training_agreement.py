@@ -4,58 +4,85 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from training_support import PlainTrainer, branched, random_batch, run_ranks, settings, tiny_model, update_batches
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
+from training_support import (
+    VOCABULARY,
+    PlainTrainer,
+    branched,
+    in_ranks,
+    infinite_loss,
+    random_batch,
+    settings,
+    tiny_model,
+    update_batches,
+)
 
+from mrt_hpc.recipe.choices import Batching, Precision
+from mrt_hpc.training import policy, projection
+from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.packing import split_by_group
 from mrt_hpc.training.settings import TrainingSequence, learning_rate
+from mrt_hpc.training.trained_state import TrainedState
+from mrt_hpc.training.update_statistics import SkippedStep, Tally
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from mrt_hpc.training.rendezvous import Ranks
 
 pytestmark = pytest.mark.timeout(2400)  # a process goes through all variants
 TOLERANCE = 1e-5
-VARIANTS = [
-    *(f"{stage}:{tokens}:fp32:1:-" for stage in (0, 2, 3) for tokens in (40, 128)),
-    "1:40:fp32:1:-",  # every stage
-    "0:128:fp32:2:-",  # two optimiser steps, with ratios other than 1
-    "3:40:fp32:2:c",  # the same with activations computed twice
-    "3:128:fp32:1:cp",  # and with the projection in pieces, each computed twice
-    "2:40:fp32:1:o",  # with the optimiser in the memory of the CPU
-    "3:40:fp32:1:o",
-    *(f"{stage}:{tokens}:fp32:1:e" for stage in (0, 2, 3) for tokens in (40, 400)),  # packed end to end
-    *(f"{stage}:128:fp32:1:f" for stage in (0, 2, 3)),  # projection and cross-entropy fused
-    *(f"{stage}:60:fp32:1:sb" for stage in (0, 2, 3)),  # branches, their prefixes computed once
+ONE_RANK = [
+    "0:40:fp32:1:-",
+    "2:40:fp32:1:-",
+    "3:40:fp32:1:-",
+    "0:128:fp32:2:-",
+    "2:40:fp32:1:o",
+    "0:40:fp32:1:e",
+    "0:128:fp32:1:f",
+    "0:60:fp32:1:sb",
     "3:60:fp32:2:csbfnp",
-    "0:40:fp32:1:s",  # sequences that have no prefix in common
-    "3:40:fp32:2:cefnp",  # both with the projection in pieces, activations computed twice, and no entropy
+    "3:40:fp32:2:cefnp",
     "0:40:fp32:1:en",
-    "2:40:bf16:1:-",
-    "3:40:bf16:1:-",
     "0:40:bf16:1:-",
-    "0:40:bf16_autocast:1:-",
     "3:40:bf16:1:ef",
     "0:40:bf16_autocast:1:ef",
-    "3:60:bf16:1:sbf",
 ]
-SHARED_ROWS = [  # two ranks share each row
-    "0:40:fp32:1:2e",
+TWO_RANKS = [
+    *ONE_RANK,
+    "1:40:fp32:1:-",  # with these every stage
+    "3:40:fp32:2:c",  # two optimiser steps, with ratios other than 1, and activations computed twice
+    "3:128:fp32:1:cp",  # and with the projection in pieces, each computed twice
+    "3:40:fp32:1:o",
+    "2:400:fp32:1:e",
+    "3:40:fp32:1:e",
+    "2:128:fp32:1:f",
+    "2:60:fp32:1:sb",
+    "0:40:fp32:1:s",  # sequences that have no prefix in common
+    "2:40:bf16:1:-",
+    "3:60:bf16:1:sbf",
+    "0:40:fp32:1:2e",  # from here on two ranks share each row
     "2:40:fp32:1:2e",
     "3:40:fp32:2:2cefnp",
     "0:60:fp32:1:2sb",
     "3:60:fp32:1:2csbf",
     "3:40:bf16:1:2ef",
 ]
-EXACT = [v for v in VARIANTS if ":fp32:" in v]
 RANKS = {  # four ranks have two rows of two ranks, or one row, for which heads of keys are repeated
-    1: VARIANTS,
-    2: [*VARIANTS, *SHARED_ROWS],
+    1: ONE_RANK,
+    2: TWO_RANKS,
     4: ["0:40:fp32:1:2e", "3:40:fp32:2:4cefnp"],
 }
-EXACT_CASES = [(ranks, v) for ranks, variants in RANKS.items() for v in variants if ":fp32:" in v]
+"""Variants by the number of ranks: stage:tokens:precision:steps:options. Options are c (activations computed twice), p
+(projection in pieces), o (optimiser in the memory of the CPU), e (packed end to end), s (shared prefixes), f (fused
+projection and cross-entropy), n (no entropy), 2 or 4 (so many ranks share each row) or none. With b the batches are of
+branches; the plain computation has the same.
+"""
+ALL = [(ranks, variant) for ranks, variants in RANKS.items() for variant in variants]
+EXACT = [(ranks, variant) for ranks, variant in ALL if ":fp32:" in variant]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("agreement")
     model = tiny_model(directory / "model")
     for world_size, variants in RANKS.items():
-        run_ranks("training_agreement_worker.py", [str(model), str(directory), *variants], world_size, directory)
+        in_ranks(measure_all, [model, directory, *variants], world_size, directory)
     return directory
 
 
@@ -74,9 +101,8 @@ def measured(folder: Path, world_size: int, variant: str) -> dict[str, Any]:
     return result
 
 
-def options_of(variant: str) -> str:
-    """Its letters."""
-    return variant.split(":")[-1]
+def has_branches(variant: str) -> bool:
+    return "b" in variant.rpartition(":")[2]
 
 
 @cache
@@ -107,12 +133,21 @@ def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
-@pytest.mark.parametrize(("world_size", "variant"), EXACT_CASES)
-def test_loss_and_gradients_are_those_of_the_plain_computation(folder: Path, world_size: int, variant: str) -> None:
-    actual, expected = measured(folder, world_size, variant), plain(folder, 1, "b" in options_of(variant))
-    assert actual["loss"] == pytest.approx(expected["loss"], abs=TOLERANCE)
-    assert largest_difference(actual["gradients"], expected["gradients"]) < TOLERANCE
-    assert max(float(g.abs().max()) for g in expected["gradients"].values()) > 0.05  # something was compared
+@pytest.mark.parametrize(("world_size", "variant"), EXACT)
+def test_gradients_and_updates_are_those_of_the_plain_trainer(folder: Path, world_size: int, variant: str) -> None:
+    """Clipping, learning rate, weight decay and, with two steps, ratios to the policy before the iteration."""
+    actual, steps, branches = measured(folder, world_size, variant), int(variant.split(":")[3]), has_branches(variant)
+    first, expected = plain(folder, 1, branches), plain(folder, steps, branches)
+    assert actual["loss"] == pytest.approx(first["loss"], abs=TOLERANCE)
+    assert largest_difference(actual["gradients"], first["gradients"]) < TOLERANCE
+    assert max(float(g.abs().max()) for g in first["gradients"].values()) > 0.05  # something was compared
+    assert actual["norm"] == pytest.approx(expected["norm"], rel=1e-5)
+    assert actual["norm"] > settings().training.gradient_clip  # so that clipping did something
+    for update, (loss, norm) in zip(actual["updates"], expected["updates"], strict=True):
+        assert update["loss"] == pytest.approx(loss, abs=TOLERANCE)
+        assert update["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    # Adam divides by the size of the gradient: where that is almost zero, rounding is made visible
+    assert largest_difference(actual["weights"], expected["weights"]) < 1e-3
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -148,27 +183,9 @@ def test_branches_are_computed_with_fewer_positions(folder: Path, world_size: in
     assert measured(folder, world_size, "0:40:fp32:1:en")["updates"][0]["shared_prefix_share"] == 0
 
 
-@pytest.mark.parametrize(("world_size", "variant"), EXACT_CASES)
-def test_updates_are_those_of_the_plain_trainer(folder: Path, world_size: int, variant: str) -> None:
-    """Clipping, learning rate, weight decay and, with two steps, ratios to the policy before the iteration."""
-    actual, expected = (
-        measured(folder, world_size, variant),
-        plain(folder, int(variant.split(":")[3]), "b" in options_of(variant)),
-    )
-    assert actual["norm"] == pytest.approx(expected["norm"], rel=1e-5)
-    assert actual["norm"] > settings().training.gradient_clip  # so that clipping did something
-    for update, (loss, norm) in zip(actual["updates"], expected["updates"], strict=True):
-        assert update["loss"] == pytest.approx(loss, abs=TOLERANCE)
-        assert update["grad_norm"] == pytest.approx(norm, rel=1e-4)
-    # Adam divides by the size of the gradient: where that is almost zero, rounding is made visible
-    assert largest_difference(actual["weights"], expected["weights"]) < 1e-3
-
-
-@pytest.mark.parametrize(
-    ("world_size", "variant"), [(ranks, v) for ranks, variants in RANKS.items() for v in variants if ":bf16" in v]
-)
+@pytest.mark.parametrize(("world_size", "variant"), [(ranks, variant) for ranks, variant in ALL if ":bf16" in variant])
 def test_bfloat16_is_near(folder: Path, world_size: int, variant: str) -> None:
-    actual, expected = measured(folder, world_size, variant), plain(folder, 1, "b" in options_of(variant))
+    actual, expected = measured(folder, world_size, variant), plain(folder, 1, has_branches(variant))
     assert actual["loss"] == pytest.approx(expected["loss"], abs=0.02)
     assert actual["norm"] == pytest.approx(expected["norm"], rel=0.05)
     flat = [
@@ -195,7 +212,7 @@ def test_the_difference_between_engine_and_trainer_is_told(folder: Path, world_s
     assert update["computed_tokens"] == len(ratios) < update["tokens"] == sum(s.trained_tokens for s in batch)
 
 
-@pytest.mark.parametrize(("world_size", "variant"), [(ranks, v) for ranks, variants in RANKS.items() for v in variants])
+@pytest.mark.parametrize(("world_size", "variant"), ALL)
 def test_a_step_that_is_not_finite_is_taken_on_no_rank(folder: Path, world_size: int, variant: str) -> None:
     """In every stage and precision: an infinite loss of one sequence, and one NaN in one gradient of one rank."""
     actual, steps = measured(folder, world_size, variant), int(variant.split(":")[3])
@@ -211,3 +228,91 @@ def test_a_step_that_is_not_finite_is_taken_on_no_rank(folder: Path, world_size:
         assert ("the infinite one" in found["told"][0][1]) is (number == 0)
     assert actual["after"]["optimizer_steps"] == steps and actual["after"]["skipped_steps"] == 0
     assert all(math.isfinite(value) for value in actual["after"].values() if value is not None)
+
+
+# -- in each rank
+
+
+def measure_all(ranks: Ranks, model: str, output: str, *variants: str) -> None:
+    for variant in variants:
+        stage, tokens, precision, steps, options = variant.split(":")
+        chosen = settings(
+            zero_stage=int(stage),
+            max_tokens_per_micro_batch=int(tokens),
+            precision=Precision(precision),
+            optimizer_steps_per_iteration=int(steps),
+            gradient_checkpointing="c" in options,
+            offload_optimizer="o" in options,
+            batching=Batching.SHARED if "s" in options else Batching.PACKED if "e" in options else Batching.PADDED,
+            projection="fused" if "f" in options else "chunked",
+            entropy="n" not in options,
+            sequence_parallel=next((int(o) for o in options if o.isdigit()), 1),
+        )
+        policy.LOGIT_ELEMENTS = projection.LOGIT_ELEMENTS = 7 * VOCABULARY if "p" in options else 1 << 28
+        result = measure(build(chosen, Path(model), ranks), "b" in options)
+        if ranks.rank == 0:
+            torch.save(result, Path(output) / f"{ranks.world_size}-{variant.replace(':', '-')}.pt")
+
+
+def named(trainer: TrainerEngine) -> list[tuple[str, torch.nn.Parameter]]:
+    """Parameters under the names of the model itself."""
+    return [(n.removeprefix("model."), p) for n, p in trainer.policy.named_parameters()]
+
+
+def measure(trainer: TrainerEngine, branches: bool) -> dict[str, object]:
+    """Everything that is compared."""
+    tally = Tally(torch.device("cpu"))
+    first = random_batch(0)
+    trainer.accumulate(trainer.prepare(branched(first) if branches else first), tally=tally)
+    loss, *_ = tally.gathered()
+    gradients = {n: safe_get_full_grad(p).clone() for n, p in named(trainer)}
+    norm = trainer.apply()
+    updates = [trainer.update(branched(b) if branches else b).as_dict() for b in update_batches()]
+    weights = weights_of(trainer)
+    skipped = {"loss": skip(trainer, infinite_loss(random_batch(4))), "gradient": skip_for_a_gradient(trainer)}
+    return {
+        "loss": loss,
+        "gradients": gradients,
+        "norm": norm,
+        "updates": updates,
+        "weights": weights,
+        "skipped": skipped,
+        "after": trainer.update(random_batch(5)).as_dict(),
+    }
+
+
+def weights_of(trainer: TrainerEngine) -> dict[str, torch.Tensor]:
+    """The 32-bit weights by name."""
+    return {
+        n: (p.detach() if trainer.settings.training.zero_stage == 0 else safe_get_full_fp32_param(p)).float().clone()
+        for n, p in named(trainer)
+    }
+
+
+def skip_for_a_gradient(trainer: TrainerEngine) -> dict[str, object]:
+    """The same, where one number of the last rank's gradient is NaN."""
+    if trainer.ranks.rank < trainer.ranks.world_size - 1:
+        return skip(trainer, random_batch(4))
+
+    def spoiled(gradient: torch.Tensor) -> torch.Tensor:
+        changed = gradient.clone()
+        changed.view(-1)[3] = float("nan")
+        return changed
+
+    hook = dict(named(trainer))["model.layers.1.mlp.up_proj.weight"].register_hook(spoiled)
+    try:
+        return skip(trainer, random_batch(4))
+    finally:
+        hook.remove()
+
+
+def skip(trainer: TrainerEngine, batch: list[TrainingSequence]) -> dict[str, object]:
+    """What an update that takes no step leaves as it was, and what it tells."""
+    before, step, told = weights_of(trainer), trainer.step, list[SkippedStep]()
+    stats = trainer.update(batch, told.append)
+    return {
+        "same_weights": all(torch.equal(before[n], w) for n, w in weights_of(trainer).items()),
+        "steps": (trainer.step - step, TrainedState(trainer).optimizer_steps - step, trainer.skipped_in_a_row),
+        "counted": (stats.optimizer_steps, stats.skipped_steps, stats.loss),
+        "told": [(one.found_in, one.problems) for one in told],
+    }

@@ -5,9 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import random
 import shutil
+import time
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import hypothesis
 import numpy as np
@@ -16,26 +21,34 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from training_support import random_batch, run_ranks, settings, tiny_model
+from training_support import in_ranks, random_batch, settings, tiny_model
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.choices import Batching, Precision
+from mrt_hpc.run import weights
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, verify, write_manifest
 from mrt_hpc.run.seeds import derive_seed
-from mrt_hpc.training import checkpoint
+from mrt_hpc.training import checkpoint, export
 from mrt_hpc.training.engine import build
 from mrt_hpc.training.rng_state import Generators
 from mrt_hpc.training.trained_state import KEYS, TrainedState
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     from mrt_hpc.training.engine import TrainerEngine
     from mrt_hpc.training.rendezvous import Ranks
 
 pytestmark = pytest.mark.timeout(2400)  # the processes of the fixture go through many shapes
-SHAPES = [(0, "fp32"), (1, "fp32"), (2, "fp32"), (3, "fp32"), (0, "bf16"), (2, "bf16"), (3, "bf16")]
-SHAPES += [(0, "bf16_autocast"), (2, "bf16_autocast"), (3, "bf16_autocast")]
+SHAPES = {  # stages and precisions by the number of ranks
+    1: [(0, "fp32"), (1, "fp32"), (2, "fp32"), (3, "fp32"), (0, "bf16"), (3, "bf16_autocast")],
+    2: [
+        *((stage, "fp32") for stage in range(4)),
+        *((stage, precision) for stage in (0, 2, 3) for precision in ("bf16", "bf16_autocast")),
+    ],
+}
+CASES = [(ranks, *shape) for ranks, shapes in SHAPES.items() for shape in shapes]
 CHANGES = [  # ranks, stage and precision of the writer, and of the trainer that goes on
     (2, 2, "fp32", 1, 2, "fp32"),
     (1, 2, "fp32", 2, 2, "fp32"),
@@ -70,16 +83,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What trainers of one and two ranks did in one go, and what others did from their checkpoints."""
     run = tmp_path_factory.mktemp("checkpoints")
     model = tiny_model(run / "model", hidden=33)
-    for ranks in (1, 2):
+    for ranks, shapes in SHAPES.items():
         jobs: list[dict[str, Any]] = [
-            {"name": name(s, p), "stage": s, "precision": p, "save": f"{ranks}-{s}-{p}"} for s, p in SHAPES
+            {"name": name(s, p), "stage": s, "precision": p, "save": f"{ranks}-{s}-{p}"} for s, p in shapes
         ]
         jobs += [SHARED_ROWS | {"name": "shared-rows", "save": "shared-rows"}] if ranks == 2 else []
-        run_ranks("training_checkpoint_worker.py", [str(model), str(run), json.dumps(jobs)], ranks, run)
-    for ranks in (1, 2):
+        in_ranks(do_jobs, [model, run, jobs], ranks, run)
+    for ranks, shapes in SHAPES.items():
         jobs = [
             {"name": f"again-{s}-{p}", "stage": s, "precision": p, "load": f"{ranks}-{s}-{p}", "bits": True}
-            for s, p in SHAPES
+            for s, p in shapes
         ]
         jobs += [
             {"name": resumed(c), "stage": c[4], "precision": c[5], "load": f"{c[0]}-{c[1]}-{c[2]}"}
@@ -88,7 +101,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
         shape = SHARED_ROWS if ranks == 2 else {"stage": 3, "precision": "fp32"}
         jobs += [shape | {"name": "rows-changed", "load": {1: "shared-rows", 2: "1-3-fp32"}[ranks]}]
-        run_ranks("training_checkpoint_worker.py", [str(model), str(run), json.dumps(jobs)], ranks, run)
+        in_ranks(do_jobs, [model, run, jobs], ranks, run)
     return run
 
 
@@ -104,8 +117,7 @@ def published(folder: Path, job: str, ranks: int) -> tuple[int, str]:
     return verify(path).files["model.safetensors"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize(("stage", "precision"), SHAPES)
+@pytest.mark.parametrize(("ranks", "stage", "precision"), CASES)
 def test_a_new_process_goes_on_bit_by_bit(ranks: int, stage: int, precision: str, folder: Path) -> None:
     for rank in range(ranks):
         straight = seen(folder, name(stage, precision), ranks, rank)
@@ -116,15 +128,9 @@ def test_a_new_process_goes_on_bit_by_bit(ranks: int, stage: int, precision: str
         for ours, theirs in zip(again["updates"], straight["updates"], strict=True):
             timeless = {k for k in theirs if not k.startswith("seconds")}
             assert {k: ours[k] for k in timeless} == {k: theirs[k] for k in timeless}
+        assert again["same_bits"] is True, "of weights and averages, -0.0 and what is not a number included"
     again_weights = published(folder, f"again-{stage}-{precision}", ranks)
     assert again_weights == published(folder, name(stage, precision), ranks)
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize(("stage", "precision"), SHAPES)
-def test_every_bit_comes_back(ranks: int, stage: int, precision: str, folder: Path) -> None:
-    """Of weights and averages, -0.0 and what is not a number included."""
-    assert all(seen(folder, f"again-{stage}-{precision}", ranks, rank)["same_bits"] is True for rank in range(ranks))
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: resumed(c).removeprefix("resumed-"))
@@ -179,9 +185,7 @@ def test_a_checkpoint_holds_what_it_says(folder: Path) -> None:
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_what_one_rank_cannot_write_fails_on_all_at_once(stage: int, folder: Path, tmp_path: Path) -> None:
-    arguments = [str(folder / "model"), str(tmp_path), str(stage)]
-    run_ranks("training_failing_save_worker.py", arguments, 2, tmp_path, timeout_s=300)
-    ours, theirs = (json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in range(2))
+    ours, theirs = in_ranks(save_with_failures, [folder / "model", tmp_path, stage], 2, tmp_path)
     for case, failure in ours.items():
         assert failure["left"] == theirs[case]["left"] == [], case
         assert max(failure.pop("s"), theirs[case].pop("s")) < 30, case
@@ -234,58 +238,79 @@ class Bad(list[tuple[str, str]]):
         self.append((path.name, str(error)))
 
 
-def test_the_newest_sound_checkpoint_is_found_and_each_newer_one_reported(three: Path) -> None:
-    bad = Bad()
-    assert checkpoint.good(three, bad) == three / "step000003"
-    assert checkpoint.good(three / "nowhere", bad) is None
-    assert bad == []
-    for number in (4, 5, 6, 7, 8):
-        shutil.copytree(three / "step000003", three / f"step{number:06d}")
-    torn, flipped = (three / f"step{n:06d}" / "tensors-00001-of-00002.safetensors" for n in (8, 7))
-    torn.write_bytes(torn.read_bytes()[:-100])
-    content = bytearray(flipped.read_bytes())
+PART = "tensors-00001-of-00002.safetensors"
+
+
+def flip(path: Path) -> None:
+    content = bytearray((path / PART).read_bytes())
     content[-50] ^= 4
-    flipped.write_bytes(content)
-    (three / "step000006" / "tensors-00000-of-00002.safetensors").unlink()
-    rewrite_state(three / "step000005", generators=None)
-    (three / "step000004" / MANIFEST).unlink()
-    assert checkpoint.good(three, bad) == three / "step000003"
-    assert [name for name, _ in bad] == [f"step{n:06d}" for n in (8, 7, 6, 5, 4)]
-    reasons = [reason for _, reason in bad]
-    assert str(torn) in reasons[0]
-    assert str(flipped) in reasons[1]
-    assert "tensors-00000-of-00002.safetensors" in reasons[2]
-    assert "'generators' is not of type list" in reasons[3]
-    assert "no readable manifest" in reasons[4]
-    for path in three.iterdir():
-        (path / MANIFEST).unlink(missing_ok=True)
-    assert checkpoint.good(three, Bad()) is None
+    (path / PART).write_bytes(content)
 
 
-def test_one_whose_numbers_are_not_finite_is_passed_over(three: Path) -> None:
-    """An earlier version may have written it: its files are as they were written."""
-    path = three / "step000003"
-    file = path / "tensors-00001-of-00002.safetensors"
-    tensors = load_file(file)
-    name = next(iter(tensors))
-    tensors[name].view(-1)[-1] = math.inf
-    save_file(tensors, file)
+def make_infinite(path: Path) -> None:
+    """As an earlier version may have written it: its files are as they were written."""
+    tensors = load_file(path / PART)
+    next(iter(tensors.values())).view(-1)[-1] = math.inf
+    save_file(tensors, path / PART)
     (path / MANIFEST).unlink()
     write_manifest(path, step=2)
-    bad = Bad()
-    assert checkpoint.good(three, bad) == three / "step000002"
-    assert [one for one, _ in bad] == ["step000003"] and f"a NaN or an infinity: {name}" in bad[0][1]
 
 
-def test_a_manifest_that_breaks_its_reader_is_reported(three: Path) -> None:
-    """What no one foresaw must not keep the trainer from the older checkpoint."""
-    manifest = three / "step000003" / MANIFEST
-    content = json.loads(manifest.read_text())
+def break_the_reader(path: Path) -> None:
+    """With a manifest that no one foresaw."""
+    content = json.loads((path / MANIFEST).read_text())
     content["files"]["state.json"][0] = math.inf
-    manifest.write_text(json.dumps(content))
+    (path / MANIFEST).write_text(json.dumps(content))
+
+
+def rewrite_state(changes: dict[str, Any], path: Path) -> None:
+    """Change state.json and seal the checkpoint again; a value of ... takes the key out."""
+    state = json.loads((path / "state.json").read_text()) | changes
+    (path / "state.json").write_text(json.dumps({k: v for k, v in state.items() if v is not ...}))
+    (path / MANIFEST).unlink()
+    write_manifest(path, step=2)
+
+
+STATES: list[tuple[dict[str, Any], str]] = [
+    *(({key: ...}, f"{key!r} is missing") for key in checkpoint.STATE_TYPES),
+    ({"step": True}, "'step' is not of type int"),
+    ({"cursor": [1]}, "'cursor' is not of type dict"),
+    ({"generators": None}, "'generators' is not of type list"),
+    ({"generators": []}, "not those of all ranks"),
+    ({"generators": [{}, {}]}, "not the state of random generators"),
+    ({"generators": [{"python": {"words": "!"}}, 1]}, "not the state of random generators"),
+]
+DAMAGES: list[tuple[Callable[[Path], object], str]] = [
+    (lambda path: os.truncate(path / PART, (path / PART).stat().st_size - 100), PART),
+    (flip, PART),
+    (lambda path: (path / PART).unlink(), PART),
+    (lambda path: (path / MANIFEST).unlink(), "no readable manifest"),
+    (make_infinite, "a NaN or an infinity: "),
+    (break_the_reader, ""),
+    *((partial(rewrite_state, changes), reason) for changes, reason in STATES),
+]
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over_and_reported(
+    damage: Callable[[Path], object], reason: str, three: Path
+) -> None:
     bad = Bad()
+    assert checkpoint.good(three, bad) == three / "step000003" and not bad
+    damage(three / "step000003")
     assert checkpoint.good(three, bad) == three / "step000002"
     assert [name for name, _ in bad] == ["step000003"]
+    assert reason in bad[0][1]
+
+
+def test_each_newer_one_is_reported_and_there_may_be_none(three: Path) -> None:
+    for step in (3, 2):
+        (three / f"step{step:06d}" / MANIFEST).unlink()
+    bad = Bad()
+    assert checkpoint.good(three, bad) == three / "step000001"
+    assert [name for name, _ in bad] == ["step000003", "step000002"]
+    (three / "step000001" / MANIFEST).unlink()
+    assert checkpoint.good(three, Bad()) is checkpoint.good(three / "nowhere", Bad()) is None
 
 
 def test_a_checkpoint_that_cannot_be_read_just_now_is_not_passed_over(
@@ -318,34 +343,6 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_looked_for_again(
     bad = Bad()
     assert checkpoint.good(three, bad) == three / "step000004"
     assert bad == []
-
-
-def rewrite_state(path: Path, **changes: Any) -> None:
-    """Change state.json and seal the checkpoint again; a value of ... takes the key out."""
-    state = json.loads((path / "state.json").read_text()) | changes
-    (path / "state.json").write_text(json.dumps({k: v for k, v in state.items() if v is not ...}))
-    (path / MANIFEST).unlink()
-    write_manifest(path, step=2)
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        *(({key: ...}, f"{key!r} is missing") for key in checkpoint.STATE_TYPES),
-        ({"step": True}, "'step' is not of type int"),
-        ({"cursor": [1]}, "'cursor' is not of type dict"),
-        ({"generators": []}, "not those of all ranks"),
-        ({"generators": [{}, {}]}, "not the state of random generators"),
-        ({"generators": [{"python": {"words": "!"}}, 1]}, "not the state of random generators"),
-    ],
-)
-def test_a_state_that_is_not_whole_is_refused(changes: dict[str, Any], reason: str, three: Path) -> None:
-    path = three / "step000003"
-    rewrite_state(path, **changes)
-    bad = Bad()
-    assert checkpoint.good(three, bad) == three / "step000002"
-    assert [name for name, _ in bad] == ["step000003"]
-    assert reason in bad[0][1]
 
 
 @pytest.mark.parametrize("part", ["words", "position", "normal"])
@@ -452,3 +449,150 @@ def test_no_damage_passes_for_a_good_checkpoint(data: st.DataObject, folder: Pat
         assert {n: c for n, c in damaged.items() if n != MANIFEST} == {
             n: c for n, c in contents.items() if n != MANIFEST
         }
+
+
+# -- in each rank: trainers that stop and go on
+
+
+def do_jobs(ranks: Ranks, model: str, run: str, jobs: list[dict[str, Any]]) -> None:
+    """Each with a trainer of its own."""
+    for job in jobs:
+        seen = do(job, Path(model), Path(run), ranks)
+        (Path(run) / f"{job['name']}-{ranks.world_size}-{ranks.rank}.json").write_text(json.dumps(seen))
+
+
+def draws() -> list[float]:
+    """One number of every generator; the normal ones come in pairs, of which the second is kept."""
+    normals = [random.gauss(0, 1), float(np.random.randn())]
+    return [random.random(), float(np.random.rand()), float(torch.rand(())), *normals]
+
+
+def same_bits(trained: TrainedState, ranks: Ranks) -> bool:
+    """Whether what is put comes back from ``gather`` with the same bits, on every rank, for every parameter."""
+    same = True
+    for name, shape in trained.shapes.items():
+        for number, key in enumerate(KEYS):
+            bits = torch.arange(math.prod(shape), dtype=torch.int32) * 7919 + number
+            bits[:4] = torch.tensor([-0.0, math.nan, math.inf, 1e-42]).view(torch.int32)
+            trained.put(name, key, bits.view(torch.float32).view(shape))
+            for rank in range(ranks.world_size):
+                whole = trained.gather(name, key, rank)
+                assert (whole is None) == (rank != ranks.rank)
+                if whole is not None:
+                    same &= whole.shape == shape and torch.equal(whole.reshape(-1).view(torch.int32), bits)
+    return same
+
+
+def do(job: dict[str, Any], model: Path, run: Path, ranks: Ranks) -> dict[str, Any]:
+    """Train or load, perhaps save, go on, publish."""
+    seen: dict[str, Any] = {}
+    chosen = settings(
+        zero_stage=job["stage"],
+        precision=Precision(job["precision"]),
+        batching=Batching(job.get("batching", "padded")),
+        sequence_parallel=job.get("sequence_parallel", 1),
+    )
+    trainer = build(chosen, model, ranks)
+    if "load" in job:
+        seen["cursor"] = checkpoint.load(trainer, RunLayout(run / job["load"]).checkpoint(2))
+    else:
+        for seed in (0, 1):
+            trainer.update(random_batch(seed))
+        draws()
+        if "save" in job:
+            path = RunLayout(run / job["save"]).checkpoint(2)
+            assert checkpoint.save(trainer, path, {"iteration": 2, "seen": [0.1, None]})
+            assert not checkpoint.save(trainer, path, {"iteration": 99})
+    seen["draws"] = draws()
+    seen["updates"] = [trainer.update(random_batch(seed)).as_dict() for seed in (2, 3, 4)]
+    layout = RunLayout(run / f"{job['name']}-{ranks.world_size}")
+    assert export.publish(trainer, lambda write: weights.publish(layout, 1, write), "float32")
+    trained = TrainedState(trainer)
+    seen["optimizer_steps"] = trained.optimizer_steps
+    seen["same_bits"] = same_bits(trained, ranks) if job.get("bits") else None
+    return seen
+
+
+# -- in each rank: saves that fail
+
+SMALL_FILES = 12_000
+"""Bytes: several rounds of files, so that ranks must go on gathering after a failure."""
+
+
+def on_full_disk(write: Callable[..., object]) -> Callable[..., object]:
+    """``write`` into a file for which the system has no room, whatever its name.
+
+    The name is a link of our own to /dev/full, so that nothing that renames or removes the name touches the device.
+    """
+
+    def writing(path: Path, tensors: dict[str, torch.Tensor]) -> object:
+        path.symlink_to("/dev/full")
+        return write(path, tensors)
+
+    return writing
+
+
+def where_a_directory_stands(write: Callable[..., object]) -> Callable[..., object]:
+    """``write`` to a name that is taken."""
+
+    def writing(path: Path, tensors: dict[str, torch.Tensor]) -> object:
+        path.mkdir()
+        return write(path, tensors)
+
+    return writing
+
+
+def on_a_full_quota(_: Callable[..., object]) -> Callable[..., object]:
+    """What a filesystem with quotas answers."""
+
+    def writing(path: Path, *_: object, **__: object) -> object:
+        raise OSError(122, os.strerror(122), str(path))
+
+    return writing
+
+
+FAILURES: dict[str, tuple[int, str, Callable[..., Any]]] = {
+    "full-1": (1, "write_tensors", on_full_disk),
+    "full-0": (0, "write_tensors", on_full_disk),
+    "taken-1": (1, "write_tensors", where_a_directory_stands),
+    "quota-0": (0, "write_manifest", on_a_full_quota),
+    "state-0": (0, "commit_directory", on_a_full_quota),
+}
+
+
+def attempt(case: str, path: Path, ranks: Ranks, trainer: Any) -> dict[str, Any]:
+    """Save with ``case`` going wrong; how long it took and what was raised."""
+    failing_rank, function, wrong = FAILURES[case]
+    if ranks.rank != failing_rank:
+        patch = mock.patch.object(checkpoint, "STATE", checkpoint.STATE)
+    else:
+        patch = mock.patch.object(checkpoint, function, wrong(getattr(checkpoint, function)))
+    started = time.monotonic()
+    try:
+        with patch:
+            checkpoint.save(trainer, path, {})
+    except (OSError, UserError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        return {"type": type(error).__name__, "errno": number, "text": str(error), "s": time.monotonic() - started}
+    return {"type": None}
+
+
+def save_with_failures(ranks: Ranks, model: str, run: str, stage: int) -> dict[str, Any]:
+    """Save with one thing after another going wrong, then go back and on."""
+    layout = RunLayout(Path(run))
+    checkpoint.FILE_BYTES = SMALL_FILES
+    trainer = build(settings(zero_stage=stage), Path(model), ranks)
+    trainer.update(random_batch(0))
+    seen: dict[str, Any] = {}
+    for case in FAILURES:
+        seen[case] = attempt(case, layout.checkpoint(1), ranks, trainer)
+        torch.distributed.barrier()
+        seen[case]["left"] = sorted(p.name for p in layout.checkpoints.iterdir())
+        torch.distributed.barrier()
+    assert checkpoint.save(trainer, layout.checkpoint(1), {"whole": True})
+    going_on = [trainer.update(random_batch(seed)) for seed in (1, 2)]
+    assert checkpoint.load(trainer, layout.checkpoint(1)) == {"whole": True}  # back to where it was
+    again = [trainer.update(random_batch(seed)) for seed in (1, 2)]
+    seen_both = [[(u.step, u.loss, u.nll, u.grad_norm) for u in updates] for updates in (going_on, again)]
+    assert seen_both[0] == seen_both[1], seen_both
+    return seen

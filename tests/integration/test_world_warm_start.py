@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerFast
 
+    Trained = tuple[Path, WarmStartReport, list[str]]
+
 SHORT = WarmStartSettings(steps=6, rows=2, warm_up=2)
 
 
@@ -60,7 +62,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, WarmStartReport, list[str]]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     directory, lines = tmp_path_factory.mktemp("world") / "model", []
     report = warm_start(SHORT, directory, lines.append)
     return directory, report, lines
@@ -80,42 +82,21 @@ def test_any_text_survives(text: str):
 
 
 def test_words_and_numbers_are_single_tokens(tokenizer: PreTrainedTokenizerFast):
-    pieces = [
-        "First",
-        "Wait",
-        ", x=",
-        "7",
-        ": ",
-        "*",
-        "=",
-        " vs ",
-        " low",
-        " high",
-        " yes",
-        "\n\n",
-        END_THINK,
-        "\\boxed{",
-    ]
-    assert [len(encode(tokenizer, piece)) for piece in pieces] == [1] * len(pieces)
-    assert all(len(encode(tokenizer, str(n))) == 1 for n in NUMBERS)
+    pieces = ["First", "Wait", ", x=", ": ", "*", "=", " vs ", " low", " high", " yes", "\n\n", END_THINK, "\\boxed{"]
+    for piece in (*pieces, *map(str, NUMBERS)):
+        assert len(encode(tokenizer, piece)) == 1, piece
 
 
-def test_spans_of_an_example_join_at_token_boundaries(tokenizer: PreTrainedTokenizerFast):
+def test_spans_of_an_example_join_at_token_boundaries_and_no_word_falls_apart(tokenizer: PreTrainedTokenizerFast):
     """What is trained on in pieces must read the same in one piece, forced text and cuts inside a check included."""
     rng = random.Random(0)
     for problem in problems(Split.TRAIN, 100):
         spans = example(Equation.parse(problem.problem), replace(Habits(), forced=0.7, forced_inside=0.5), rng)
-        whole = encode(tokenizer, "".join(s.text for s in spans))
+        whole = encode(tokenizer, text := "".join(s.text for s in spans))
         assert whole == [i for s in spans for i in encode(tokenizer, s.text)]
-
-
-def test_no_word_of_the_world_falls_apart_into_bytes(tokenizer: PreTrainedTokenizerFast):
-    rng = random.Random(1)
-    for problem in problems(Split.TRAIN, 100):
-        text = "".join(s.text for s in example(Equation.parse(problem.problem), Habits(), rng))
-        checks = text.partition(END_THINK)[0].count(" vs ")
+        checks = text.partition(END_THINK)[0].count(" vs ") + text.count(FORCED_TEXT)
         forced = len(encode(tokenizer, FORCED_TEXT.removesuffix(ANSWER_START))) if FORCED_TEXT in text else 0
-        assert len(encode(tokenizer, text)) <= 19 * (checks + 1) + forced + 5
+        assert len(whole) <= 19 * (checks + 1) + forced + 5
 
 
 def test_auto_tokenizer_reads_it_back_unchanged(tokenizer: PreTrainedTokenizerFast, tmp_path: Path):
@@ -150,7 +131,7 @@ def test_rows_hold_what_fits():
     assert not place(of_length[3], rows, 8)
 
 
-def test_packed_examples_do_not_see_each_other(trained: tuple[Path, WarmStartReport, list[str]]):
+def test_packed_examples_do_not_see_each_other(trained: Trained):
     """The loss of examples packed into one row is that of the same examples in rows of their own."""
     tokenizer, model = build_tokenizer(), AutoModelForCausalLM.from_pretrained(trained[0], dtype=torch.float32)
     rng = random.Random(2)
@@ -192,19 +173,12 @@ def test_the_first_steps_are_those_that_made_it(tokenizer: PreTrainedTokenizerFa
 
 
 def test_the_starting_model_has_the_tokenizer_and_the_shape_of_today(
-    trained: tuple[Path, WarmStartReport, list[str]],
+    trained: Trained,
 ) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (STARTING_MODEL / name).read_bytes() == (trained[0] / name).read_bytes(), name
-    shipped, fresh = (
-        {
-            key: value
-            for key, value in json.loads((directory / "config.json").read_text()).items()
-            if key != "transformers_version"
-        }
-        for directory in (STARTING_MODEL, trained[0])
-    )
-    assert shipped == fresh
+    shipped, fresh = (json.loads((folder / "config.json").read_text()) for folder in (STARTING_MODEL, trained[0]))
+    assert shipped | {"transformers_version": ""} == fresh | {"transformers_version": ""}
 
 
 @pytest.mark.skipif("MRT_HPC_TEST_WARM_START" not in os.environ, reason="MRT_HPC_TEST_WARM_START is not set")
@@ -220,7 +194,7 @@ def test_the_whole_warm_start_makes_the_starting_model_again(tmp_path: Path) -> 
 # -- warm start -------------------------------------------------------------------------------------------------------
 
 
-def test_the_directory_is_a_model_like_any_other(trained: tuple[Path, WarmStartReport, list[str]]):
+def test_the_directory_is_a_model_like_any_other(trained: Trained):
     directory, report, lines = trained
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(directory)
@@ -234,15 +208,12 @@ def test_the_directory_is_a_model_like_any_other(trained: tuple[Path, WarmStartR
     assert any("step 6 of 6" in line for line in lines)
 
 
-def test_the_same_settings_give_the_same_weights(trained: tuple[Path, WarmStartReport, list[str]], tmp_path: Path):
+def test_the_same_settings_give_the_same_weights(trained: Trained, tmp_path: Path):
     warm_start(SHORT, tmp_path)
     first, again = (AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32) for d in (trained[0], tmp_path))
     for name, weight in first.state_dict().items():
         assert torch.equal(weight, again.state_dict()[name]), name
 
 
-def test_a_hundred_steps_bring_the_loss_down(tmp_path: Path):
-    untrained = warm_start(replace(SHORT, steps=1), tmp_path / "one")
-    report = warm_start(replace(SHORT, steps=100, rows=3), tmp_path / "hundred")
-    assert untrained.loss > 4
-    assert report.loss < 1
+def test_steps_bring_the_loss_down(tmp_path: Path):
+    assert warm_start(replace(SHORT, steps=60, rows=3), tmp_path).loss < 1.5

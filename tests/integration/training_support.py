@@ -1,13 +1,22 @@
-"""What the trainer's integration tests share: a tiny model, batches, a plain trainer to compare with, processes."""
+"""What the trainer's integration tests share: a tiny model, batches, a plain trainer to compare with, ranks."""
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
+import random
+import signal
 import subprocess
 import sys
+import tempfile
+import time
+import traceback
 import uuid
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,8 +24,13 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from mrt_hpc.recipe.choices import Precision
 from mrt_hpc.recipe.sections import Training
-from mrt_hpc.training.rendezvous import leave
+from mrt_hpc.run.process import die_with_parent
+from mrt_hpc.training.accelerator import choose_kernels
+from mrt_hpc.training.rendezvous import Ranks, join, leave
 from mrt_hpc.training.settings import Objective, TrainerSettings, TrainingSequence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 VOCABULARY = 48
 
@@ -175,7 +189,7 @@ class PlainTrainer:
 
 
 def end_at_once() -> None:
-    """End a worker whose work is done, without Python's own way out: now and then a thread of its libraries aborts the
+    """End a rank whose work is done, without Python's own way out: now and then a thread of its libraries aborts the
     process there, which says nothing of the work. (What the job script makes of such an end: ``tests/slurm``.)
     """
     leave()
@@ -209,4 +223,98 @@ def run_ranks(script: str, arguments: list[str], world_size: int, directory: Pat
         for process in processes:
             process.kill()
             process.wait()
-    assert codes == [0] * world_size, "\n".join(f"{log.name}:\n{log.read_text()[-4000:]}" for log in logs)
+    assert codes == [0] * world_size, endings(logs)
+
+
+def endings(logs: list[Path]) -> str:
+    """What ranks said last."""
+    return "\n".join(f"{log.name}:\n{log.read_text()[-4000:]}" for log in logs)
+
+
+ENDED = "exit statuses of the ranks:"
+"""Begins the line for which the caller waits: libraries print others."""
+
+
+def in_ranks(work: Callable[..., Any], arguments: list[Any], world_size: int, directory: Path) -> list[Any]:
+    """What ``work(ranks, *arguments)`` returns in each of so many ranks that have joined, each a process of its own. It
+    is a function of a module, and what it is given and returns can be written as JSON.
+
+    Raises:
+        AssertionError: a rank failed; with the end of its output.
+    """
+    address = directory / f"address-{uuid.uuid4().hex[:8]}.json"
+    logs = [directory / f"{address.stem}-rank{rank}.log" for rank in range(world_size)]
+    job = {"module": work.__module__, "work": work.__name__, "arguments": arguments, "address": address, "logs": logs}
+    server = rank_server()
+    assert server.stdin and server.stdout
+    try:
+        print(json.dumps(job, default=str), file=server.stdin, flush=True)
+        codes = json.loads(next(line for line in server.stdout if line.startswith(ENDED)).removeprefix(ENDED))
+    except BaseException:  # the time of the test is over
+        server.kill()
+        rank_server.cache_clear()
+        raise
+    assert codes == [0] * world_size, endings(logs)
+    return [json.loads(log.with_suffix(".json").read_text()) for log in logs]
+
+
+@cache
+def rank_server() -> subprocess.Popen[str]:
+    """A process that has loaded torch and DeepSpeed, which takes most of the time of a rank, and forks ranks; it ends
+    with this one.
+    """
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # so that a look for a GPU leaves it to the ranks
+    }
+    command = [sys.executable, __file__]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def serve_ranks() -> None:
+    """Fork the ranks of each line of the input, and write their exit statuses."""
+    for line in sys.stdin:
+        job = json.loads(line)
+        work = getattr(importlib.import_module(job["module"]), job["work"])
+        children = [fork_rank(job, rank, work) for rank in range(len(job["logs"]))]
+        codes = dict[int, int]()
+        while len(codes) < len(children):
+            child, status = os.wait()
+            codes[child] = os.waitstatus_to_exitcode(status)
+            if codes[child]:  # the others may wait for it for ever
+                time.sleep(10)
+                for other in children:
+                    if other not in codes:
+                        os.kill(other, signal.SIGKILL)
+        print(ENDED, json.dumps([codes[child] for child in children]), flush=True)
+
+
+def fork_rank(job: dict[str, Any], rank: int, work: Callable[..., Any]) -> int:
+    """Start a rank; return its process id."""
+    if child := os.fork():
+        return child
+    die_with_parent()
+    log, address = Path(job["logs"][rank]), Path(job["address"])
+    with log.open("wb") as stream, open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    random.seed()  # these two would be the same in all ranks
+    np.random.seed()
+    tempfile.tempdir = str(address.parent)  # ranks that end at once leave the folder in which they met
+    ranks = Ranks(rank, len(job["logs"]), rank)
+    try:
+        torch.set_num_threads(1)
+        choose_kernels(None)
+        join(ranks, address, timeout_s=120)
+        log.with_suffix(".json").write_text(json.dumps(work(ranks, *job["arguments"])))
+        end_at_once()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    serve_ranks()

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from slurm_cluster import REPOSITORY
 from slurm_session import NoClusterHereError, running_cluster
 
 if TYPE_CHECKING:
@@ -18,10 +14,8 @@ if TYPE_CHECKING:
     from slurm_cluster import Cluster
 
 QOS_SETTINGS = {"ONEHOST_PREEMPT": "qos", "ONEHOST_PREEMPT_SIGNAL": "0", "ONEHOST_NODES": "2"}
-CANCELLING_SETTINGS = {"ONEHOST_PREEMPT_MODE": "CANCEL", "ONEHOST_GRACE": "0", "ONEHOST_NODES": "1"}
 RULES_SETTINGS = {"ONEHOST_RULES": "1", "ONEHOST_NODES": "2"}
 PLAIN_SETTINGS = {"ONEHOST_SHAPE": "plain", "ONEHOST_NODES": "2"}
-WELL_KNOWN = Path("/opt/apptainer/usr/bin/apptainer")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,12 +37,6 @@ def qos_cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def cancelling_cluster() -> Iterator[Cluster]:
-    """One whose preemption cancels jobs."""
-    yield from _cluster(CANCELLING_SETTINGS, own=True)
-
-
-@pytest.fixture(scope="module")
 def plain_cluster() -> Iterator[Cluster]:
     """One without accounting, with small limits, on which nothing is queued again by itself and preemption cancels."""
     yield from _cluster(PLAIN_SETTINGS, own=True)
@@ -58,20 +46,6 @@ def plain_cluster() -> Iterator[Cluster]:
 def rules_cluster() -> Iterator[Cluster]:
     """One whose plugin writes comments of its own, lets no job start again and shortens limits."""
     yield from _cluster(RULES_SETTINGS, own=True)
-
-
-@pytest.fixture(scope="module")
-def apptainer(cluster: Cluster) -> str:
-    """Apptainer, installed by the project's script where the host has none."""
-    found = shutil.which("apptainer") or (str(WELL_KNOWN) if WELL_KNOWN.exists() else None)
-    if found:
-        return found
-    prefix = cluster.home / "apptainer"
-    script = REPOSITORY / "containers" / "install_apptainer.sh"
-    done = subprocess.run([str(script), str(prefix)], capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode:
-        pytest.skip(f"Apptainer cannot be installed here: {done.stderr.strip()}")
-    return done.stdout.splitlines()[-1]
 
 
 def _cluster(settings: dict[str, str], own: bool) -> Iterator[Cluster]:

@@ -11,12 +11,9 @@ import stat
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onehost_processes import OnehostError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TEMPLATES = Path(__file__).resolve().parent / "onehost_templates"
 CLUSTER = "onehost"
@@ -30,7 +27,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "preempt_signal": 0,
         "max_array_size": 10,
         "max_job_count": 60,
-        "kill_wait": 15,
         "cgroup": "0",
     },
 }
@@ -50,7 +46,7 @@ class Settings:
     memory_mib: int = 16000
     gpus: int = 2
     user: str = "researcher"
-    cred_expire: int = 10
+    cred_expire: int = 6
     grace: int = 15
     preempt: str = "partition"
     preempt_mode: str = "REQUEUE"
@@ -67,14 +63,13 @@ class Settings:
     @classmethod
     def load(cls) -> Settings:
         """The environment's settings, except that a folder made earlier keeps its own."""
-        values: dict[str, Any] = dict(_shape())
+        values: dict[str, Any] = dict(_chosen("SHAPE", SHAPES, "full"))
         for field in fields(cls):
             text = os.environ.get(f"ONEHOST_{field.name.upper()}")
             if text is not None:
                 values[field.name] = _number(field.name, text) if isinstance(field.default, int) else text
         chosen = cls(**values)
-        if chosen.preempt not in PREEMPT_TYPES:
-            raise OnehostError(f"ONEHOST_PREEMPT must be one of {', '.join(PREEMPT_TYPES)}, not {chosen.preempt!r}")
+        _chosen("PREEMPT", PREEMPT_TYPES, "partition")
         if chosen.preempt == "qos" and not chosen.accounting:
             raise OnehostError("ONEHOST_PREEMPT=qos needs accounting, which keeps the QOS: set ONEHOST_ACCOUNTING=1")
         kept = Path(chosen.root) / "settings.json"
@@ -90,10 +85,6 @@ class Settings:
         return Path(f"/tmp/oh{self.port}")
 
     @property
-    def controller_port(self) -> int:
-        return self.port
-
-    @property
     def accounting_port(self) -> int:
         return self.port + 1
 
@@ -105,11 +96,11 @@ class Settings:
         return self.port + 3 + self.node_names.index(name)
 
 
-def _shape() -> dict[str, Any]:
-    name = os.environ.get("ONEHOST_SHAPE", "full")
-    if name not in SHAPES:
-        raise OnehostError(f"ONEHOST_SHAPE must be one of {', '.join(SHAPES)}, not {name!r}")
-    return SHAPES[name]
+def _chosen(variable: str, there: dict[str, Any], otherwise: str) -> Any:
+    name = os.environ.get(f"ONEHOST_{variable}", otherwise)
+    if name not in there:
+        raise OnehostError(f"ONEHOST_{variable} must be one of {', '.join(there)}, not {name!r}")
+    return there[name]
 
 
 def _number(name: str, text: str) -> int:
@@ -136,24 +127,37 @@ def write_files(settings: Settings) -> None:
     for folder in ("log", "run", "state", "sql"):
         shutil.chown(root / folder, "slurm", "slurm")
     (root / "settings.json").write_text(json.dumps(asdict(settings), indent=2) + "\n")
-    _make_devices(settings)
     values = _template_values(settings)
     rules = ("job_submit.lua",) if settings.rules else ()
     for name in ("slurm.conf", "slurmdbd.conf", "cgroup.conf", *rules):
-        (root / "etc" / name).write_text(Template((TEMPLATES / name).read_text()).substitute(values))
-    (root / "etc/gres.conf").write_text("".join(f"{line}\n" for line in _gres_lines(settings)))
+        (root / "etc" / name).write_text(_filled(name, values))
+    gres = []
+    for name in settings.node_names if settings.gpus else ():
+        gres.append(
+            f"NodeName={name} Name=gpu Count={settings.gpus} File={root}/dev/{name}-gpu[0-{settings.gpus - 1}]\n"
+        )
+        for device in (root / f"dev/{name}-gpu{k}" for k in range(settings.gpus)):
+            if not device.exists():  # Slurm wants a device file for each GPU; these are further names of /dev/null
+                os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    (root / "etc/gres.conf").write_text("".join(gres))
     database_conf = root / "etc/slurmdbd.conf"  # slurmdbd insists on this owner and mode
     shutil.chown(database_conf, "slurm", "slurm")
     database_conf.chmod(0o600)
 
 
+def _filled(template: str, values: dict[str, object]) -> str:
+    return Template((TEMPLATES / template).read_text()).substitute(values)
+
+
 def _template_values(settings: Settings) -> dict[str, object]:
-    cgroup = _uses_cgroup(settings)
-    return {
+    groups = [f"/sys/fs/cgroup/{part}/cgroup.procs" for part in ("freezer", "memory")]
+    cgroup = settings.cgroup == "1" or (settings.cgroup == "auto" and all(os.access(path, os.W_OK) for path in groups))
+    host = socket.gethostname().split(".")[0]
+    values = {
         **asdict(settings),
         "cluster": CLUSTER,
-        "host": _short_host_name(),
-        "ctld_port": settings.controller_port,
+        "host": host,
+        "ctld_port": settings.port,
         "dbd_port": settings.accounting_port,
         "sql_port": settings.database_port,
         "sql_password": sql_password(Path(settings.root)),
@@ -164,57 +168,17 @@ def _template_values(settings: Settings) -> dict[str, object]:
         "cluster_preempt_mode": "CANCEL" if settings.preempt_mode == "CANCEL" else "REQUEUE",
         "preempt_signal": "SlurmctldParameters=preempt_send_user_signal" if settings.preempt_signal else "",
         "rules": "JobSubmitPlugins=lua" if settings.rules else "",
-        "accounting_lines": _accounting_lines(settings),
-        "priority_lines": _priority_lines(settings),
-        "node_lines": "\n".join(_node_lines(settings)),
-    }
-
-
-def _accounting_lines(settings: Settings) -> str:
-    if not settings.accounting:
-        return "AccountingStorageType=accounting_storage/none"
-    return Template((TEMPLATES / "accounting.conf").read_text()).substitute(
-        root=settings.root, dbd_port=settings.accounting_port
-    )
-
-
-def _priority_lines(settings: Settings) -> str:
-    """Without accounting jobs start in the order in which they were submitted."""
-    if not settings.accounting:
-        return "PriorityType=priority/basic"
-    weights = {"Partition": 1000, "QOS": 1000, "Age": 10}
-    return "\n".join(["PriorityType=priority/multifactor", *(f"PriorityWeight{k}={v}" for k, v in weights.items())])
-
-
-def _short_host_name() -> str:
-    return socket.gethostname().split(".")[0]
-
-
-def _node_lines(settings: Settings) -> Iterator[str]:
-    for name in settings.node_names:
-        yield (
-            f"NodeName={name} NodeHostname={_short_host_name()} NodeAddr=127.0.0.1 Port={settings.node_port(name)} "
+        "accounting_lines": "AccountingStorageType=accounting_storage/none",
+        "priority_lines": "PriorityType=priority/basic",  # jobs start in the order in which they were submitted
+        "node_lines": "\n".join(
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={settings.node_port(name)} "
             f"CPUs={settings.cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={settings.cpus} ThreadsPerCore=1 "
             f"RealMemory={settings.memory_mib} Gres=gpu:{settings.gpus} State=UNKNOWN"
-        )
-
-
-def _gres_lines(settings: Settings) -> Iterator[str]:
-    for name in settings.node_names if settings.gpus else ():
-        devices = f"{settings.root}/dev/{name}-gpu[0-{settings.gpus - 1}]"
-        yield f"NodeName={name} Name=gpu Count={settings.gpus} File={devices}"
-
-
-def _make_devices(settings: Settings) -> None:
-    """Slurm wants a device file for each GPU; these are further names of /dev/null."""
-    for name in settings.node_names:
-        for k in range(settings.gpus):
-            device = Path(settings.root) / f"dev/{name}-gpu{k}"
-            if not device.exists():
-                os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-
-
-def _uses_cgroup(settings: Settings) -> bool:
-    if settings.cgroup != "auto":
-        return settings.cgroup == "1"
-    return all(os.access(f"/sys/fs/cgroup/{part}/cgroup.procs", os.W_OK) for part in ("freezer", "memory"))
+            for name in settings.node_names
+        ),
+    }
+    if settings.accounting:
+        values["accounting_lines"] = _filled("accounting.conf", values)
+        weights = "PriorityWeightPartition=1000\nPriorityWeightQOS=1000\nPriorityWeightAge=10"
+        values["priority_lines"] = f"PriorityType=priority/multifactor\n{weights}"
+    return values

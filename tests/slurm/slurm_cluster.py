@@ -40,26 +40,24 @@ class Cluster:
     checkout: Path
     """The repository: the one under test, or a copy of it where that is out of the user's reach."""
 
+    def setting(self, name: str, otherwise: str = "") -> str:
+        """One of the settings of ``onehost``."""
+        return {**os.environ, **self.settings}.get(f"ONEHOST_{name}", otherwise)
+
     @property
     def preempts_by_qos(self) -> bool:
         """Whether the QOS of a job decides who is pushed out; else its partition."""
-        return {**os.environ, **self.settings}.get("ONEHOST_PREEMPT") == "qos"
+        return self.setting("PREEMPT") == "qos"
 
     @property
     def is_plain(self) -> bool:
         """Whether it has no accounting and cancels what it preempts."""
-        return {**os.environ, **self.settings}.get("ONEHOST_SHAPE") == "plain"
+        return self.setting("SHAPE") == "plain"
 
     @property
     def has_rules(self) -> bool:
         """Whether a plugin of its own changes what is submitted, and no job starts again."""
-        return {**os.environ, **self.settings}.get("ONEHOST_RULES") == "1"
-
-    @property
-    def scratch(self) -> str:
-        """Where each node has a disk of its own (see ``onehost``)."""
-        port = {**os.environ, **self.settings}.get("ONEHOST_PORT", "17800")
-        return f"/tmp/oh{port}"
+        return self.setting("RULES") == "1"
 
     @property
     def tests(self) -> Path:
@@ -115,7 +113,7 @@ class Cluster:
             "account": "lab",
             "partitions": {"cpu": "cpu", "gpu": "gpu"},
             "python": self.python,
-            "scratch": self.scratch,
+            "scratch": f"/tmp/oh{self.setting('PORT', '17800')}",  # where each node has a disk of its own
             "environment": {
                 "PYTHONPATH": self.python_path,
                 "PYTHONDONTWRITEBYTECODE": "1",
@@ -132,33 +130,29 @@ class Cluster:
         RunLayout(path).identity.write_text(f"{path.name}\n")
         return path
 
-    def submit(self, plan: Plan, run_dir: Path, function: str, **options: object) -> subprocess.CompletedProcess[str]:
-        """Submit a plan of trivial tasks as the user."""
-        site = options.pop("site", None) or self.site()
-        assert isinstance(site, SlurmSite)
-        request = {
-            "plan": plan.as_json(),
-            "site": site.model_dump(mode="json"),
-            "run_dir": str(run_dir),
-            "function": function,
-            "known_ids": {},
-            **options,
-        }
+    def _driven(self, command: str, run_dir: Path, request: dict[str, object]) -> subprocess.CompletedProcess[str]:
+        """Have the user run the driver with a request."""
         file = run_dir / "request.json"
-        file.write_text(json.dumps(request))
-        return self.as_user(self.python, str(self.tests / "slurm_submit_driver.py"), "submit", str(file))
+        file.write_text(json.dumps({"run_dir": str(run_dir), **request}))
+        return self.as_user(self.python, str(self.tests / "slurm_submit_driver.py"), command, str(file))
+
+    def submit(
+        self, plan: Plan, run_dir: Path, function: str, site: SlurmSite | None = None, **options: object
+    ) -> subprocess.CompletedProcess[str]:
+        """Submit a plan of trivial tasks as the user."""
+        profile = (site or self.site()).model_dump(mode="json")
+        request = {"plan": plan.as_json(), "site": profile, "function": function, "known_ids": {}, **options}
+        return self._driven("submit", run_dir, request)
 
     def submit_again(self, run_dir: Path, function: str) -> subprocess.CompletedProcess[str]:
         """What `mrt-hpc submit` does with a run that is there, with trivial tasks."""
-        site = self.site().model_dump(mode="json")
-        request = {"run_dir": str(run_dir), "function": function, "site": site}
-        file = run_dir / "request.json"
-        file.write_text(json.dumps(request))
-        return self.as_user(self.python, str(self.tests / "slurm_submit_driver.py"), "again", str(file))
+        return self._driven("again", run_dir, {"function": function, "site": self.site().model_dump(mode="json")})
 
-    def submitted(self, plan: Plan, run_dir: Path, function: str, **options: object) -> dict[str, str]:
+    def submitted(
+        self, plan: Plan, run_dir: Path, function: str, site: SlurmSite | None = None, **options: object
+    ) -> dict[str, str]:
         """The ids of a submission that has to succeed, by job name."""
-        done = self.submit(plan, run_dir, function, **options)
+        done = self.submit(plan, run_dir, function, site, **options)
         assert done.returncode == 0, done.stderr
         return recorded_ids(done.stdout)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import pwd
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -19,8 +21,6 @@ from slurm_cluster import REPOSITORY, Cluster, run_onehost
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-IMPORT_CHECK = "import submitit, torch, mrt_hpc.plan.jobs"
-
 
 class NoClusterHereError(Exception):
     """Why there can be none on this machine."""
@@ -28,7 +28,8 @@ class NoClusterHereError(Exception):
 
 @contextmanager
 def running_cluster(wanted: Mapping[str, str], *, own: bool) -> Iterator[Cluster]:
-    """A running cluster.
+    """A running cluster, with Slurm's commands of this process pointed at it, and a folder for run directories. Jobs of
+    a cluster that stays up may still write there, so what cannot be removed is left.
 
     Args:
         wanted: settings of ``onehost``.
@@ -45,71 +46,58 @@ def running_cluster(wanted: Mapping[str, str], *, own: bool) -> Iterator[Cluster
     installed = run_onehost(settings, "install")
     if installed.returncode:
         raise NoClusterHereError(f"Slurm cannot be installed here: {installed.stderr.strip()}")
-    with folder_of_runs() as home:
-        try:
-            started = run_onehost(settings, "start")
-            assert started.returncode == 0, started.stderr
-            yield from prepared(settings, home)
-        finally:
-            if own:
-                wiped = run_onehost(settings, "wipe")
-                assert wiped.returncode == 0, wiped.stderr
+    home = Path(tempfile.mkdtemp(prefix="mrt-hpc-slurm-runs-"))
+    try:
+        started = run_onehost(settings, "start")
+        assert started.returncode == 0, started.stderr
+        conf = run_onehost(settings, "env").stdout.strip().removeprefix("export SLURM_CONF=")
+        user = {**os.environ, **settings}.get("ONEHOST_USER", "researcher")
+        account = pwd.getpwnam(user)
+        os.chown(home, account.pw_uid, account.pw_gid)
+        with patch.dict(os.environ, SLURM_CONF=conf):
+            yield Cluster(settings, user, home, *readable_by(user, home))
+    finally:
+        if own:
+            wiped = run_onehost(settings, "wipe")
+            assert wiped.returncode == 0, wiped.stderr
+        shutil.rmtree(home, ignore_errors=True)
 
 
 def own_settings() -> dict[str, str]:
-    """A folder, ports and node names of its own, so that sessions do not meet (nodes name control groups)."""
-    port = free_ports(8)
-    root = tempfile.mkdtemp(prefix="mrt-hpc-slurm-test-")
-    Path(root).rmdir()  # onehost makes it: a folder that it did not make, it would not remove
-    return {"ONEHOST_ROOT": root, "ONEHOST_PORT": str(port), "ONEHOST_NODE_PREFIX": f"t{port}n"}
-
-
-def free_ports(count: int) -> int:
-    """The first of so many neighbouring ports that are free; every process begins its search elsewhere, as two
-    that look at the same moment find the same ports free.
+    """A folder, ports and node names of its own, so that sessions do not meet (nodes name control groups). Processes
+    begin their search of free ports at different places, as two that look at the same moment find the same ports free.
     """
 
-    def free(port: int) -> bool:
+    def is_free(port: int) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) != 0
 
     places = range(18000, 30000, 50)
     begin = os.getpid() % len(places)
-    for first in [*places[begin:], *places[:begin]]:
-        if all(free(port) for port in range(first, first + count)):
-            return first
-    raise RuntimeError(f"no {count} neighbouring ports are free between 18000 and 30000")
+    port = next(first for first in [*places[begin:], *places[:begin]] if all(map(is_free, range(first, first + 8))))
+    root = tempfile.mkdtemp(prefix="mrt-hpc-slurm-test-")
+    Path(root).rmdir()  # onehost makes it: a folder that it did not make, it would not remove
+    return {"ONEHOST_ROOT": root, "ONEHOST_PORT": str(port), "ONEHOST_NODE_PREFIX": f"t{port}n"}
 
 
-@contextmanager
-def folder_of_runs() -> Iterator[Path]:
-    """A folder for run directories. It is removed once a cluster that ends has ended; jobs of one that stays up may
-    still write, so what cannot be removed is left.
+@cache
+def import_check(user: str, python: str, checkout: Path) -> subprocess.CompletedProcess[str]:
+    """Import what tasks need as a user. A user who may write no bytecode would compile the package at each start of a
+    task, so this is done before.
     """
-    home = Path(tempfile.mkdtemp(prefix="mrt-hpc-slurm-runs-"))
-    try:
-        yield home
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+    for folder in ("mrt_hpc", "tests/slurm", "tests/support"):
+        compileall.compile_dir(checkout / folder, quiet=2)
+    needs = "import submitit, torch, mrt_hpc.plan.jobs"
+    return run_onehost({"ONEHOST_USER": user}, "run", "env", f"PYTHONPATH={checkout}", python, "-c", needs)
 
 
-def prepared(settings: Mapping[str, str], home: Path) -> Iterator[Cluster]:
-    """The cluster with Slurm's commands of this process pointed at it, and a folder for run directories."""
-    conf = run_onehost(settings, "env").stdout.strip().removeprefix("export SLURM_CONF=")
-    user = {**os.environ, **settings}.get("ONEHOST_USER", "researcher")
-    account = pwd.getpwnam(user)
-    os.chown(home, account.pw_uid, account.pw_gid)
-    with patch.dict(os.environ, SLURM_CONF=conf):
-        yield Cluster(settings, user, home, *readable_by_user(settings, home))
-
-
-def readable_by_user(settings: Mapping[str, str], home: Path) -> tuple[str, Path]:
-    """A Python and a checkout that the ordinary user may read: those of the tests, or else copies in the user's folder.
+def readable_by(user: str, home: Path) -> tuple[str, Path]:
+    """A Python and a checkout that a user may read: those of the tests, or else copies in the user's folder.
 
     Neither a checkout nor a virtual environment below root's home is within reach of others.
     """
-    check = import_check(settings, sys.executable, REPOSITORY)
-    if not check.returncode:
+    found = import_check(user, sys.executable, REPOSITORY)
+    if not found.returncode:
         return sys.executable, REPOSITORY
     checkout, venv = home / "checkout", home / "venv"
     ignored = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", "*.egg-info")
@@ -117,14 +105,9 @@ def readable_by_user(settings: Mapping[str, str], home: Path) -> tuple[str, Path
     environment = {**os.environ, "MRT_HPC_VENV": str(venv)}
     made = subprocess.run([checkout / "env/setup", "cpu"], env=environment, capture_output=True, text=True, check=False)
     python = str(venv / "bin/python")
-    if made.returncode or import_check(settings, python, checkout).returncode:
+    if made.returncode or import_check(user, python, checkout).returncode:
         raise NoClusterHereError(
-            f"the ordinary user cannot use {sys.executable} ({check.stderr.strip().splitlines()[-1:]}), "
+            f"the ordinary user cannot use {sys.executable} ({found.stderr.strip().splitlines()[-1:]}), "
             f"and no second environment could be made: {made.stderr.strip()[-500:]}"
         )
     return python, checkout
-
-
-def import_check(settings: Mapping[str, str], python: str, checkout: Path) -> subprocess.CompletedProcess[str]:
-    """Import what tasks need as the ordinary user."""
-    return run_onehost(settings, "run", "env", f"PYTHONPATH={checkout}", python, "-c", IMPORT_CHECK)

@@ -1,12 +1,11 @@
 """Runs one submission as the user who calls it: in a process of its own, as the tests are root and submitters are not.
 
     python slurm_submit_driver.py submit REQUEST.json    prints {"name": ..., "id": ...} lines
-    python slurm_submit_driver.py cancel ID...
     python slurm_submit_driver.py again REQUEST.json     what `mrt-hpc submit` does with a run that is there
+    python slurm_submit_driver.py cancel ID...
 
 REQUEST holds site, run directory and function; for ``submit`` also plan, ids known from earlier, and optionally the
-name of the job after whose sbatch the process ends at once: ``die_after``, before the id is recorded, or
-``die_once_recorded``.
+name of the job after whose sbatch the process ends: ``die_after``, before its id is recorded, or ``die_once_recorded``.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from pathlib import Path
 
 from slurm_trivial_tasks import TrivialCall
 
-from mrt_hpc.backends.slurm import arrays as slurm
-from mrt_hpc.backends.slurm.arrays import submit
+from mrt_hpc.backends.slurm import arrays
 from mrt_hpc.backends.slurm.queue import cancel
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.errors import UserError
@@ -31,9 +29,23 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.submit.submission import Listener, start
 
 
-def submit_request(path: str) -> None:
-    request = json.loads(Path(path).read_text())
-    plan = Plan.model_validate(request["plan"])
+def main(command: str, *words: str) -> None:
+    if command == "cancel":
+        cancel(words)
+        return
+    request = json.loads(Path(words[0]).read_text())
+    layout, site = RunLayout(Path(request["run_dir"])), SlurmSite.model_validate_json(json.dumps(request["site"]))
+    submit = partial(arrays.submit_arrays, call=partial(TrivialCall, function=request["function"]))
+    if command == "again":
+        arrays.submit_arrays = submit
+        start(
+            read_recipe_lock(layout.recipe_lock),
+            read_plan(layout.plan),
+            layout,
+            site,
+            Listener(print, print, nullcontext),
+        )
+        return
 
     def record(name: str, job_id: str) -> None:
         if name == request.get("die_after"):
@@ -42,30 +54,11 @@ def submit_request(path: str) -> None:
         if name == request.get("die_once_recorded"):
             os._exit(9)
 
-    submit(
-        plan.jobs,
-        SlurmSite.model_validate_json(json.dumps(request["site"])),
-        RunLayout(Path(request["run_dir"])),
-        known_ids=request["known_ids"],
-        record=record,
-        call=partial(TrivialCall, function=request["function"]),
-    )
+    submit(Plan.model_validate(request["plan"]).jobs, site, layout, known_ids=request["known_ids"], record=record)
 
-
-def submit_again(path: str) -> None:
-    """With trivial tasks in the place of the plan's own."""
-    request = json.loads(Path(path).read_text())
-    layout = RunLayout(Path(request["run_dir"]))
-    slurm.submit = partial(submit, call=partial(TrivialCall, function=request["function"]))
-    site = SlurmSite.model_validate_json(json.dumps(request["site"]))
-    told = Listener(print, print, nullcontext)
-    start(read_recipe_lock(layout.recipe_lock), read_plan(layout.plan), layout, site, told)
-
-
-COMMANDS = {"submit": submit_request, "again": submit_again, "cancel": lambda *ids: cancel(ids)}
 
 if __name__ == "__main__":
     try:
-        COMMANDS[sys.argv[1]](*sys.argv[2:])
+        main(*sys.argv[1:])
     except UserError as error:
         sys.exit(error.message())

@@ -25,10 +25,12 @@ from mrt_hpc.run.waiting import wait_until
 if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
 
-TOLD = "told"
-"""The name of the file in a run directory for which a task may wait."""
+TOLD = "word-to-go-on"
+"""The file in a run directory for which a task may wait; ``told`` is a folder of the run itself."""
 AWAITED = {"awaits": "after-blocker", "abandoned": "after-other"}
 """Tasks that give their node back since no task of another job runs."""
+SPENT_S = (6, 5, 8)
+"""What `spends` takes for sampling, waiting and going on."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,10 @@ class TrivialCall(TaskCall):
     function: str = ""
 
     def __call__(self) -> None:
-        task = SlurmTask.from_environment()
-        assert task is not None
-        globals()[self.function](self.run_dir, self.job_name, task.array_index)
+        globals()[self.function](self.run_dir, self.job_name)
 
 
-def _note(run_dir: str, what: str, job_name: str) -> SlurmTask:
+def _note(run_dir: str, what: str, job_name: str) -> None:
     task = SlurmTask.from_environment()
     assert task is not None
     line = {
@@ -54,59 +54,49 @@ def _note(run_dir: str, what: str, job_name: str) -> SlurmTask:
         "world_size": task.world_size,
         "node": task.node,
         "restarts": task.restarts,
-        "task": task.task_id,
         "time": time.time(),
         "uid": os.getuid(),
         "container": os.environ.get("APPTAINER_CONTAINER"),
     }
     with (Path(run_dir) / "notes.jsonl").open("a") as stream:
         stream.write(json.dumps(line) + "\n")
-    return task
 
 
-def brief(run_dir: str, job_name: str, index: int) -> None:
-    """Start, take a second (long enough for tasks to overlap), end."""
-    task = _note(run_dir, "start", job_name)
-    assert task.array_index == index
+def brief(run_dir: str, job_name: str) -> None:
+    """Take a second, long enough for tasks to overlap; a job named ``first`` waits for a file of the test's."""
+    if job_name == "first":
+        wait_until((Path(run_dir) / TOLD).exists, reason="the word of the test", deadline_s=600)
+    _note(run_dir, "start", job_name)
     time.sleep(1)
     _note(run_dir, "end", job_name)
 
 
-def brief_once_told(run_dir: str, job_name: str, index: int) -> None:
-    """The same; a job named ``first`` waits for a file of the test's."""
-    if job_name == "first":
-        wait_until((Path(run_dir) / TOLD).exists, reason="the word of the test", deadline_s=600)
-    brief(run_dir, job_name, index)
-
-
-def fails_by_name(run_dir: str, job_name: str, _index: int) -> None:
-    """A job whose name ends in ``broken`` exits with 2."""
-    _note(run_dir, "start", job_name)
-    if job_name.endswith("broken"):
-        sys.exit(2)
-
-
-def long(run_dir: str, job_name: str, _index: int) -> None:
-    """Still running when the test cancels it."""
-    _note(run_dir, "start", job_name)
-    time.sleep(600)
-
-
-def comes_back(run_dir: str, job_name: str, _index: int) -> None:
-    """The first attempt waits for its end, or (named ``requeues``) gives its node back; later ones end well.
-
-    Jobs whose name starts with ``after`` end well at once.
+def slow_to_leave(run_dir: str, job_name: str) -> None:
+    """The first attempt of a job named ``slow`` does not heed SIGTERM, so it is killed some time after it; all others
+    end well at once.
     """
-    task = _note(run_dir, "start", job_name)
-    if task.restarts == 0 and not job_name.startswith("after"):
-        if job_name == "requeues":
-            run_slurm(["scontrol", "requeue", task.task_id])
+    before = (Path(run_dir) / "notes.jsonl").exists()
+    _note(run_dir, "start", job_name)
+    if job_name == "slow" and not before:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _note(run_dir, "deaf", job_name)
         time.sleep(600)
     _note(run_dir, "end", job_name)
 
 
-def lives(run_dir: str, job_name: str, _index: int) -> None:
-    """A whole life as a task of a plan, with work that depends on the job's name and on the attempt."""
+def greedy(run_dir: str, job_name: str) -> None:
+    """Touches more memory than any test's job asks for."""
+    _note(run_dir, "start", job_name)
+    held = bytearray(700 * 2**20)
+    time.sleep(60)
+    del held
+
+
+# -- whole lives as tasks of a plan ------------------------------------------------------------------------------------
+
+
+def lives(run_dir: str, job_name: str) -> None:
+    """With work that depends on the job's name and on the attempt."""
     TaskCall(run_dir, job_name, _work)()
     if job_name == "stumbles":
         sys.exit(9)  # as a library might, when Python ends
@@ -128,7 +118,7 @@ def _act(task: Task, what: str) -> None:
             peers = tuple(job for job in task.plan.jobs if job.name == AWAITED[what])
             raise PeersAwayError("does not run", Peers(task.layout, peers, task.observer))
         if what == "until-told":
-            wait_until((task.layout.root / "word-to-end").exists, reason="the word to end", deadline_s=600)
+            wait_until((task.layout.root / TOLD).exists, reason="the word to end", deadline_s=600)
             return
         if what == "gives-back":
             raise UserError("no task is running", exit_code=ExitCode.GIVE_BACK)
@@ -144,26 +134,10 @@ def _act(task: Task, what: str) -> None:
     _note(str(task.layout.root), "end", what)
 
 
-def spends(run_dir: str, job_name: str, _index: int) -> None:
-    """A whole life as a task of a plan whose time has several uses."""
-    TaskCall(run_dir, job_name, _spend)()
-
-
-def _spend(task: Task) -> None:
-    """Sample something for 12 s, wait for 10 s, and go on for 16 s. The first attempt of task 0 of a job named
-    ``requeued`` goes on until it is told to end.
-    """
-    _note(str(task.layout.root), "start", task.job.name)
-    task.spend(Use.GENERATING)
-    time.sleep(12)
-    task.events.emit(EventKind.SHARD_COMMITTED, rollout_tokens=30, branch_tokens=10)
-    task.spend(Use.WAITING)
-    time.sleep(10)
-    task.spend(Use.GENERATING)
-    _note(str(task.layout.root), "goes on", task.job.name)
-    until_told = task.job.name == "requeued" and task.index == 0 and _starts(task) == 1
-    time.sleep(600 if until_told else 16)
-    task.spend(Use.ENDING)
+def _starts(task: Task) -> int:
+    """How often the task was started so far, under whatever id."""
+    notes = map(json.loads, (task.layout.root / "notes.jsonl").read_text().splitlines())
+    return sum((n["what"], n["job"], n["index"]) == ("start", task.job.name, task.index) for n in notes)
 
 
 def _time_is_over() -> bool:
@@ -176,28 +150,24 @@ def _time_is_over() -> bool:
     return time.time() > int(end) + 1.2
 
 
-def _starts(task: Task) -> int:
-    """How often the task was started so far, under whatever id."""
-    notes = map(json.loads, (task.layout.root / "notes.jsonl").read_text().splitlines())
-    return sum((n["what"], n["job"], n["index"]) == ("start", task.job.name, task.index) for n in notes)
+def spends(run_dir: str, job_name: str) -> None:
+    """With time that has several uses."""
+    TaskCall(run_dir, job_name, _spend)()
 
 
-def slow_to_leave(run_dir: str, job_name: str, _index: int) -> None:
-    """The first attempt of a job whose name starts with ``slow`` does not heed SIGTERM, so it is killed some time after
-    it; all others end well at once.
+def _spend(task: Task) -> None:
+    """Sample something, wait, and go on. The first attempt of task 0 of a job named ``requeued`` goes on until it is
+    told to end.
     """
-    before = (Path(run_dir) / "notes.jsonl").exists()
-    _note(run_dir, "start", job_name)
-    if job_name.startswith("slow") and not before:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        _note(run_dir, "deaf", job_name)
-        time.sleep(600)
-    _note(run_dir, "end", job_name)
-
-
-def greedy(run_dir: str, job_name: str, _index: int) -> None:
-    """Touches more memory than any test's job asks for."""
-    _note(run_dir, "start", job_name)
-    held = bytearray(700 * 2**20)
-    time.sleep(60)
-    del held
+    sampling_s, waiting_s, going_on_s = SPENT_S
+    _note(str(task.layout.root), "start", task.job.name)
+    task.spend(Use.GENERATING)
+    time.sleep(sampling_s)
+    task.events.emit(EventKind.GROUP_COMMITTED, rollout_tokens=30, branch_tokens=10)
+    task.spend(Use.WAITING)
+    time.sleep(waiting_s)
+    task.spend(Use.GENERATING)
+    _note(str(task.layout.root), "goes on", task.job.name)
+    until_told = task.job.name == "requeued" and task.index == 0 and _starts(task) == 1
+    time.sleep(600 if until_told else going_on_s)
+    task.spend(Use.ENDING)

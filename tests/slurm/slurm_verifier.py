@@ -14,28 +14,26 @@ from mrt_hpc.run.waiting import wait_until
 
 FOLDER = "JUDGED_ON"
 """The variable with the folder where each node on which an answer is judged leaves a file of its name."""
-
-HELD_FROM = "JUDGEMENTS_HELD_FROM"
-"""The variable with a path; as soon as it exists, answers wait for their judgement."""
-HELD_UNTIL = "JUDGEMENTS_HELD_UNTIL"
-"""The variable with a path; as soon as it exists, all answers are judged at once."""
+HELD_FROM, HELD_UNTIL = "JUDGEMENTS_HELD_FROM", "JUDGEMENTS_HELD_UNTIL"
+"""Variables with paths: as soon as the first exists, answers wait for their judgement; with the second, none does."""
 HELD_S = 600.0
 """How long an answer waits at most."""
 
 
-def same_text_noted(answer: str, gold: str) -> bool:
-    """Whether both are the same text; while an answer waits, its node notes at each look that it works."""
+def _judge(answer: str, gold: str, noted: Path | None = None) -> bool:
+    """Whether both are the same text, when the test allows it; while an answer waits, its node notes that it works."""
 
     def may_judge() -> bool:
-        (Path(os.environ[FOLDER]) / os.environ["SLURMD_NODENAME"]).touch()
-        return _may_judge()
+        if noted is not None:
+            noted.touch()
+        return not Path(os.environ[HELD_FROM]).exists() or Path(os.environ[HELD_UNTIL]).exists()
 
     wait_until(may_judge, reason="the test's permission to judge", deadline_s=HELD_S)
     return answer.strip() == gold.strip()
 
 
-def _may_judge() -> bool:
-    return not Path(os.environ[HELD_FROM]).exists() or Path(os.environ[HELD_UNTIL]).exists()
+def same_text_noted(answer: str, gold: str) -> bool:
+    return _judge(answer, gold, Path(os.environ[FOLDER]) / os.environ["SLURMD_NODENAME"])
 
 
 class HeldVerifier(Verifier):
@@ -56,6 +54,4 @@ class HeldVerifier(Verifier):
         return True
 
     def judge(self, answer: str, gold: str) -> Judgement:
-        """Whether both are the same text, when the test allows it."""
-        wait_until(_may_judge, reason="the test's permission to judge", deadline_s=HELD_S)
-        return Judgement(correct=answer.strip() == gold.strip(), readable=True)
+        return Judgement(correct=_judge(answer, gold), readable=True)

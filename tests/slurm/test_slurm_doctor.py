@@ -1,51 +1,57 @@
-"""`mrt-hpc init` and `mrt-hpc doctor --on-node` on real clusters, as the ordinary user: what is written is what the
+"""`mrt-hpc init` and `mrt-hpc doctor --on-node` on a real cluster, as the ordinary user: what is written is what the
 cluster has, and faults of nodes and partitions are found.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from slurm_doctor import examine
-from slurm_recipes import SHRUNK, options, site_file
-
-from mrt_hpc.backends.sites import find_site
-from mrt_hpc.backends.slurm.site import SlurmSite
+from slurm_submissions import SHRUNK, examined, options, site_file, written_profile
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from slurm_cluster import Cluster
 
+OF_A_NODE = ("", ": versions", ": visibility of files", ": clock", ": signals", ": Slurm's commands")
+SHORTEST_WAIT = "0.5"
+"""The minutes that the doctor waits for a node, the fewest that it takes."""
+PLANTED = {
+    ("AllowGroups", "AllowAccounts", "AllowQos", "allows 5", "MaxSubmitJobs"): [
+        ("scontrol update PartitionName=cpu AllowGroups={}", "daemon", "ALL"),
+        ("scontrol update PartitionName=cpu AllowAccounts={}", "root", "ALL"),
+        ("scontrol update PartitionName=cpu AllowQos={}", "urgent", "ALL"),
+        ("scontrol update PartitionName=cpu MaxTime={}", "5", "2-00:00:00"),
+        ("sacctmgr --immediate modify user researcher set MaxSubmitJobs={}", "2", "-1"),
+    ],
+    ("DenyAccounts", "MaxWall", "MaxSubmitPU"): [
+        ("scontrol update PartitionName=cpu DenyAccounts={}", "lab", ""),
+        ("sacctmgr --immediate modify qos normal set MaxWall={}", "5", "-1"),
+        ("sacctmgr --immediate modify qos normal set MaxSubmitJobsPerUser={}", "3", "-1"),
+    ],
+}
+"""By the words that findings hold: the command that plants each fault, its value, and the value that undoes it."""
 
-def written_profile(cluster: Cluster, run: Path, *wishes: str) -> tuple[Path, SlurmSite]:
-    """The profile that init writes, with the Python that the user may read."""
-    path = run.parent / f"{run.name}.yaml"
-    done = cluster.mrt_hpc("init", "onehost", "--yes", "--python", cluster.python, "--output", str(path), *wishes)
-    assert done.returncode == 0, done.stderr
-    site = find_site(str(path))
-    assert isinstance(site, SlurmSite)
-    return path, site
 
-
-@pytest.mark.timeout(300)
-def test_a_new_profile_and_a_node_that_answers(cluster: Cluster) -> None:
-    run = cluster.run_dir("doctor")
+@pytest.mark.timeout(600)
+def test_new_profiles_and_nodes_that_answer(cluster: Cluster) -> None:
+    run, preempted = cluster.run_dir("doctor"), cluster.run_dir("doctor")
     path, site = written_profile(cluster, run)
     assert (site.account, site.partitions.cpu, site.max_array_size) == ("lab", "cpu", 1001)
-    status, found = examine(cluster, run, path)
+    other, site = written_profile(cluster, preempted, "--partition", "preempt", "--gpu-partition", "preempt")
+    assert site.preemption_notice_s == 25
+    status, found = examined(cluster, run, path, "--on-node")
     assert status == 0, found
-    for name in ("", ": versions", ": visibility of files", ": clock", ": signals", ": Slurm's commands"):
-        assert found[f"node of cpu{name}"]["verdict"] == "ok", found[f"node of cpu{name}"]
+    assert {found[f"node of cpu{name}"]["verdict"] for name in OF_A_NODE} == {"ok"}, found
     assert "SIGUSR2 and SIGTERM" in found["node of cpu: signals"]["evidence"]
     assert list(run.glob(".*")) == [], "what was tried is removed"
+    status, found = examined(cluster, preempted, other)
+    assert status == 0, found
+    assert "is queued again" in found["preemption in partition preempt"]["evidence"]
 
 
-@pytest.mark.timeout(300)
 def test_the_plain_command_goes_to_the_cluster(cluster: Cluster) -> None:
     run = cluster.run_dir("plain-command")
     words = ("submit", "quickstart", *options(SHRUNK), "--run", str(run / "run"))
@@ -65,46 +71,39 @@ def test_the_plain_command_goes_to_the_cluster(cluster: Cluster) -> None:
     assert cancelled.returncode == 0, cancelled.stderr
 
 
-@pytest.mark.timeout(300)
-def test_a_preemptible_partition_and_its_notice(cluster: Cluster) -> None:
-    run = cluster.run_dir("doctor")
-    path, site = written_profile(cluster, run, "--partition", "preempt", "--gpu-partition", "preempt")
-    assert site.preemption_notice_s == 25
-    status, found = examine(cluster, run, path)
-    assert status == 0, found
-    assert "is queued again" in found["preemption in partition preempt"]["evidence"]
-
-
-@pytest.mark.timeout(300)
-def test_a_python_that_nodes_do_not_have(cluster: Cluster) -> None:
-    run = cluster.run_dir("doctor")
-    python = run / "python"
-    python.write_text(
+@pytest.mark.timeout(600)
+def test_nodes_that_do_not_answer(cluster: Cluster) -> None:
+    """Three doctors at once: with a Python that nodes lack, an account that Slurm refuses, a partition that is down."""
+    python, refused, down = (cluster.run_dir("doctor") for _ in range(3))
+    (python / "python").write_text(
         f'#!/bin/bash\n[ "$SLURM_JOB_ID" ] || exec {cluster.python} "$@"\necho no such library >&2; exit 1\n'
     )
-    python.chmod(0o755)
-    status, found = examine(cluster, run, site_file(cluster, run / "x", python=str(python)))
-    assert status == 2
-    assert found["Python"]["verdict"] == "ok", "here it works"
+    (python / "python").chmod(0o755)
+    profiles = {
+        python: site_file(cluster, python / "x", python=str(python / "python")),
+        refused: site_file(cluster, refused / "x", account="nobodys"),
+        down: site_file(cluster, down / "x", partitions={"cpu": "preempt"}),
+    }
+    update = ["scontrol", "update", "PartitionName=preempt"]
+    subprocess.run([*update, "State=DOWN"], check=True)
+    try:
+        with ThreadPoolExecutor(len(profiles)) as pool:
+            asked = {
+                run: pool.submit(
+                    examined, cluster, run, path, "--on-node", *(("--wait", SHORTEST_WAIT) if run is down else ())
+                )
+                for run, path in profiles.items()
+            }
+    finally:
+        subprocess.run([*update, "State=UP"], check=True)
+    status, found = asked[python].result()
+    assert (status, found["Python"]["verdict"]) == (2, "ok"), "here it works"
     assert "ended without an answer" in found["node of cpu"]["evidence"]
     assert "no such library" in found["node of cpu"]["evidence"]
-
-
-@pytest.mark.timeout(300)
-def test_what_slurm_refuses_and_a_job_that_does_not_start(cluster: Cluster) -> None:
-    run = cluster.run_dir("doctor")
-    status, found = examine(cluster, run, site_file(cluster, run / "x", account="nobodys"))
-    assert status == 2
-    assert found["account"]["verdict"] == "fails"
+    status, found = asked[refused].result()
+    assert (status, found["account"]["verdict"]) == (2, "fails")
     assert "sbatch refused" in found["node of cpu"]["evidence"]
-    down = ["scontrol", "update", "PartitionName=preempt", "State=DOWN"]
-    subprocess.run(down, check=True)
-    try:
-        status, found = examine(
-            cluster, run, site_file(cluster, run / "x", partitions={"cpu": "preempt"}), "--wait", "0.5"
-        )
-    finally:
-        subprocess.run([*down[:-1], "State=UP"], check=True)
+    status, found = asked[down].result()
     assert status == 0, "it may start later"
     assert found["partition of cpu jobs"]["verdict"] == "doubtful"
     assert found["node of preempt"]["verdict"] == "not checked"
@@ -113,54 +112,17 @@ def test_what_slurm_refuses_and_a_job_that_does_not_start(cluster: Cluster) -> N
     assert "doctor" not in subprocess.run(queue, capture_output=True, text=True, check=True).stdout
 
 
-PLANTED = {
-    "AllowGroups": (["scontrol", "update", "PartitionName=cpu", "AllowGroups=daemon"], "AllowGroups=ALL"),
-    "AllowAccounts": (["scontrol", "update", "PartitionName=cpu", "AllowAccounts=root"], "AllowAccounts=ALL"),
-    "DenyAccounts": (["scontrol", "update", "PartitionName=cpu", "DenyAccounts=lab"], "DenyAccounts="),
-    "AllowQos": (["scontrol", "update", "PartitionName=cpu", "AllowQos=urgent"], "AllowQos=ALL"),
-    "State": (["scontrol", "update", "PartitionName=cpu", "State=DRAIN"], "State=UP"),
-    "MaxTime": (["scontrol", "update", "PartitionName=cpu", "MaxTime=5"], "MaxTime=2-00:00:00"),
-    "MaxSubmitJobs": (
-        ["sacctmgr", "--immediate", "modify", "user", "researcher", "set", "MaxSubmitJobs=2"],
-        "MaxSubmitJobs=-1",
-    ),
-    "MaxWall": (["sacctmgr", "--immediate", "modify", "qos", "normal", "set", "MaxWall=5"], "MaxWall=-1"),
-    "MaxSubmitPU": (
-        ["sacctmgr", "--immediate", "modify", "qos", "normal", "set", "MaxSubmitJobsPerUser=3"],
-        "MaxSubmitJobsPerUser=-1",
-    ),
-}
-"""By the word that the evidence holds: the command that plants a fault, and its last word for undoing it."""
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("word", PLANTED)
-def test_a_fault_planted_on_the_cluster(cluster: Cluster, word: str) -> None:
+@pytest.mark.parametrize("words", PLANTED)
+def test_faults_planted_on_the_cluster(cluster: Cluster, words: tuple[str, ...]) -> None:
     run = cluster.run_dir("doctor")
-    plant, undo = PLANTED[word]
-    subprocess.run(plant, check=True, capture_output=True)
     try:
-        words = ("--site", str(site_file(cluster, run / "x")), "--recipe", "quickstart", "--run", str(run / "run"))
-        done = cluster.mrt_hpc("doctor", *words, "--json")
+        for command, value, _ in PLANTED[words]:
+            subprocess.run(command.format(value).split(), check=True, capture_output=True)
+        status, checks = examined(cluster, run, site_file(cluster, run / "x"))
     finally:
-        subprocess.run([*plant[:-1], undo], check=True, capture_output=True)
-    found = [one for one in json.loads(done.stdout)["checks"] if one["verdict"] in ("fails", "doubtful")]
-    told = [one for one in found if word in one["evidence"] or "allows 5" in one["evidence"]]
-    assert told, found
-    assert all(one["remedy"] for one in told)
-    assert done.returncode == (0 if word == "State" else 2)
-
-
-# The last test: from here on, Slurm's commands of this process speak to the plain cluster.
-@pytest.mark.timeout(600)
-def test_a_cluster_without_accounting_whose_preemption_cancels(plain_cluster: Cluster) -> None:
-    run = plain_cluster.run_dir("doctor")
-    path, site = written_profile(plain_cluster, run, "--partition", "preempt", "--gpu-partition", "preempt")
-    assert (site.account, site.max_array_size, site.max_submit_jobs, site.preemption_notice_s) == (None, 10, 60, 30)
-    assert "account: null # not seen: this cluster has no accounting" in path.read_text()
-    status, found = examine(plain_cluster, run, path)
-    assert status == 0, found
-    assert found["preemption in partition preempt"]["verdict"] == "doubtful"
-    assert "not queued again" in found["preemption in partition preempt"]["evidence"]
-    assert "every job of a run asks (--requeue)" in found["requeue"]["evidence"]
-    assert found["node of preempt: signals"]["verdict"] == "ok"
+        for command, _, undone in PLANTED[words]:
+            subprocess.run(command.format(undone).split(), check=True, capture_output=True)
+    assert status == 2
+    found = [one for one in checks.values() if one["verdict"] in ("fails", "doubtful")]
+    assert [word for word in words if not any(word in one["evidence"] for one in found)] == [], found
+    assert all(one["remedy"] for one in found)

@@ -28,13 +28,19 @@ SHELL = {
 }
 KINDS = (FaultKind.KILL_ACCOUNTING, FaultKind.RESUBMIT, FaultKind.PREEMPT)
 SEED = 5
+CHANGES = (
+    "schedule.iterations=4",
+    "schedule.iterations_per_job=4",
+    "evaluation.benchmarks=[]",
+    "resources.inference.tasks=1",
+)
 
 
 @pytest.mark.timeout(RUN_DEADLINE_S)
 def test_a_run_ends_well_whatever_the_cluster_changes(rules_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SHELL.items():
         monkeypatch.setenv(name, value)
-    run = SlurmRun(rules_cluster, None, ("schedule.iterations=4", "schedule.iterations_per_job=4"))
+    run = SlurmRun(rules_cluster, None, CHANGES)
     outcome = run_under_faults(SEED, len(KINDS), KINDS, run)
     print(table([outcome]))
     assert (outcome.exit_code, outcome.audit.violations) == (0, [])

@@ -1,6 +1,6 @@
 """Inference and a trainer of two nodes each on a real cluster: Ray and graders on both; another user of the machine
 connects to the trainer, which goes on; a grader is killed, then a rank. Each node has a disk of its own for temporary
-files, at the same path; the versions in between are deltas, which the task puts together there.
+files, at the same path; the version in between is a delta, which the task puts together there.
 
 The answers of the last iteration are judged only after that, so that the run cannot end before it.
 """
@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from chaos_auditor import audit
-from chaos_target import Target, children
+from chaos_target import Target, children, name_of
 from listeners import beyond_loopback, listeners, send_rubbish
 from slurm_cluster import Cluster, wait_for_end
-from slurm_recipes import SHRUNK, accounting, options, site_file
+from slurm_submissions import SHRUNK, accounting, all_logs, sent
 from slurm_verifier import FOLDER, HELD_FROM, HELD_S, HELD_UNTIL
-from submitted import latest_ids
 
 from mrt_hpc.backends.slurm.queue import QueueState
 from mrt_hpc.run.events import EventKind, read_events
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 JOB = "segment-000.inference"
-ITERATIONS = 3
+ITERATIONS = 2
 CHANGES = {
     **SHRUNK,
     "data.verifier": "slurm_verifier:same_text_noted",
@@ -39,49 +38,33 @@ CHANGES = {
     "serving.kv_cache_gib": 0.25,
     "schedule.iterations": ITERATIONS,
     "training.full_weights_every": ITERATIONS,
-    "schedule.iterations_per_job": ITERATIONS,
     "resources.inference.tasks": 1,
     "resources.inference.nodes": 2,
     "resources.inference.memory_gib": 4,
-    "resources.trainer.ranks": 2,
     "resources.trainer.ranks_per_node": 1,
     "resilience.heartbeat_limit_s": 5.0,
 }
 DEADLINE_S = 300.0
 
 
-@pytest.fixture
-def judged(cluster: Cluster) -> Path:
-    """The folder in which each node notes that it judges answers."""
-    return cluster.run_dir("judged")
-
-
-@pytest.fixture
-def layout(cluster: Cluster, judged: Path) -> RunLayout:
-    """A run that has been submitted."""
-    run = cluster.run_dir("two-nodes") / "run"
-    held = {HELD_FROM: str(RunLayout(run).weights_version(ITERATIONS - 1)), HELD_UNTIL: str(released(run))}
-    site = site_file(cluster, run, environment={**cluster.site().environment, **held, FOLDER: str(judged)})
-    recipe = str(cluster.checkout / "recipes/quickstart.yaml")
-    sent = cluster.mrt_hpc("submit", recipe, "--site", str(site), "--run", str(run), *options(CHANGES))
-    assert sent.returncode == 0, sent.stderr
-    return RunLayout(run)
-
-
-def released(run: Path) -> Path:
-    """The file that lets the answers of the last iteration be judged."""
-    return run.parent / "judge"
-
-
 @pytest.mark.timeout(1500)
-def test_a_task_of_two_nodes_outlives_a_grader_and_a_rank(cluster: Cluster, layout: RunLayout, judged: Path) -> None:
-    ids = latest_ids(layout)
-    by_node = ranks_at_work(layout, cluster)
+def test_a_task_of_two_nodes_outlives_a_grader_and_a_rank(cluster: Cluster) -> None:
+    run, judged = cluster.run_dir("two-nodes") / "run", cluster.run_dir("judged")
+    released = run.parent / "judge"
+    held = {HELD_FROM: str(RunLayout(run).weights_version(ITERATIONS - 1)), HELD_UNTIL: str(released)}
+    environment = {**cluster.site().environment, **held, FOLDER: str(judged)}
+    layout, ids = sent(cluster, run, CHANGES, environment=environment)
+    target = Target(layout, None, cluster, None)
+    what = "a server"
+    wait_until(lambda: read_events(layout.events, EventKind.SERVER_STARTED), reason=what, deadline_s=DEADLINE_S)
+    ranks = sorted(target.tasks("inference"), key=lambda p: p.environ()["SLURM_PROCID"])
+    by_node = {rank.environ()["SLURMD_NODENAME"]: rank for rank in ranks}
     assert len(by_node) == 2
     _, second = by_node.values()
     judges_on(judged, by_node)
-    stranger = connects_to_all_ranks(Target(layout, None, cluster, None))
-    assert [sum(map(is_head, children(rank))) for rank in by_node.values()] == [1, 0], "one Ray cluster"
+    stranger = connects_to_all_ranks(target)
+    heads = [[name_of(p) for p in children(rank)].count("gcs_server") for rank in by_node.values()]
+    assert heads == [1, 0], "one Ray cluster"
 
     kill_grader(second)
     judges_on(judged, by_node)
@@ -89,27 +72,19 @@ def test_a_task_of_two_nodes_outlives_a_grader_and_a_rank(cluster: Cluster, layo
     lost = [process for rank in by_node.values() for process in (rank, *children(rank))]
     second.kill()
     wait_until(lambda: not any(map(is_alive, lost)), reason="the end of all ranks", deadline_s=DEADLINE_S)
-    released(layout.root).touch()
+    released.touch()
     states = wait_for_end(ids, seconds=DEADLINE_S)
     print(accounting(ids.values()))
-    logs = cluster.mrt_hpc("logs", str(layout.root), "--all").stdout
-    assert {state.state for state in states.values()} == {QueueState.COMPLETED}, logs
+    assert {state.state for state in states.values()} == {QueueState.COMPLETED}, all_logs(cluster, layout)
     started = [e["attempt"] for e in read_events(layout.events, EventKind.TASK_STARTED) if e["job"] == JOB]
     assert sorted(attempt[-1] for attempt in started) == ["0", "0", "1", "1"]
     stranger.kill()
     stranger.wait()
-    assert ray_processes(ids[JOB]) == []
+    ray = [p for p in psutil.process_iter() if name_of(p) in ("raylet", "gcs_server")]
+    assert [p for p in ray if job_of(p) == ids[JOB]] == []
     assert not list(layout.rendezvous.glob("mrt-hpc-ranks-*"))
     found = audit(layout.root)
     assert (found.violations, found.steps_redone, found.set_aside) == ([], 0, 0)
-
-
-def ranks_at_work(layout: RunLayout, cluster: Cluster) -> dict[str, psutil.Process]:
-    """The ranks of the task by their nodes, the first one first, when it has its server."""
-    what = "a server"
-    wait_until(lambda: read_events(layout.events, EventKind.SERVER_STARTED), reason=what, deadline_s=DEADLINE_S)
-    ranks = sorted(Target(layout, None, cluster, None).tasks("inference"), key=lambda p: p.environ()["SLURM_PROCID"])
-    return {rank.environ()["SLURMD_NODENAME"]: rank for rank in ranks}
 
 
 def connects_to_all_ranks(run: Target) -> subprocess.Popen[str]:
@@ -123,7 +98,6 @@ def connects_to_all_ranks(run: Target) -> subprocess.Popen[str]:
 
     ranks = wait_until(trainer, reason="both ranks of the trainer", deadline_s=DEADLINE_S)
     found = {role: listeners(run.tasks(role)) for role in ("trainer", "inference")}
-    print(found)
     assert len({rank.environ()["SLURMD_NODENAME"] for rank in ranks}) == 2
     assert beyond_loopback([place for places in found.values() for place in places]) == []
     return send_rubbish(found["trainer"])
@@ -145,26 +119,15 @@ def judges_on(judged: Path, ranks: dict[str, psutil.Process]) -> None:
 
 def kill_grader(rank: psutil.Process) -> None:
     """Kill the graders on the node of a rank, and wait until others have taken their place."""
-    old = graders(rank)
+
+    def graders() -> set[psutil.Process]:
+        return {p for p in children(rank) if name_of(p).startswith("ray::NodeGrade")}
+
+    old = graders()
     assert old
     for grader in old:
         grader.kill()
-    wait_until(lambda: set(graders(rank)) - set(old), reason="another grader", deadline_s=DEADLINE_S)
-
-
-def graders(rank: psutil.Process) -> list[psutil.Process]:
-    return [p for p in children(rank) if name_of(p).startswith("ray::NodeGrade")]
-
-
-def is_head(process: psutil.Process) -> bool:
-    return name_of(process) == "gcs_server"
-
-
-def name_of(process: psutil.Process) -> str:
-    try:
-        return process.name()
-    except psutil.NoSuchProcess:
-        return ""
+    wait_until(lambda: graders() - old, reason="another grader", deadline_s=DEADLINE_S)
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -172,12 +135,6 @@ def is_alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def ray_processes(job_id: str) -> list[psutil.Process]:
-    """Those of a Slurm job that are there."""
-    found = [p for p in psutil.process_iter() if name_of(p) in ("raylet", "gcs_server")]
-    return [p for p in found if job_of(p) == job_id]
 
 
 def job_of(process: psutil.Process) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +51,16 @@ class CannedRun:
         (self.commands / "queue").write_text(squeue_prints(*lines))
         self.command("squeue", f"cat {self.commands}/queue")
         self.command("sacct", "exit 0")
+
+    def unreached(self) -> None:
+        """Let squeue fail as it does where the controller does not answer."""
+        self.command("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+
+    def claim(self, pid: int, started: str | None = None, host: str | None = None) -> None:
+        """Record the process that runs the plan: without more words a live one of this machine."""
+        started = started or Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        claim = {"pid": pid, "started": started, "host": host or socket.gethostname()}
+        (self.layout.jobs / "local-00001.json").write_text(json.dumps(claim))
 
     def command(self, name: str, script: str) -> None:
         """Put a script in the place of a command; each call adds its name to the file ``calls``."""

@@ -60,13 +60,8 @@ def model(problems: dict[str, tuple[EvaluatedTrace, ...]], name: str = "model") 
 
 def unvalued(tokens: dict[str, tuple[str, int]], name: str = "model") -> ModelSamples:
     """A model with one trace a problem, of this answer and length, whose prefixes were not valued."""
-    return model(
-        {
-            problem: (trace(answer, length, EvaluatedBoundary(0, None, ()), EvaluatedBoundary(length, None, ())),)
-            for problem, (answer, length) in tokens.items()
-        },
-        name,
-    )
+    ends = {length: EvaluatedBoundary(length, None, ()) for length in (0, *(length for _, length in tokens.values()))}
+    return model({p: (trace(answer, n, ends[0], ends[n]),) for p, (answer, n) in tokens.items()}, name)
 
 
 def run_directory(place: Path, *changes: str, problems: int = 2, shards: int = 2) -> RunLayout:
@@ -121,41 +116,32 @@ def commit_traces(
 ) -> None:
     """Write samples as a shard of an evaluation, with the settings of its recipe; the last samples come first."""
     recipe = read_lock(layout.recipe_lock)
-    settings = settings_of(layout, recipe, recipe.evaluation.benchmarks[0]).now.sampled
+    settings = settings_of(layout, recipe, recipe.benchmark(BENCHMARK)).sampled
     traces = [(problem, n, t) for problem, mine in problems.items() for n, t in reversed(list(enumerate(mine)))]
-    sampled = Sampled(
-        rollouts=[_rollout(*one) for one in traces],
-        branches=[branch for one in traces for branch in _branches(*one)] if valued else [],
-        values=[value for one in traces for value in _values(*one)] if valued else [],
-        statistics=GroupStatistics(0, 0, 0, 0, 0, 0, 0, {}),
-    )
-    assert commit_group(layout.evaluation_shard(version, BENCHMARK, shard), sampled, settings=settings)
-
-
-def _rollout(problem: str, sample: int, of: EvaluatedTrace) -> Rollout:
-    return Rollout(
-        iteration=0, problem_id=problem, sample=sample, seed=0, weights_version=0, prompt_ids=[1] * 10, forced=0,
-        token_ids=[1] * of.tokens, logprobs=[0.0] * of.tokens, finish_reason=FinishReason.STOP, text="",
-        answer=of.answer, reward=of.reward, boundaries=[b.tokens for b in of.boundaries], started=0.0, seconds=0.0,
-    )  # fmt: skip
-
-
-def _branches(problem: str, sample: int, of: EvaluatedTrace) -> list[Branch]:
-    return [
+    boundaries = [(p, n, j, b) for p, n, of in traces for j, b in enumerate(of.boundaries)] if valued else []
+    rollouts = [
+        Rollout(
+            iteration=0, problem_id=problem, sample=sample, seed=0, weights_version=0, prompt_ids=[1] * 10, forced=0,
+            token_ids=[1] * of.tokens, logprobs=[0.0] * of.tokens, finish_reason=FinishReason.STOP, text="",
+            answer=of.answer, reward=of.reward, boundaries=[b.tokens for b in of.boundaries], started=0.0, seconds=0.0,
+        )
+        for problem, sample, of in traces
+    ]  # fmt: skip
+    branches = [
         Branch(
             iteration=0, problem_id=problem, sample=sample, boundary=j, branch=number, seed=0, weights_version=0,
             token_ids=[1] * forced.tokens, logprobs=[0.0] * forced.tokens, finish_reason=FinishReason.STOP, text="",
             answer=forced.answer, reward=forced.reward, known=False, look_ahead=0.0, prompt_tokens=forced.asked,
             cached_tokens=None,
         )
-        for j, here in enumerate(of.boundaries)
+        for problem, sample, j, here in boundaries
         for number, forced in enumerate(here.forced)
     ]  # fmt: skip
-
-
-def _values(problem: str, sample: int, of: EvaluatedTrace) -> list[PrefixValue]:
-    return [
-        PrefixValue(0, problem, sample, j, here.value, variance=0.0, progress_variance=0.0, branches=4, baseline=0.0)
-        for j, here in enumerate(of.boundaries)
+    values = [
+        PrefixValue(0, p, sample, j, here.value, variance=0.0, progress_variance=0.0, branches=4, baseline=0.0)
+        for p, sample, j, here in boundaries
         if here.value is not None
     ]
+    costs = GroupStatistics(0, 0, 0, 0, 0, 0, 0, {})
+    sampled = Sampled(rollouts=rollouts, branches=branches, values=values, statistics=costs)
+    assert commit_group(layout.evaluation_shard(version, BENCHMARK, shard), sampled, settings=settings)

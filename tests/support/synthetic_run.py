@@ -135,7 +135,7 @@ class SyntheticRun:
 
     def _evaluation(self, version: int, benchmark: str) -> None:
         problems = read_problems(self.layout.benchmark_data(benchmark))
-        settings = evaluation_settings(self.layout, self.recipe)[benchmark].now
+        settings = evaluation_settings(self.layout, self.recipe)[benchmark]
         sampled = self._sampled(version, problems)
         if version in (0, self.shape.iterations):
             shard = self.layout.evaluation_shard(version, benchmark, 0)

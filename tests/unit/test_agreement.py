@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -101,7 +100,7 @@ def test_a_model_is_taken_only_where_the_trainer_computes_it_as_it_is(
         assert ("training.batching is padded" in caplog.text) is (wrong is not None)
         assert all(difference.agrees for difference in differences(policy, LONGEST))
         return
-    with pytest.raises(UserError, match="would not train the model that is sampled") as refused:
+    with pytest.raises(UserError) as refused:
         settle(policy, LONGEST, tmp_path)
     assert {ForwardCheck.LONGEST: "sampling.max_tokens"}.get(wrong, "model.path") in str(refused.value.advice)
 
@@ -131,23 +130,21 @@ def test_a_window_that_only_a_mask_tells_of_is_refused_in_a_packed_row(tmp_path:
     """No short sequence shows it."""
     model = load(Qwen2Config(), tmp_path, PACKED).model
     states = torch.zeros(1, 2, 5, 8)
-    mask = ALL_MASK_ATTENTION_FUNCTIONS[PACKED_ATTENTION](local_size=4096)
     segments = segments_of((5,), torch.device("cpu"), torch.float32, 8)
-    attend = ALL_ATTENTION_FUNCTIONS[PACKED_ATTENTION]
-    assert ALL_MASK_ATTENTION_FUNCTIONS[PACKED_ATTENTION]() is None
+    attend, mask = ALL_ATTENTION_FUNCTIONS[PACKED_ATTENTION], ALL_MASK_ATTENTION_FUNCTIONS[PACKED_ATTENTION]
+    assert mask() is None
     attend(model, states, states, states, None, segments=segments)
-    with pytest.raises(UserError, match="does not work on packed rows"):
-        attend(model, states, states, states, mask, segments=segments)
+    with pytest.raises(UserError):
+        attend(model, states, states, states, mask(local_size=4096), segments=segments)
 
 
 def test_dropout_that_is_left_is_seen(tmp_path: Path) -> None:
     policy = load(GPT2Config(), tmp_path)
     dropouts = [m for m in policy.modules() if isinstance(m, nn.Dropout)]
-    assert dropouts
-    assert not any(m.p for m in dropouts)
+    assert dropouts and not any(m.p for m in dropouts)
     for module in dropouts:
         module.p = 0.1
-    with pytest.raises(UserError, match="as with dropout"):
+    with pytest.raises(UserError):
         refuse_differences(differences(policy, LONGEST), tmp_path)
 
 
@@ -155,9 +152,10 @@ def test_log_probabilities_that_are_not_finite_agree_with_nothing(tmp_path: Path
     policy = load(Qwen2Config(), tmp_path)
     with torch.no_grad():
         policy.model.get_output_embeddings().weight[0, 0] = torch.nan
-    assert not any(
-        difference.agrees for difference in differences(policy, LONGEST) if difference.check is ForwardCheck.HEAD
-    )
+    heads = [found for found in differences(policy, LONGEST) if found.check is ForwardCheck.HEAD]
+    assert heads and not any(found.agrees for found in heads)
+    assert LogprobDifference(ForwardCheck.PADDED, 1e-4, 1e-3).agrees
+    assert not LogprobDifference(ForwardCheck.PADDED, float("nan"), 1e-3).agrees
 
 
 def test_the_check_leaves_generators_and_policy_as_they_were(tmp_path: Path) -> None:
@@ -169,54 +167,40 @@ def test_the_check_leaves_generators_and_policy_as_they_were(tmp_path: Path) -> 
     assert not policy.training
 
 
-def test_the_outcome_is_a_value_that_names_its_limit() -> None:
-    assert LogprobDifference(ForwardCheck.PADDED, 1e-4, 1e-3).agrees
-    assert not LogprobDifference(ForwardCheck.PADDED, float("nan"), 1e-3).agrees
+def rewritten(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
-
-def rewritten(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def unindexed(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    return damage
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no head": (lambda f: rewritten(f, lambda t: t.pop("lm_head.weight")), "random numbers.*lm_head.weight"),
-    "half a layer": (
-        lambda f: rewritten(f, lambda t: t.pop("model.layers.1.mlp.up_proj.weight")),
-        "random numbers.*layers.1.mlp.up_proj.weight",
-    ),
+    "no head": (rewritten(lambda t: t.pop("lm_head.weight")), "lm_head.weight"),
+    "half a layer": (rewritten(lambda t: t.pop("model.layers.1.mlp.up_proj.weight")), "layers.1.mlp.up_proj.weight"),
     "a layer too many": (
-        lambda f: rewritten(f, lambda t: t.update({"model.layers.9.mlp.up_proj.weight": torch.zeros(2, 2)})),
-        "does not know.*layers.9",
+        rewritten(lambda t: t.update({"model.layers.9.mlp.up_proj.weight": torch.zeros(2, 2)})), "layers.9",
     ),
-    "another shape": (
-        lambda f: rewritten(f, lambda t: t.update({"model.norm.weight": torch.ones(3)})),
-        "(?s)shapes.*norm",
+    "another shape": (rewritten(lambda t: t.update({"model.norm.weight": torch.ones(3)})), "norm"),
+    "a shard without index": (
+        lambda folder: (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors"),
+        "model.safetensors",
     ),
-    "a shard without index": (unindexed, "model.safetensors is missing"),
-}
+    "no such model": (lambda folder: (folder / "config.json").write_text('{"model_type": "none"}'), "transformers"),
+}  # fmt: skip
+"""By what is wrong with a checkpoint: what harms it, and what the error names."""
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_checkpoint_with_other_tensors_than_its_model_is_refused(damage: str, tmp_path: Path) -> None:
     make_small(Qwen2Config(tie_word_embeddings=False), tmp_path)
-    harm, message = DAMAGE[damage]
+    harm, named = DAMAGE[damage]
     harm(tmp_path)
-    with pytest.raises(UserError, match=f"(?s){message}"):
+    with pytest.raises(UserError, match=named):
         load_policy(tmp_path, 1.0, Precision.FP32)
 
 
 def test_a_head_that_is_tied_is_not_missing(tmp_path: Path) -> None:
     load(Qwen2Config(tie_word_embeddings=True), tmp_path)
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
-
-
-def test_a_configuration_that_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "no_such_model"}))
-    with pytest.raises(UserError, match="transformers cannot make this model"):
-        load_policy(tmp_path, 1.0, Precision.FP32)

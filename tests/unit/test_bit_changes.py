@@ -33,7 +33,7 @@ def changed(old: Bytes, width: int, share: float, seed: int) -> Bytes:
     return new
 
 
-@given(WIDTHS, st.integers(0, 2000), st.sampled_from([0.001, 0.02, 0.5, 1.0]), st.integers(0, 2**31))
+@given(WIDTHS, st.integers(0, 2000), st.sampled_from([0.0, 0.001, 0.02, 0.5, 1.0]), st.integers(0, 2**31))
 def test_the_new_bits_come_back(width: int, count: int, share: float, seed: int) -> None:
     old = elements(width, count, seed)
     new = changed(old, width, share, seed + 1)
@@ -44,20 +44,13 @@ def test_the_new_bits_come_back(width: int, count: int, share: float, seed: int)
     assert np.array_equal(old, new)
 
 
-@given(WIDTHS, st.integers(0, 300))
-def test_what_is_equal_has_no_changes(width: int, count: int) -> None:
-    old = elements(width, count, seed=3)
-    assert bit_changes(old, old.copy(), width) is None
-
-
 @pytest.mark.parametrize("gap", [200, 300, 70_000])
 def test_far_apart_changes_come_back(gap: int) -> None:
     old = np.zeros(2 * (gap + 2), np.uint8)
     new = old.copy()
     new[[0, -1]] = 255
     found = bit_changes(old, new, 2)
-    assert found is not None
-    assert found.count == 2
+    assert found is not None and found.count == 2
     apply_changes(old, found, 2)
     assert np.array_equal(old, new)
 
@@ -67,8 +60,7 @@ def test_neighbouring_numbers_take_little_room() -> None:
     old = draw.integers(0, 2**15, 100_000, np.uint16)
     new = old + draw.choice(np.array([1, -1]), len(old)).astype(np.uint16) * (draw.random(len(old)) < 0.01)
     found = bit_changes(old.view(np.uint8), new.view(np.uint8), 2)
-    assert found is not None
-    assert found.size < old.nbytes / 50
+    assert found is not None and found.size < old.nbytes / 50
 
 
 def test_changes_of_a_longer_array_are_refused() -> None:
@@ -97,11 +89,11 @@ def test_a_file_that_is_cut_short_or_none_is_damaged(tmp_path: Path) -> None:
     save_file({"a": np.arange(6, dtype=np.float32)}, path)
     tensor = SafetensorsFile.read(path).tensors[0]
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DamagedError, match="cut short"):
+    with pytest.raises(DamagedError):
         tensor.read()
     path.write_bytes(b"no weights")
-    with pytest.raises(DamagedError, match="no readable safetensors file"):
+    with pytest.raises(DamagedError):
         SafetensorsFile.read(path)
     path.unlink()
-    with pytest.raises(DamagedError, match="not there"):
+    with pytest.raises(DamagedError):
         tensor.read()

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner, Result
+from commands import commands_first, put_command, typed
 from slurm_texts import squeue_prints
+from synthetic_run import Shape, SyntheticRun
 
 from mrt_hpc.attempt.ledger import record_submission
 from mrt_hpc.cli.life import KINDS, size
-from mrt_hpc.cli.main import main
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.run.groups import commit_group, read_group
@@ -23,7 +24,6 @@ from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.weights import pin, publish, published_versions
 from mrt_hpc.submit.cleaning import Removable, frees, removals
-from tests.support.synthetic_run import Shape, SyntheticRun
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,32 +31,35 @@ if TYPE_CHECKING:
 LAST = 8
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunLayout:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of eight iterations that is done, evaluated at 0, 4 and 8."""
-    layout = SyntheticRun(tmp_path / "run", Shape(LAST, 4, problems=2, paragraphs=1)).write()
+    run = SyntheticRun(tmp_path_factory.mktemp("made") / "run", Shape(LAST, 4, problems=2, paragraphs=1)).write()
     for version in range(1, LAST + 1):
-        publish(layout, version, lambda folder: (folder / "model.safetensors").write_bytes(bytes(1000)) and None)
+        publish(run, version, lambda folder: (folder / "model.safetensors").write_bytes(bytes(1000)) and None)
     for step in (6, 8):
-        layout.checkpoint(step).mkdir(parents=True)
-        (layout.checkpoint(step) / "state").write_bytes(bytes(5000))
-    (layout.logs / "trainer.log").write_text("x" * 100)
-    (layout.logs / "submission.sh").write_text("script")
-    damaged = layout.root / "damaged"
+        run.checkpoint(step).mkdir(parents=True)
+        (run.checkpoint(step) / "state").write_bytes(bytes(5000))
+    (run.logs / "trainer.log").write_text("x" * 100)
+    (run.logs / "submission.sh").write_text("script")
+    damaged = run.root / "damaged"
     damaged.write_bytes(bytes(300))
-    set_aside(layout, [damaged], "damaged")
-    for name in ("parts-00000", ".shard-00000.tmp-0123456789ab"):
-        (layout.evaluation(0, "aime24") / name).mkdir()
-    shard = layout.evaluation_shard(4, "aime24", 0)
-    for version, benchmark in ((4, "aime24"), (4, "math500")):
-        source = layout.evaluation_shard(0, benchmark, 0)
+    set_aside(run, [damaged], "damaged")
+    for name in ("samples", ".shard-00000.tmp-0123456789ab"):
+        (run.evaluation(0, "aime24") / name).mkdir()
+    for benchmark in ("aime24", "math500"):
+        source = run.evaluation_shard(0, benchmark, 0)
         named = {name: read_manifest(source).about[name] for name in ("weights", "settings")}
-        commit_group(layout.evaluation_shard(version, benchmark, 0), read_group(source), **named)
-    assert shard.is_dir()
-    for job in read_plan(layout.plan).jobs:
+        commit_group(run.evaluation_shard(4, benchmark, 0), read_group(source), **named)
+    for job in read_plan(run.plan).jobs:
         for index in range(job.tasks):
-            write_task(layout, job.name, index, TaskRecord(TaskState.DONE))
-    return layout
+            write_task(run, job.name, index, TaskRecord(TaskState.DONE))
+    return run.root
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> RunLayout:
+    return RunLayout(shutil.copytree(made, tmp_path / "run"))
 
 
 def found(layout: RunLayout, *asked: Removable) -> dict[Removable, list[str]]:
@@ -64,39 +67,35 @@ def found(layout: RunLayout, *asked: Removable) -> dict[Removable, list[str]]:
     return {one.kind: [path.name for path in one.paths] for one in every}
 
 
-def clean(layout: RunLayout, *options: str) -> Result:
-    return CliRunner().invoke(main, ["clean", str(layout.root), *options])
+def clean(layout: RunLayout, *options: str, exits: int = 0) -> str:
+    return typed("clean", layout.root, *options, exits=exits).output
 
 
-def kept(layout: RunLayout) -> set[Path]:
-    """What may never be removed."""
-    files = {path for path in layout.root.rglob("*") if path.is_file()}
-    free = ("weights", "checkpoints", "set_aside", "logs", "hearts", "jobs")
-    return {p for p in files if p.relative_to(layout.root).parts[0] not in free and ".tmp-" not in str(p)}
+def files(layout: RunLayout, *without: str) -> set[Path]:
+    """The files of a run, without those of some folders and half-made ones."""
+    every = {path for path in layout.root.rglob("*") if path.is_file()}
+    return {p for p in every if p.relative_to(layout.root).parts[0] not in without and ".tmp-" not in str(p)}
 
 
 def test_the_usual_removal_keeps_results_and_the_last_weights_and_checkpoint(run: RunLayout) -> None:
-    before = kept(run)
-    result = clean(run, "--yes")
-    assert result.exit_code == 0, result.output
+    free = ("weights", "checkpoints", "set_aside", "logs", "hearts", "jobs")
+    before = files(run, *free)
+    assert "freed " in clean(run, "--yes")
     assert published_versions(run) == [0, LAST]
     assert [path.name for path in run.checkpoints.iterdir()] == ["step000008"]
     assert list(run.set_aside.iterdir()) == []
-    assert not (run.evaluation(0, "aime24") / "parts-00000").exists()
+    assert not run.evaluation_samples(0, "aime24").exists()
     assert (run.logs / "trainer.log").exists()
-    assert kept(run) == before
-    assert "freed " in result.output
-    assert "there is nothing to remove" in clean(run, "--yes").output
+    assert files(run, *free) == before
+    assert "freed" not in clean(run, "--yes"), "nothing is left to remove"
 
 
 def test_the_table_shows_what_and_how_much_and_nothing_is_removed_without_a_yes(run: RunLayout) -> None:
-    before = {path for path in run.root.rglob("*")}
-    result = clean(run)
-    assert result.exit_code != 0
-    assert "there is no terminal to ask at" in result.output
-    assert "5.0 kB" in result.output  # one checkpoint
-    assert "step000008, the newest, stays" in result.output
-    assert {path for path in run.root.rglob("*")} == before
+    before = set(run.root.rglob("*"))
+    shown = clean(run, exits=2)
+    assert "5.0 kB" in shown, "one checkpoint"
+    assert "step000008" in shown and "--yes" in shown
+    assert set(run.root.rglob("*")) == before
 
 
 def test_the_last_checkpoint_goes_only_by_name_and_only_when_the_run_is_finished(run: RunLayout) -> None:
@@ -107,47 +106,43 @@ def test_the_last_checkpoint_goes_only_by_name_and_only_when_the_run_is_finished
     assert found(run, Removable.CHECKPOINTS) == {Removable.CHECKPOINTS: ["step000006"]}
 
 
-def test_a_version_with_an_evaluation_to_come_stays(run: RunLayout) -> None:
-    assert found(run)[Removable.WEIGHTS] == [f"v{version:06d}" for version in range(1, LAST)]
+def test_a_version_that_an_evaluation_waits_for_stays(run: RunLayout, tmp_path: Path) -> None:
+    versions = [f"v{version:06d}" for version in range(1, LAST)]
+    assert found(run)[Removable.WEIGHTS] == versions
     run.evaluation_summary(4, "math500").unlink()
-    assert "v000004" not in found(run)[Removable.WEIGHTS]
-
-
-def test_a_version_that_an_evaluation_on_its_own_waits_for_stays(run: RunLayout, tmp_path: Path) -> None:
     (tmp_path / "eval" / "secrets").mkdir(parents=True)
     (tmp_path / "eval" / "secrets" / "server_key").write_text("key")
-    assert "v000003" in found(run)[Removable.WEIGHTS]
     pin(run, 3, RunLayout(tmp_path / "eval"))
-    assert "v000003" not in found(run)[Removable.WEIGHTS]
+    assert found(run)[Removable.WEIGHTS] == [version for version in versions if version[-1] not in "34"]
 
 
-def test_parts_of_a_shard_that_is_not_whole_stay(run: RunLayout) -> None:
-    (run.evaluation(4, "aime24") / "parts-00001").mkdir()
-    assert found(run)[Removable.PARTS] == ["parts-00000", ".shard-00000.tmp-0123456789ab"]
+def test_samples_of_an_evaluation_that_is_not_whole_stay(run: RunLayout) -> None:
+    run.evaluation_samples(4, "math500").mkdir()
+    run.evaluation_summary(4, "math500").unlink()
+    assert found(run)[Removable.PARTS] == ["samples", ".shard-00000.tmp-0123456789ab"]
 
 
 def test_logs_go_by_name_and_job_scripts_stay(run: RunLayout) -> None:
     assert Removable.LOGS not in found(run)
-    assert clean(run, "--what", "logs", "--yes").exit_code == 0
+    clean(run, "--what", "logs", "--yes")
     assert [path.name for path in run.logs.iterdir()] == ["submission.sh"]
     assert len(published_versions(run)) == LAST + 1
 
 
-def test_a_run_whose_jobs_are_queued_is_not_touched(
-    run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_run_whose_jobs_are_or_may_be_queued_is_not_touched(
+    run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: bool
 ) -> None:
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    (folder / "squeue").write_text(f"#!/bin/sh\necho '{squeue_prints('12|PENDING|N/A|Priority|')}'\n")
-    (folder / "sacct").write_text("#!/bin/sh\nexit 0\n")
-    for name in ("squeue", "sacct"):
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    folder = commands_first(tmp_path / "bin", monkeypatch)
+    if reached:
+        put_command(folder, "squeue", f"echo '{squeue_prints('12|PENDING|N/A|Priority|')}'")
+        put_command(folder, "sacct", "exit 0")
+    else:
+        monkeypatch.setenv("PATH", str(folder))
     record_submission(run, "prepare", "12", "site")
-    result = clean(run, "--yes")
-    assert result.exit_code != 0
-    assert "queued or running, so nothing is removed" in result.output
-    assert len(published_versions(run)) == LAST + 1
+    before = files(run, "jobs")
+    clean(run, "--yes", exits=2)
+    assert files(run, "jobs") == before
 
 
 def test_a_run_of_this_machine_that_runs_is_not_touched(run: RunLayout) -> None:
@@ -160,34 +155,17 @@ def test_a_run_of_this_machine_that_runs_is_not_touched(run: RunLayout) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        result = clean(run, "--yes")
+        shown = clean(run, "--yes", exits=2)
         process.kill()
-    assert result.exit_code != 0
-    assert f"process {process.pid}" in result.output
-    assert "items" not in result.output  # refused before the table
+    assert f"process {process.pid}" in shown
+    assert "kB" not in shown, "it is refused before the table"
     assert len(published_versions(run)) == LAST + 1
 
 
-def test_a_run_whose_queue_cannot_be_asked_is_not_touched(
-    run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    record_submission(run, "prepare", "12", "site")
-    assert clean(run, "--yes").exit_code != 0
-    assert len(published_versions(run)) == LAST + 1
-
-
-def test_files_with_another_link_free_nothing(tmp_path: Path) -> None:
+def test_files_with_another_link_free_nothing_and_sizes_are_readable(tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(bytes(10))
     (tmp_path / "two").write_bytes(bytes(100))
     os.link(tmp_path / "two", tmp_path / "link")
     assert frees([tmp_path / "one", tmp_path / "two"]) == 10
-
-
-def test_the_kinds_of_the_command_are_those_of_the_code() -> None:
+    assert [size(n) for n in (0, 999, 1500, 18.2e9)] == ["0 B", "999 B", "1.5 kB", "18.2 GB"]
     assert list(KINDS) == [kind.value for kind in Removable]
-
-
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (18.2e9, "18.2 GB")])
-def test_sizes_are_readable(count: float, text: str) -> None:
-    assert size(count) == text

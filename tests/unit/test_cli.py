@@ -1,126 +1,189 @@
-"""The commands as a user meets them: help, plan, status, logs, cancel, and refusals that leave nothing behind."""
+"""The commands as a user meets them: every wrong input is an error with what to type next, and leaves nothing behind;
+and what is typed works when it is pasted.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner, Result
+from commands import QUICKSTART, ROOT, new_run, refusal, typed
 
-from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.cli.main import main
+import mrt_hpc
+from mrt_hpc.attempt.ledger import last_site
 from mrt_hpc.errors import ExitCode
-from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from mrt_hpc.run.layout import RunLayout
-
-ROOT = Path(__file__).parents[2]
-QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
-REFERENCE = str(ROOT / "recipes" / "mrt_online.yaml")
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
+NOTHING = "~no-such-user"
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunLayout:
-    """A run directory of which nothing has been done."""
-    recipe = load_recipe(Path(QUICKSTART))
-    return create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
+    return new_run(tmp_path / "run")
 
 
-COMMANDS = [
-    "plan", "submit", "status", "logs", "cancel", "report", "eval", "regrade", "compare", "fields", "data", "analyze",
-    "runs", "explain", "validate", "init", "doctor", "container", "model", "recipes",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_examples(command: str) -> None:
-    result = invoke(command, "--help")
-    assert result.exit_code == 0
-    assert "Examples:" in result.output
-    assert f"mrt-hpc {command}" in result.output
-
-
-@pytest.mark.parametrize("columns", ["0", "-3", "wide"])
-@pytest.mark.parametrize("command", [("plan", QUICKSTART), ("runs", "{run}"), ("status", "{run}")], ids=lambda c: c[0])
-def test_a_width_that_is_none_changes_nothing(run: RunLayout, command: tuple[str, ...], columns: str) -> None:
-    words = [word.format(run=run.root) for word in command]
-    usual, odd = (CliRunner().invoke(main, words, env={"COLUMNS": width}) for width in (None, columns))
-    assert odd.exit_code == 0
-    assert odd.output == usual.output
-
-
-def test_plan_prints_every_job_and_the_cost() -> None:
-    result = invoke("plan", REFERENCE)
-    assert result.exit_code == 0
-    assert "segment-003.trainer" in result.output
-    assert "248 iterations in 4 segment(s)" in result.output
-    assert "GPU-hours" in result.output
-    assert "not there yet, submit will refuse" in result.output
-
-
-def test_plan_obeys_overrides() -> None:
-    result = invoke("plan", REFERENCE, "--set", "schedule.iterations_per_job=124")
-    assert "in 2 segment(s)" in result.output
-
-
-def test_sbatch_texts_need_a_slurm_site() -> None:
-    result = invoke("plan", QUICKSTART, "--sbatch")
-    assert result.exit_code == 2
-    assert "--site" in result.stderr
-
-
-def test_fields_documents_every_field() -> None:
-    result = invoke("fields")
-    assert result.exit_code == 0
-    for name in ("training.learning_rate", "prover[forced_answer].branches", "schedule.max_staleness"):
-        assert name in result.output
+# -- wrong input
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("words", "facts"),
     [
         (["submit", QUICKSTART, "--set", "training.lerning_rate=1"], ["learning_rate is the nearest"]),
-        (["submit", QUICKSTART, "--set", "data={type: jsonl, path: no.jsonl}"], ["no such data file", "no.jsonl"]),
-        (["submit", QUICKSTART, "--set", "model={type: hugging_face, path: no}"], ["no model directory"]),
-        (["submit", QUICKSTART, "--site", "nowhere"], ["no such site profile", "nowhere"]),
-        (["submit", "recipes/none.yaml"], ["no such recipe", "recipes/none.yaml"]),
+        (["submit", QUICKSTART, "--set", "data={type: jsonl, path: no.jsonl}"], ["no.jsonl"]),
+        (["submit", QUICKSTART, "--set", "model={type: hugging_face, path: no}"], ["/no"]),
+        (["submit", QUICKSTART, "--site", "nowhere"], ["nowhere"]),
+        (["submit", "recipes/none.yaml"], ["recipes/none.yaml"]),
         (["submit", QUICKSTART, "--set", "resources.trainer.gpus=99"], ["99 GPUs"]),
         (["submit", QUICKSTART, "--set", "data.problems=100000"], ["100000"]),
+        (["plan", QUICKSTART, "--set", "schedule.iterations=100000000"], ["change the option --set schedule.iter"]),
+        (
+            ["plan", QUICKSTART, "--set", "schedule.iterations=1000000", "--set", "schedule.iterations_per_job=1"],
+            ["schedule.iterations_per_job"],
+        ),
+        (["plan", f"{NOTHING}/mine.yaml"], [NOTHING]),
+        (["plan", QUICKSTART, "--site", f"{NOTHING}/mine.yaml"], [NOTHING]),
+        (["plan", QUICKSTART, "--set", f"data={{type: jsonl, path: {NOTHING}/x}}"], [NOTHING]),
+        (["plan", QUICKSTART, "--sbatch"], ["--site"]),
     ],
 )
-def test_a_refused_submission_leaves_nothing_behind(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
-    result = invoke(*arguments, "--run", str(tmp_path / "run"))
-    assert result.exit_code == 2
-    for word in words:
-        assert word in result.stderr
+def test_a_wrong_input_is_refused_and_leaves_nothing_behind(tmp_path: Path, words: list[str], facts: list[str]) -> None:
+    refused = typed(*words, "--run", tmp_path / "run", exits=2)
+    assert all(fact in refused.stderr for fact in facts)
+    assert refused.stderr.splitlines()[-1].startswith("  next: ")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_directory_of_another_recipe_is_refused(run: RunLayout) -> None:
-    result = invoke("submit", QUICKSTART, "--set", "training.learning_rate=0.5", "--run", str(run.root))
-    assert result.exit_code == 2
-    assert "training.learning_rate" in result.stderr
-    assert "--run DIR" in result.stderr
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    [
+        (["plan", QUICKSTART, "--run", ""], "--run runs/NAME"),
+        (["plan", QUICKSTART, "--run", f"{NOTHING}/x"], "write the path in full"),
+        (["submit", QUICKSTART, "--site", "local", "--run", "/proc/x"], "--run"),
+        *((["logs", "runs/quickstart", "-n", lines], "'-n'") for lines in ("-5", "0", "many")),
+        (["status", "{run}", "--watch"], "--json"),
+        (["status", "{run}/tasks"], ""),
+        (["logs", "{run}", "evaluation"], ""),
+        (["cancel", "{run}"], ""),
+        (["explain", "{run}", "segment-000.traner"], "segment-000.trainer is the nearest"),
+        (["explain", "{run}", "segment-000.inference[9]"], "0 to 0"),
+        (["explain", "{run}", "segment-000.inference[x]"], "segment-000.inference is the nearest"),
+        (["submit", QUICKSTART, "--set", "training.learning_rate=0.5", "--run", "{run}"], "--run DIR"),
+    ],
+)
+def test_a_wrong_word_is_refused_with_what_to_type(run: RunLayout, words: list[str], fact: str) -> None:
+    asked = typed(*(str(word).replace("{run}", str(run.root)) for word in words), exits=2)
+    assert fact in asked.stderr
 
 
-def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", ["pipe", "circle", "dangling", "file"])
+@pytest.mark.parametrize("below", ["", "x"])
+def test_a_place_that_is_no_directory_is_refused(tmp_path: Path, make: str, below: str) -> None:
+    place = tmp_path / "place"
+    makers: dict[str, Callable[[Path], None]] = {
+        "pipe": os.mkfifo, "circle": lambda path: path.symlink_to(path), "dangling": lambda path: path.symlink_to("no"),
+        "file": lambda path: path.touch(),
+    }  # fmt: skip
+    makers[make](place)
+    for command in ("plan", "submit"):
+        assert str(place) in typed(command, QUICKSTART, "--run", place / below, exits=2).stderr
+
+
+def test_a_directory_that_is_no_run_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
-    result = invoke("submit", QUICKSTART, "--run", str(tmp_path))
-    assert result.exit_code == 2
-    assert (tmp_path / "mine").read_text() == "precious"
+    typed("submit", QUICKSTART, "--run", tmp_path, exits=2)
+    typed("status", tmp_path, exits=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
+    program = "import os; from mrt_hpc.cli.main import main; os.rmdir(os.getcwd()); main()"
+    (tmp_path / "gone").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", program, "plan", QUICKSTART], cwd=tmp_path / "gone", capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert done.stderr.splitlines()[-1].startswith("  next:")
+
+
+@pytest.mark.parametrize("by", ["variable", "settings", "dangling"])
+def test_a_lost_default_site_has_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    settings = tmp_path / "mrt-hpc" / "settings.yaml"
+    settings.parent.mkdir()
+    if by == "variable":
+        monkeypatch.setenv("MRT_HPC_SITE", "gone")
+    elif by == "settings":
+        settings.write_text("site: gone\n")
+    else:
+        settings.symlink_to("gone")
+    source = "MRT_HPC_SITE" if by == "variable" else str(settings)
+    assert source in typed("plan", QUICKSTART, exits=2).stderr
+
+
+def test_a_configuration_that_cannot_be_written_is_no_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "gone"))
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    assert "--output FILE" in typed("init", "box", "--yes", exits=2).stderr
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem with room for next to nothing."""
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], check=False).returncode:
+        pytest.skip("mounting a small filesystem needs root")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_on_a_full_disk_nothing_half_made_is_left(full_disk: Path) -> None:
+    typed("submit", QUICKSTART, "--run", full_disk / "run", exits=ExitCode.RETRYABLE)
+    assert list(full_disk.iterdir()) == []
+
+
+# -- what a user is told to type
+
+COMMAND = r"(?:mrt-hpc(?: [a-z-]+){1,2}|\brm(?: -r)?|\bmv|\bls|\bcp -r|\bchmod [^ {]+)"
+PATH = r"(?:[\w.\[\]-]*\b(?:root|path|directory|parent)|[\w.]*layout\.\w+(?<!\.word))"
+UNQUOTED = re.compile(rf"{COMMAND} \{{{PATH}\}}")
+
+
+def test_paths_in_advice_are_words_of_a_shell(tmp_path: Path) -> None:
+    files = Path(mrt_hpc.__file__).parent.rglob("*.py")
+    assert [f"{file.name}: {m[0]}" for file in files for m in UNQUOTED.finditer(file.read_text())] == []
+    layout = RunLayout(tmp_path / "a b")
+    layout.jobs.mkdir(parents=True)
+    (layout.jobs / "site.json").write_text("{")
+    command = str(refusal(last_site, layout).advice).partition(",")[0]
+    assert shlex.split(command) == ["rm", "-r", str(layout.jobs / "site.json")]
+
+
+def test_a_terminal_that_lacks_a_character_ends_no_command(tmp_path: Path) -> None:
+    (folder := tmp_path / "noch–da").mkdir()
+    command = [sys.executable, "-m", "mrt_hpc.cli.main", "runs", str(folder)]
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    asked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (asked.returncode, "noch\\u2013da" in asked.stdout) == (0, True), asked.stderr
+
+
+# -- commands on a run of which nothing is done
+
+
+def test_plan_obeys_overrides_and_expands_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shown = typed("plan", "mrt_online", "--set", "schedule.iterations_per_job=124", "--run", "~/x").output
+    for fact in ("248 iterations in 2 segment(s)", "segment-001.trainer", "submit will refuse", str(tmp_path / "x")):
+        assert fact in shown
 
 
 def test_a_run_directory_is_private_and_holds_its_identity(run: RunLayout) -> None:
@@ -133,73 +196,21 @@ def test_a_run_directory_is_private_and_holds_its_identity(run: RunLayout) -> No
     assert not [p for p in others if key in p.read_text(errors="replace")]
 
 
-def test_status_tells_jobs_progress_and_failures(run: RunLayout) -> None:
-    write_task(run, "prepare", 0, TaskRecord(TaskState.DONE))
-    write_task(run, "segment-000.trainer", 0, TaskRecord(TaskState.FAILED, message="the disk is full\n  next: buy one"))
-    result = invoke("status", str(run.root))
-    assert result.exit_code == 0
-    for word in ("1 done", "1 failed", "0/20", "the disk is full\n  next: buy one", "segment-000.evaluation"):
-        assert word in result.output
-
-
-def test_status_tells_how_far_the_collection_is(tmp_path: Path) -> None:
-    recipe = load_recipe(ROOT / "recipes" / "small_world" / "star.yaml")
-    run = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
-    assert ["collection", "0", "groups"] in [
-        line.split() for line in invoke("status", str(run.root)).output.splitlines()
-    ]
-
-
-def test_status_of_what_is_no_run(tmp_path: Path) -> None:
-    result = invoke("status", str(tmp_path))
-    assert result.exit_code == 2
-    assert "not a run directory" in result.stderr
-
-
 def test_logs_show_the_end_of_the_newest_log_of_a_role(run: RunLayout) -> None:
     (run.logs / "segment-000.trainer.00000.a.rank0.log").write_text("".join(f"line {i}\n" for i in range(100)))
     (run.logs / "prepare.00000.b.rank0.log").write_text("other\n")
-    result = invoke("logs", str(run.root), "trainer", "-n", "2")
-    assert result.output.endswith("line 98\nline 99\n")
-    assert "line 97" not in result.output
-    assert invoke("logs", str(run.root), "evaluation").exit_code == 2
-
-
-def test_cancel_of_a_run_that_does_not_run(run: RunLayout) -> None:
-    result = invoke("cancel", str(run.root))
-    assert result.exit_code == 2
-    assert "no job and no process of this run is running" in result.stderr
+    shown = typed("logs", run.root, "trainer", "-n", "2").output
+    assert shown.endswith("line 98\nline 99\n")
+    assert "line 97" not in shown
 
 
 def test_cancel_of_a_run_on_another_machine_says_where(run: RunLayout) -> None:
-    claim = {"pid": 12, "started": "5", "host": "elsewhere"}
-    (run.jobs / "local-00001.json").write_text(json.dumps(claim))
-    result = invoke("cancel", str(run.root))
-    assert result.exit_code == ExitCode.FATAL
-    assert "'elsewhere'" in result.stderr
+    (run.jobs / "local-00001.json").write_text(json.dumps({"pid": 12, "started": "5", "host": "elsewhere"}))
+    assert "'elsewhere'" in typed("cancel", run.root, exits=ExitCode.FATAL).stderr
 
 
 def test_report_of_a_run_without_results_says_what_is_missing(run: RunLayout) -> None:
-    result = invoke("report", str(run.root))
-    assert result.exit_code == 0
-    assert "missing: metrics of iterations" in result.output
-    assert run.report.is_file()
-    assert f"page: {run.page}" in result.output
-    assert "There are no traces to show." in run.page.read_text()
-
-
-@pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem with room for next to nothing."""
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], check=False).returncode:
-        pytest.skip("mounting a small filesystem needs root")
-    yield tmp_path
-    subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-def test_a_full_disk_is_told_and_nothing_half_made_is_left(full_disk: Path) -> None:
-    result = invoke("submit", QUICKSTART, "--run", str(full_disk / "run"))
-    assert result.exit_code == ExitCode.RETRYABLE
-    assert "the disk is full" in result.output
-    assert "make room" in result.output
-    assert list(full_disk.iterdir()) == []
+    shown = typed("report", run.root).output
+    assert "missing: metrics of iterations" in shown
+    assert f"report: {run.report}" in shown and f"page: {run.page}" in shown
+    assert run.report.is_file() and run.page.is_file()

@@ -25,10 +25,12 @@ from mrt_hpc.run.access import CACHES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    OnNode = Callable[[str], CompiledCode]
+    Command = Callable[..., ServerCommand]
+
 KERNEL = "triton/AB/__grp__kernel.json"
 ANOTHER = 65534
 """The id of another user."""
-ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def on_node(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], CompiledCode]:
+def on_node(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> OnNode:
     """The code of one kind of server, on a node of this name."""
 
     def code(node: str) -> CompiledCode:
@@ -75,23 +77,21 @@ def compile_there(code: CompiledCode, text: str = "compiled") -> None:
     (code.place / KERNEL).write_text(json.dumps({"child_paths": path}))
 
 
-def test_later_servers_on_other_nodes_begin_with_what_the_first_has_compiled(
-    on_node: Callable[[str], CompiledCode], folder: Path
-) -> None:
+def test_later_servers_on_other_nodes_begin_with_what_the_first_has_compiled(on_node: OnNode, folder: Path) -> None:
     first = on_node("a")
     assert not started(first)
     assert [(path, path.stat().st_mode & 0o777) for path in folder.iterdir()] == [(first.archive, 0o600)]
     assert folder.stat().st_mode & 0o777 == 0o700
     later = on_node("b")
     assert started(later)
-    assert {
-        name: Path(place, "AB", "code").read_text() for name, place in later.environment().items()
-    } == dict.fromkeys(KEPT, "compiled")
+    found = {name: Path(place, "AB", "code").read_text() for name, place in later.environment().items()}
+    assert found == dict.fromkeys(KEPT, "compiled")
     paths = json.loads((later.place / KERNEL).read_text())["child_paths"]
     assert paths == {"kernel.cubin": str(later.place / "triton/AB/kernel.cubin")}
 
 
-def test_the_second_of_two_that_compile_at_the_same_time_loses(on_node: Callable[[str], CompiledCode]) -> None:
+def test_of_servers_that_start_at_the_same_time_one_keeps_the_code(on_node: OnNode) -> None:
+    """On two nodes the first that has started, on one node the last."""
     one, other = on_node("a"), on_node("b")
     with one.in_use(lambda: False):
         compile_there(one, "one")
@@ -99,55 +99,35 @@ def test_the_second_of_two_that_compile_at_the_same_time_loses(on_node: Callable
         written = other.archive.read_bytes()
     assert one.archive.read_bytes() == written
     assert started(on_node("c"))
-
-
-def test_on_a_node_that_takes_no_locks_a_server_compiles_and_keeps_nothing(
-    on_node: Callable[[str], CompiledCode], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    assert not started(on_node("a"))
-    assert not folder.exists()
-
-
-def test_of_servers_that_start_on_one_node_the_last_one_keeps_the_code(on_node: Callable[[str], CompiledCode]) -> None:
-    code = on_node("a")
-    with ExitStack() as other:
-        other.enter_context(code.in_use(lambda: False))
+    one.archive.unlink()
+    code = on_node("d")
+    with ExitStack() as running:
+        running.enter_context(code.in_use(lambda: False))
         assert not started(code)
         assert not code.archive.exists(), "the other one may still write"
     assert code.archive.exists()
 
 
-def cut_short(archive: Path) -> None:
-    archive.write_bytes(archive.read_bytes()[:-100])
+def given_away(path: Path) -> None:
+    os.chown(path, ANOTHER, ANOTHER)
 
 
-def one_bit_changed(archive: Path) -> None:
-    data = bytearray(archive.read_bytes())
-    data[data.index(b"compiled")] ^= 1
-    archive.write_bytes(data)
+GIVEN_AWAY = pytest.param(given_away, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root may give away"))
+DAMAGES = {
+    "cut short": lambda archive: archive.write_bytes(archive.read_bytes()[:-100]),
+    "one bit changed": lambda archive: archive.write_bytes(archive.read_bytes().replace(b"compiled", b"compilee", 1)),
+    "emptied": lambda archive: archive.write_bytes(b""),
+    "written by others": lambda archive: archive.chmod(0o666),
+}
+OPENED = {
+    "open to others": lambda folder: folder.chmod(0o755),
+    "linked": lambda folder: folder.symlink_to(folder.rename(folder.with_name("elsewhere"))),
+}
 
 
-def emptied(archive: Path) -> None:
-    archive.write_bytes(b"")
-
-
-def written_by_others(archive: Path) -> None:
-    archive.chmod(0o666)
-
-
-def given_away(archive: Path) -> None:
-    os.chown(archive, ANOTHER, ANOTHER)
-
-
-@pytest.mark.parametrize(
-    "damage", [cut_short, one_bit_changed, emptied, written_by_others, pytest.param(given_away, marks=ROOT_ONLY)]
-)
+@pytest.mark.parametrize("damage", [*DAMAGES.values(), GIVEN_AWAY], ids=[*DAMAGES, "given away"])
 def test_an_archive_that_is_damaged_or_of_others_is_not_taken_and_written_again(
-    damage: Callable[[Path], None], on_node: Callable[[str], CompiledCode], caplog: pytest.LogCaptureFixture
+    damage: Callable[[Path], object], on_node: OnNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = on_node("a")
     started(first)
@@ -157,17 +137,9 @@ def test_an_archive_that_is_damaged_or_of_others_is_not_taken_and_written_again(
     assert started(on_node("c"))
 
 
-def open_to_others(folder: Path) -> None:
-    folder.chmod(0o755)
-
-
-def linked(folder: Path) -> None:
-    folder.symlink_to(folder.rename(folder.with_name("elsewhere")))
-
-
-@pytest.mark.parametrize("opened", [open_to_others, linked, pytest.param(given_away, marks=ROOT_ONLY)])
+@pytest.mark.parametrize("opened", [*OPENED.values(), GIVEN_AWAY], ids=[*OPENED, "given away"])
 def test_nothing_is_taken_from_or_put_into_a_folder_of_others(
-    opened: Callable[[Path], None], on_node: Callable[[str], CompiledCode], folder: Path
+    opened: Callable[[Path], object], on_node: OnNode, folder: Path
 ) -> None:
     first = on_node("a")
     started(first)
@@ -178,9 +150,7 @@ def test_nothing_is_taken_from_or_put_into_a_folder_of_others(
     assert [*folder.iterdir()] == []
 
 
-def test_what_cannot_be_unpacked_whole_is_not_there(
-    on_node: Callable[[str], CompiledCode], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_unpacked_whole_is_not_there(on_node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: object, place: Path) -> None:
         (place / "vllm").mkdir(parents=True)
         raise OSError("no space left on the node")
@@ -194,28 +164,32 @@ def test_what_cannot_be_unpacked_whole_is_not_there(
     assert sorted(path.name for path in code.place.parent.iterdir()) == [code.place.name, f"{code.place.name}.lock"]
 
 
-@pytest.mark.parametrize(("ended", "stays"), [(True, False), (False, True)])
-def test_code_with_which_a_server_ends_at_its_start_is_not_used_again(
-    ended: bool, stays: bool, on_node: Callable[[str], CompiledCode]
-) -> None:
+@pytest.mark.parametrize("ended", [True, False])
+def test_code_with_which_a_server_ends_at_its_start_is_not_used_again(ended: bool, on_node: OnNode) -> None:
     started(on_node("a"))
     code = on_node("b")
     with pytest.raises(UserError), code.in_use(lambda: ended):
         raise UserError("the server ended, or the task was told to leave")
-    assert (code.archive.exists(), code.place.exists()) == (stays, stays)
-    assert started(code) == stays
+    assert (code.archive.exists(), code.place.exists(), started(code)) == (not ended,) * 3
 
 
-def test_too_much_is_not_kept(on_node: Callable[[str], CompiledCode], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_kept_where_it_is_too_much_or_the_node_takes_no_locks(
+    on_node: OnNode, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", refuse)
+        assert not started(on_node("a"))
+    assert not folder.exists()
     monkeypatch.setattr(compiled_code, "MOST_BYTES", 50)
-    code = on_node("a")
-    started(code)
+    code = on_node("b")
+    assert not started(code)
     assert not code.archive.exists()
 
 
-def test_archives_of_other_versions_and_those_beyond_the_number_are_removed(
-    on_node: Callable[[str], CompiledCode], folder: Path
-) -> None:
+def test_archives_of_other_versions_and_those_beyond_the_number_are_removed(on_node: OnNode, folder: Path) -> None:
     code = on_node("a")
     folder.mkdir(mode=0o700)
     mine = code.archive.name.removesuffix(code.archive.name.rpartition("-")[2])
@@ -235,15 +209,16 @@ def test_archives_of_other_versions_and_those_beyond_the_number_are_removed(
 
 def test_the_folder_is_named_by_an_absolute_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(compiled_code.VARIABLE, "~/compiled")
-    with pytest.raises(UserError, match="no absolute path"):
+    with pytest.raises(UserError) as refused:
         compiled_code.kept_by_all_runs()
+    assert (refused.value.value, refused.value.where) == ("~/compiled", compiled_code.VARIABLE)
 
 
 BASE = ServerSettings(Path("model"), max_model_len=512, extra_args=("--enable-chunked-prefill",))
 
 
 @pytest.fixture
-def command(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ServerCommand]:
+def command(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     """The command of a server on GPUs, with changes of its settings."""
     monkeypatch.setattr("mrt_hpc.inference.server_start.on_cpu", lambda: False)
     monkeypatch.setattr(compiled_code, "GPUS", tmp_path / "gpus")
@@ -278,70 +253,42 @@ def archive_of(command: ServerCommand) -> str:
     return command.compiled_code.archive.name
 
 
-@pytest.mark.parametrize("same", [{}, {"seed": 5}, {"gpus": ("3",)}, {"start_deadline_s": 5.0}])
-def test_weights_versions_and_servers_of_one_kind_share_their_code(
-    same: dict[str, object], command: Callable[..., ServerCommand]
-) -> None:
-    assert archive_of(command("one")) == archive_of(command("other", **same))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"layers": 3},
-        {"dtype": "float16"},
-        {"max_model_len": 1024},
-        {"max_num_seqs": 8},
-        {"tensor_parallel": 2},
-        {"sleeps": True},
-        {"noise_by_request": True},
-        {"extra_args": ()},
-    ],
-)
 def test_what_changes_the_code_has_an_archive_of_its_own(
-    change: dict[str, object], command: Callable[..., ServerCommand]
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert archive_of(command()) != archive_of(command(**change))
+    changes: list[dict[str, object]] = [
+        {"layers": 3}, {"dtype": "float16"}, {"max_model_len": 1024}, {"max_num_seqs": 8}, {"tensor_parallel": 2},
+        {"sleeps": True}, {"noise_by_request": True}, {"extra_args": ()},
+    ]  # fmt: skip
+    found = [archive_of(command(**change)) for change in ({}, *changes)]
+    same: list[dict[str, object]] = [{}, {"seed": 5}, {"gpus": ("3",)}, {"start_deadline_s": 5.0}]
+    assert {archive_of(command("other", **change)) for change in same} == {found[0]}, "other weights share their code"
+    has_gpu(tmp_path, "NVIDIA A100-SXM4-40GB")
+    found.append(archive_of(command()))
+    monkeypatch.setenv("VLLM_USE_AOT_COMPILE", "0")
+    found.append(archive_of(command()))
+    monkeypatch.setattr(compiled_code, "_version", lambda package: "0.99" if package == "vllm" else None)
+    found.append(archive_of(command()))
+    assert len({*found}) == len(found)
 
 
-@pytest.mark.parametrize("changed", ["gpu", "vllm", "variable"])
-def test_so_has_another_node_or_software(
-    changed: str, command: Callable[..., ServerCommand], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_only_a_server_that_compiles_and_whose_caches_are_ours_keeps_code(
+    command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = archive_of(command())
-    match changed:
-        case "gpu":
-            has_gpu(tmp_path, "NVIDIA A100-SXM4-40GB")
-        case "vllm":
-            monkeypatch.setattr(compiled_code, "_version", lambda package: "0.99" if package == "vllm" else None)
-        case "variable":
-            monkeypatch.setenv("VLLM_USE_AOT_COMPILE", "0")
-    assert archive_of(command()) != before
-
-
-@pytest.mark.parametrize("last", ["--enforce-eager", "--no-enforce-eager"])
-def test_only_a_server_that_compiles_keeps_code(last: str, command: Callable[..., ServerCommand]) -> None:
-    of_both = command(extra_args=("--enforce-eager", last))
-    assert (of_both.compiled_code is None) == (last == "--enforce-eager")
-    assert ("VLLM_CACHE_ROOT" in of_both.environment()) == (last != "--enforce-eager")
-
-
-@pytest.mark.parametrize("change", [{"compiled_code": None}, {"over_ray": True}])
-def test_servers_that_keep_none(change: dict[str, object], command: Callable[..., ServerCommand]) -> None:
-    assert command(**change).compiled_code is None
-
-
-@pytest.mark.parametrize("name", KEPT)
-def test_a_cache_that_the_site_has_put_elsewhere_stays_there(
-    name: str, command: Callable[..., ServerCommand], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, "/scratch/of/the/site")
-    assert command().compiled_code is None
-    assert command().environment()[name] == "/scratch/of/the/site"
+    for last in ("--enforce-eager", "--no-enforce-eager"):
+        of_both = command(extra_args=("--enforce-eager", last))
+        assert (of_both.compiled_code is None) == (last == "--enforce-eager")
+        assert ("VLLM_CACHE_ROOT" in of_both.environment()) == (last != "--enforce-eager")
+    assert command(compiled_code=None).compiled_code is command(over_ray=True).compiled_code is None
+    for name in KEPT:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "/scratch/of/the/site")
+            assert command().compiled_code is None
+            assert command().environment()[name] == "/scratch/of/the/site"
 
 
 def test_vllm_itself_has_one_key_for_two_weights_versions_on_two_nodes(
-    command: Callable[..., ServerCommand], monkeypatch: pytest.MonkeyPatch
+    command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.compilation.caching import aot_compile_hash_factors
     from vllm.engine.arg_utils import AsyncEngineArgs

@@ -11,19 +11,13 @@ from click.shell_completion import ShellComplete
 from mrt_hpc.cli.main import main
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 
-def offered(arguments: Sequence[str], incomplete: str = "") -> list[str]:
-    """The words that are offered; what stands for any file or folder is left out."""
+def offered(words: str, incomplete: str = "", kind: str = "plain") -> list[str]:
+    """The words that are offered after others; those of another kind stand for any file or folder."""
     complete = ShellComplete(main, {}, "mrt-hpc", "_MRT_HPC_COMPLETE")
-    return [item.value for item in complete.get_completions(list(arguments), incomplete) if item.type == "plain"]
-
-
-def kinds(arguments: Sequence[str], incomplete: str = "") -> set[str]:
-    complete = ShellComplete(main, {}, "mrt-hpc", "_MRT_HPC_COMPLETE")
-    return {item.type for item in complete.get_completions(list(arguments), incomplete)}
+    return [item.value for item in complete.get_completions(words.split(), incomplete) if item.type == kind]
 
 
 @pytest.fixture
@@ -35,11 +29,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
 
 @pytest.mark.parametrize("command", ["plan", "submit", "validate", "serve"])
 def test_recipes_are_offered_by_their_names(command: str) -> None:
-    assert "mrt_online" in offered([command])
-    assert "small_world/grpo" in offered([command], "small_world/")
-    assert "small_world/bases/world" not in offered([command], "small_world/bases/"), "bases are no recipes"
-    assert not any("suites" in name for name in offered([command]))
-    assert "file" in kinds([command])
+    assert "mrt_online" in offered(command)
+    assert "small_world/grpo" in offered(command, "small_world/")
+    assert "small_world/bases/world" not in offered(command, "small_world/bases/"), "bases are no recipes"
+    assert not any("suites" in name for name in offered(command))
+    assert offered(command, kind="file")
 
 
 @pytest.mark.parametrize("command", ["plan", "submit", "eval"])
@@ -50,51 +44,28 @@ def test_sites_are_offered_with_this_machine_and_the_users_own(
     folder = tmp_path / "mrt-hpc" / "sites"
     folder.mkdir(parents=True)
     (folder / "mycluster.yaml").write_text("type: slurm\n")
-    assert {"local", "example", "mycluster"} <= set(offered([command, "x", "--site"]))
-    assert offered([command, "x", "--site"], "my") == ["mycluster"]
+    assert {"local", "example", "mycluster"} <= set(offered(f"{command} x --site"))
+    assert offered(f"{command} x --site", "my") == ["mycluster"]
 
 
-def test_suites_are_offered() -> None:
-    assert {"paper_20", "small_world"} <= set(offered(["eval", "x", "--suite"]))
-    assert "paper_64" in offered(["analyze", "regret", "x", "--suite"], "paper_6")
+def test_suites_names_of_fields_and_roles_are_offered() -> None:
+    assert {"paper_20", "small_world"} <= set(offered("eval x --suite"))
+    assert "paper_64" in offered("analyze regret x --suite", "paper_6")
+    assert "training.learning_rate=" in offered("submit x --set", "training.learning")
+    assert "prover.branches=" in offered("validate x --set", "prover.br")
+    assert offered("submit x --set", "training.learning_rate=2") == []
+    assert {"recipe", "site", "training", "training.learning_rate"} <= set(offered("fields"))
+    assert "trainer" in offered("logs x")
 
 
-@pytest.mark.usefixtures("run")
-@pytest.mark.parametrize(
-    "arguments", [[name] for name in ("status", "logs", "cancel", "report", "regrade", "explain", "compare", "eval")]
-)
-def test_runs_are_offered(arguments: list[str]) -> None:
-    assert offered(arguments) == ["runs/mine"]
-    assert offered(arguments, "runs/m") == ["runs/mine"]
-    assert offered(arguments, "x") == []
-    assert "dir" in kinds(arguments)
-
-
-def test_runs_of_the_folder_that_was_typed_are_offered(run: CannedRun) -> None:
-    folder = run.layout.root.parent
-    assert offered(["status"], f"{folder}/") == [str(run.layout.root)]
-
-
-@pytest.mark.usefixtures("run")
-def test_jobs_and_tasks_of_the_run_are_offered() -> None:
+def test_runs_are_offered_and_their_jobs_and_tasks(run: CannedRun) -> None:
+    for command in ("status", "logs", "cancel", "report", "regrade", "explain", "compare", "eval"):
+        assert offered(command) == offered(command, "runs/m") == ["runs/mine"], command
+        assert offered(command, "x") == []
+        assert offered(command, kind="dir")
+    root = run.layout.root
+    assert offered("status", f"{root.parent}/") == [str(root)]
     jobs = ["prepare", "segment-000.inference", "segment-000.trainer", "segment-000.evaluation", "report"]
-    assert offered(["explain", "runs/mine"]) == jobs
-    assert offered(["explain", "runs/mine"], "segment-000.inference[") == [
-        f"segment-000.inference[{n}]" for n in range(4)
-    ]
-    assert offered(["explain", "no-run"]) == []
-
-
-def test_names_of_fields_are_offered_for_overrides() -> None:
-    assert "training.learning_rate=" in offered(["submit", "x", "--set"], "training.learning")
-    assert "prover.branches=" in offered(["validate", "x", "--set"], "prover.br")
-    assert offered(["submit", "x", "--set"], "training.learning_rate=2") == []
-
-
-def test_fields_offers_sections_and_fields() -> None:
-    words = offered(["fields"])
-    assert {"recipe", "site", "training", "training.learning_rate"} <= set(words)
-
-
-def test_roles_are_offered_for_logs() -> None:
-    assert "trainer" in offered(["logs", "x"])
+    assert offered("explain runs/mine") == jobs
+    assert offered("explain runs/mine", f"{jobs[1]}[") == [f"{jobs[1]}[{n}]" for n in range(4)]
+    assert offered("explain no-run") == []

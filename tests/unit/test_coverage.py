@@ -8,32 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import simulated
 from scipy.stats import binom
-from simulated import (
-    AIME,
-    BUDGET,
-    KEPT,
-    MAKERS,
-    MATH500,
-    POOL,
-    Mixture,
-    answer_shares,
-    random_curve,
-    true_majority,
-    valued_pool,
-)
+from simulated import AIME, BUDGET, KEPT, MAKERS, MATH500, Mixture
 
 from mrt_hpc.analysis.intervals import IntervalEstimate, t_quantile
 from mrt_hpc.mrt.regret import TraceCurve, area_of_episodes, regret_by_problem
 
 TRIALS = 400
 FEWEST, MOST = 352, 398
-
-
-def test_the_bounds_of_this_test_follow_from_the_binomial_law() -> None:
-    assert binom.cdf(FEWEST - 1, TRIALS, 0.93) < 1.2e-4
-    assert binom.sf(MOST, TRIALS, 0.97) < 1.2e-4
-    assert binom.cdf(FEWEST - 1, TRIALS, 0.85) > 0.94, "an interval that covers 85 % is found out"
 
 
 @pytest.mark.parametrize("mixture", [AIME, MATH500], ids=lambda mixture: mixture.name)
@@ -51,8 +34,13 @@ def test_intervals_of_tokens_to_an_accuracy_hold_the_truth() -> None:
     assert FEWEST <= round(coverage.share * TRIALS) <= MOST
 
 
-def test_a_t_interval_would_hold_it_less_often() -> None:
-    """So that this test could fail: 30 problems of which nearly all are easy."""
+def test_these_tests_can_fail() -> None:
+    """The bounds follow from the binomial law, and a t interval would hold the truth less often, for 30 problems of
+    which nearly all are easy.
+    """
+    assert binom.cdf(FEWEST - 1, TRIALS, 0.93) < 1.2e-4
+    assert binom.sf(MOST, TRIALS, 0.97) < 1.2e-4
+    assert binom.cdf(FEWEST - 1, TRIALS, 0.85) > 0.94, "an interval that covers 85 % is found out"
     experiment = MAKERS["pass@1"](Mixture("easy", ((0.95, 60, 0.5), (0.05, 0.3, 5))), 20)
 
     def t_interval(values_P: np.ndarray) -> IntervalEstimate:
@@ -67,9 +55,9 @@ def test_a_t_interval_would_hold_it_less_often() -> None:
 
 def test_the_true_majority_by_hand() -> None:
     """Right or wrong with 1/2 each and four voters: 4 or 3 right of 4 in 5 of 16, and a tie in 6 of 16."""
-    assert true_majority(np.array([[0.5, 0.5, 0.0, 0.0, 0.0]])) == pytest.approx(5 / 16 + 3 / 16)
-    assert true_majority(np.array([[0.5, 0.0, 0.0, 0.0, 0.5]])) == pytest.approx(15 / 16)
-    assert answer_shares(AIME).sum(axis=1) == pytest.approx(1.0)
+    assert simulated.true_majority(np.array([[0.5, 0.5, 0.0, 0.0, 0.0]])) == pytest.approx(5 / 16 + 3 / 16)
+    assert simulated.true_majority(np.array([[0.5, 0.0, 0.0, 0.0, 0.5]])) == pytest.approx(15 / 16)
+    assert simulated.answer_shares(AIME).sum(axis=1) == pytest.approx(1.0)
 
 
 def test_the_truth_of_simulated_regret_is_that_of_its_curves() -> None:
@@ -77,9 +65,10 @@ def test_the_truth_of_simulated_regret_is_that_of_its_curves() -> None:
     rng = np.random.default_rng(4)
     chances = AIME.chances(rng, 3)
     curves: dict[str, list[TraceCurve]] = {
-        str(i): [random_curve(rng, chance, 9) for _ in range(POOL)] for i, chance in enumerate(chances)
+        str(i): [simulated.random_curve(rng, chance, 9) for _ in range(simulated.POOL)]
+        for i, chance in enumerate(chances)
     }
-    pool = valued_pool(AIME, 3)
+    pool = simulated.valued_pool(AIME, 3)
     areas = (pool.values * pool.weights).sum(axis=2).mean(axis=1)
     assert 1 - areas == pytest.approx(list(regret_by_problem(curves, BUDGET).values()))
     stopped = [np.mean([area_of_episodes(curve, KEPT, BUDGET) for curve in mine]) for mine in curves.values()]

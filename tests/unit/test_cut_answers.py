@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
@@ -19,9 +19,6 @@ from mrt_hpc.provers.monte_carlo import MonteCarlo
 from mrt_hpc.provers.prover_session import ProverSession
 from mrt_hpc.roles.sampling.grading import TraceGrader
 from mrt_hpc.run.records import FinishReason, Gold, Problem
-
-if TYPE_CHECKING:
-    from mrt_hpc.run.groups import Sampled
 
 CLOSED, OPEN, THINKING = "so</think>\\boxed{7} as", "so</think>\\boxed{7}, no, \\boxed{8", "so \\boxed{7}"
 
@@ -43,11 +40,18 @@ def branch(text: str, *, cut: bool) -> SampledBranch:
     )  # fmt: skip
 
 
-def graded(valued: SampledTrace, thought_end: str, *, branches_think: bool = True) -> Sampled:
-    """By a pool without processes: whole numbers need none."""
+def graded(
+    text: str, thought_end: str, *, cut: bool, thinks: bool = True, **of_trace: Any
+) -> list[tuple[str | None, float]]:
+    """Answer and reward of a trace and of a branch with this text, by a pool without processes: whole numbers need
+    none.
+    """
     prover = MonteCarlo(Branches(None), 1)  # type: ignore[arg-type]  # nothing is asked
-    asking = ProverSession(prover, AnswerHistory(8), branches_think)
-    return asyncio.run(TraceGrader(GraderPool(MathVerifier()), thought_end, asking).grade(valued))
+    asking = ProverSession(prover, AnswerHistory(8), thinks)
+    whole = trace(text, thought_end, cut=cut, **of_trace)
+    valued = replace(whole, valuation=Valuation(branches=[branch(text, cut=cut)]))
+    found = asyncio.run(TraceGrader(GraderPool(MathVerifier()), thought_end, asking).grade(valued))
+    return [(one.answer, one.reward) for one in (found.rollouts[0], found.branches[0])]
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -59,31 +63,20 @@ def graded(valued: SampledTrace, thought_end: str, *, branches_think: bool = Tru
 def test_a_trace_and_a_branch_that_thinks_count_by_their_closed_box(
     text: str, whole: tuple[str | None, float], limited: tuple[str | None, float], cut: bool, forced: int
 ) -> None:
-    valued = trace(text, "</think>", cut=cut, forced=forced)
-    found = graded(replace(valued, valuation=Valuation(branches=[branch(text, cut=cut)])), "</think>")
-    assert (found.rollouts[0].answer, found.rollouts[0].reward) == (limited if cut else whole)
-    assert (found.branches[0].answer, found.branches[0].reward) == (limited if cut else whole)
+    assert graded(text, "</think>", cut=cut, forced=forced) == [limited if cut else whole] * 2
 
 
-@pytest.mark.parametrize(
-    ("text", "reward"), [("\\boxed{7} as", 1.0), ("\\boxed{7}, \\boxed{8", 0.0), ("\\boxed{7", 0.0)]
-)
-def test_a_forced_branch_and_a_forced_trace_follow_the_same_rule(text: str, reward: float) -> None:
-    valued = trace(text, "", cut=True, forced=3)
-    valued = replace(valued, valuation=Valuation(branches=[branch(text, cut=True)]))
-    found = graded(valued, "", branches_think=False)
-    assert (found.rollouts[0].reward, found.branches[0].reward) == (reward, reward)
+def test_a_forced_branch_and_a_forced_trace_follow_the_same_rule() -> None:
+    for text, reward in (("\\boxed{7} as", 1.0), ("\\boxed{7}, \\boxed{8", 0.0), ("\\boxed{7", 0.0)):
+        found = graded(text, "", cut=True, thinks=False, forced=3)
+        assert [one for _, one in found] == [reward] * 2, text
 
 
-@pytest.mark.parametrize(("cut", "reward"), [(False, 1.0), (True, 0.0)])
-def test_without_tags_a_text_that_the_limit_cut_has_no_answer(cut: bool, reward: float) -> None:
-    valued = replace(trace(THINKING, "", cut=cut), valuation=Valuation(branches=[branch(THINKING, cut=cut)]))
-    found = graded(valued, "")
-    assert (found.rollouts[0].reward, found.branches[0].reward) == (reward, reward)
+def test_without_tags_a_text_that_the_limit_cut_has_no_answer() -> None:
+    for cut, reward in ((False, 1.0), (True, 0.0)):
+        assert [found for _, found in graded(THINKING, "", cut=cut)] == [reward] * 2
 
 
-@pytest.mark.parametrize(("gold", "reward"), [(("8", "7"), 1.0), (("8", "9"), 0.0)])
-def test_a_trace_and_its_branches_are_graded_by_any_of_several_gold_answers(gold: Gold, reward: float) -> None:
-    valued = trace(CLOSED, "</think>", cut=False, gold=gold)
-    found = graded(replace(valued, valuation=Valuation(branches=[branch(CLOSED, cut=False)])), "</think>")
-    assert (found.rollouts[0].answer, found.rollouts[0].reward, found.branches[0].reward) == ("7", reward, reward)
+def test_a_trace_and_its_branches_are_graded_by_any_of_several_gold_answers() -> None:
+    for gold, reward in ((("8", "7"), 1.0), (("8", "9"), 0.0)):
+        assert graded(CLOSED, "</think>", cut=False, gold=gold) == [("7", reward)] * 2

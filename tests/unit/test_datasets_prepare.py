@@ -1,4 +1,6 @@
-"""A data file is made from sources of other kinds and columns, and the record beside it says where it is from."""
+"""Data files are made from sources of other kinds and columns, from the hub and by the names of the paper's data sets;
+the record beside each says where it is from.
+"""
 
 from __future__ import annotations
 
@@ -6,66 +8,69 @@ import gzip
 import hashlib
 import json
 import os
+import random
 import subprocess
 import sys
-from io import BytesIO
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from data_files import json_lines, parquet
 from hub_server import COMMIT, Repository, serving
 
 import mrt_hpc
 from mrt_hpc.cli.main import main
+from mrt_hpc.datasets import named
 from mrt_hpc.datasets.columns import Asked, BadRowError, Columns, find_columns, gold_answer, problem_text
-from mrt_hpc.datasets.prepare import Order, Prepared, SourceRecord, prepare, record_file
-from mrt_hpc.datasets.sources import Selection, choose, hub_name, open_source
+from mrt_hpc.datasets.named import BY_NAME, SOURCES, NamedSource, fetch_command, fetch_data
+from mrt_hpc.datasets.prepare import AtMost, Order, Sample, SourceRecord, prepare, record_file
+from mrt_hpc.datasets.sources import Selection, SourceFile, choose, hub_name, open_source, read_rows
 from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.records import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-ROOT = Path(__file__).parents[2]
-ROWS = [
-    {"Question": "What is 1+1?", "Answer": 2, "level": 1},
-    {"Question": "Half of 5?", "Answer": 2.5, "level": 1},
-    {"Question": "Half of 8?", "Answer": 4.0, "level": 2},
-]
-PROBLEMS = [
-    Problem("mine-0", "What is 1+1?", "2"),
-    Problem("mine-1", "Half of 5?", "2.5"),
-    Problem("mine-2", "Half of 8?", "4"),
-]
+OUT = Path("mine.jsonl")
+TEXTS = [("What is 1+1?", 2), ("Half of 5?", 2.5), ("Half of 8?", 4.0)]
+ROWS: list[dict[str, Any]] = [{"Question": text, "Answer": answer, "level": 1} for text, answer in TEXTS]
+FLOATS = [{**row, "Answer": float(row["Answer"])} for row in ROWS]
+"""A column of parquet has one type."""
+PROBLEMS = [Problem(f"mine-{n}", text, f"{answer:g}") for n, (text, answer) in enumerate(TEXTS)]
 
 
-def json_lines(rows: list[Any]) -> bytes:
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
-
-
-def parquet(rows: list[Any]) -> bytes:
-    stream = BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), stream)
-    return stream.getvalue()
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory."""
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
-def invoke(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["data", "prepare", *map(str, arguments)])
+def printed(*arguments: str, code: ExitCode = ExitCode.OK) -> str:
+    done = CliRunner().invoke(main, arguments, env={"COLUMNS": "200"})
+    assert done.exit_code == code, done.output
+    return done.output
 
 
-def prepared(source: str | Path, **options: Any) -> Prepared:
-    return prepare(Order(str(source), Path("mine.jsonl"), **options))
+def prepared(source: str | Path, *options: str, code: ExitCode = ExitCode.OK) -> str:
+    """What the command prints when it makes ``OUT``."""
+    return printed("data", "prepare", str(source), str(OUT), *options, code=code)
+
+
+def of_rows(rows: Sequence[Any], *options: str, code: ExitCode = ExitCode.OK) -> str:
+    """The same for a file of these rows, ``rows.jsonl``."""
+    Path("rows.jsonl").write_bytes(json_lines(rows))
+    return prepared("rows.jsonl", *options, code=code)
+
+
+# -- kinds of files ---------------------------------------------------------------------------------------------------
+
+CSV = b"Question,Answer\nWhat is 1+1?,2\nHalf of 5?,2.5\nHalf of 8?,4\n"
+LIST = json.dumps(ROWS).encode()
+OBJECT = {"version": "1", "data": ROWS}
 
 
 @pytest.mark.parametrize(
@@ -73,163 +78,91 @@ def prepared(source: str | Path, **options: Any) -> Prepared:
     [
         ("rows.jsonl", json_lines(ROWS)),
         ("rows.ndjson", json_lines(ROWS).replace(b"\n", b"\n\n")),
-        ("rows.json", json.dumps(ROWS).encode()),
+        ("rows.json", LIST),
         ("rows.json", json.dumps(ROWS, indent=1).encode()),
-        ("rows.json", json.dumps({"version": "1", "data": ROWS}, indent=1).encode()),
-        ("rows.json", json.dumps({"version": "1", "data": ROWS}).encode()),
+        ("rows.json", json.dumps(OBJECT, indent=1).encode()),
+        ("rows.json", json.dumps(OBJECT).encode()),
         ("rows.json", json_lines(ROWS)),
+        ("rows.parquet", parquet(FLOATS)),
+        ("rows.csv", CSV.replace(b"\n", b"\r\n").replace(b"Question", b"\xef\xbb\xbfQuestion")),
+        ("rows.csv", CSV.replace(b",Answer", b",Answer,why").replace(b",2.5", b",2.5," + b"so " * 100_000)),
+        ("rows.jsonl.gz", gzip.compress(json_lines(ROWS), mtime=0)),
+        ("rows.json.gz", gzip.compress(LIST, mtime=0)),
+        ("rows.csv.gz", gzip.compress(CSV, mtime=0)),
+        ("rows.jsonl.zst", pa.compress(json_lines(ROWS), codec="zstd", asbytes=True)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{len(value)} bytes",
+)  # fmt: skip
+def test_each_kind_of_file_makes_the_same_problems(name: str, content: bytes) -> None:
+    Path(name).write_bytes(content)
+    prepared(name)
+    assert read_problems(OUT) == PROBLEMS
+    if name.endswith((".gz", ".zst")):
+        Path(name).write_bytes(content[: len(content) // 2])
+        prepared(name, "--force", code=ExitCode.FATAL)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "where"),
+    [
+        ("rows.txt", b"problem,answer\n1+1?,2\n", "rows.txt"),
+        ("rows.csv", b"problem,answer\n1+1?,2,3\n", "rows.csv"),
+        ("rows.csv", b"problem,answer\n\xff,2\n", "rows.csv"),
+        ("rows.jsonl", b'{"problem": "x", "answer": "1"}\n{"prob', "line 2"),
+        ("rows.json", b'{"a": [{"problem": "x", "answer": "1"}], "b": []}', "rows.json"),
+        ("rows.json", b"7", "rows.json"),
+        ("rows.json", b"[1, ", "rows.json"),
+        ("rows.parquet", b"PAR1 and no more", "rows.parquet"),
+        ("rows.jsonl", b"\n\n", "rows.jsonl"),
+        ("rows.jsonl", b'{"problem": "", "answer": "1"}\n', "rows.jsonl"),
+        ("none.jsonl", None, "none.jsonl"),
     ],
 )
-def test_each_kind_of_file_makes_the_same_problems(folder: Path, name: str, content: bytes) -> None:
-    (folder / name).write_bytes(content)
-    prepared(name)
-    assert read_problems(Path("mine.jsonl")) == PROBLEMS
+def test_a_source_that_cannot_be_read_is_refused(name: str, content: bytes | None, where: str) -> None:
+    if content is not None:
+        Path(name).write_bytes(content)
+    assert where in prepared(name, "--drop-bad", code=ExitCode.FATAL)
+    assert not OUT.exists()
 
 
-def test_a_parquet_file_makes_the_same_problems(folder: Path) -> None:
-    rows = [{**row, "Answer": float(row["Answer"])} for row in ROWS]
-    (folder / "rows.parquet").write_bytes(parquet(rows))
-    prepared("rows.parquet")
-    assert read_problems(Path("mine.jsonl")) == PROBLEMS
+def test_texts_stay_as_they_are() -> None:
+    """The library that chooses the files would read 7, no answer, and ten digits."""
+    Path("set").mkdir()
+    Path("set/train.csv").write_text('question,answer\n3+4?,007\n"Is ""it""\r\nthere?",None\n', newline="")
+    prepared("set")
+    assert read_problems(OUT) == [Problem("mine-0", "3+4?", "007"), Problem("mine-1", 'Is "it"\r\nthere?', "None")]
+    Path("list.json").write_text(json.dumps([{"question": "pi?", "answer": 3.14159265358979}]))
+    prepared("list.json", "--force")
+    assert read_problems(OUT)[0].answer == "3.14159265358979"
 
 
-def test_the_record_tells_source_columns_numbers_and_checksums(folder: Path) -> None:
-    (folder / "rows.jsonl").write_bytes(json_lines([*ROWS, {"Question": "", "Answer": 1}]))
-    prepared("rows.jsonl", drop_bad=True)
-    assert json.loads((folder / "mine.jsonl.source.json").read_text()) == {
-        "source": "rows.jsonl",
-        "revision": None,
-        "config": None,
-        "split": None,
-        "files": [{"name": "rows.jsonl", "sha256": hashlib.sha256(Path("rows.jsonl").read_bytes()).hexdigest()}],
-        "columns": {"problem": "Question", "answer": "Answer", "id": None, "choices": None},
-        "rows": 4,
-        "problems": 3,
-        "dropped": 1,
-        "kept": None,
-        "sample_seed": None,
-        "sampled_of": None,
-        "sha256": hashlib.sha256(Path("mine.jsonl").read_bytes()).hexdigest(),
-        "mrt_hpc_version": mrt_hpc.__version__,
-    }
+# -- what is written --------------------------------------------------------------------------------------------------
 
 
-def test_the_same_input_gives_the_same_bytes(folder: Path) -> None:
-    (folder / "rows.json").write_text(json.dumps(ROWS))
+def test_the_record_tells_source_columns_numbers_and_checksums_and_the_same_input_gives_the_same_bytes() -> None:
     written = []
     for _ in range(2):
-        prepared("rows.json", force=True)
-        written.append([path.read_bytes() for path in (Path("mine.jsonl"), record_file(Path("mine.jsonl")))])
+        of_rows([*ROWS, {"Question": "", "Answer": 1}], "--drop-bad", "--force")
+        written.append((OUT.read_bytes(), record_file(OUT).read_bytes()))
     assert written[0] == written[1]
+    source, made = (hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in ("rows.jsonl", "mine.jsonl"))
+    unset = dict.fromkeys(("revision", "config", "split", "kept", "sample_seed", "sampled_of"))
+    assert json.loads(Path("mine.jsonl.source.json").read_text()) == unset | {
+        "source": "rows.jsonl", "files": [{"name": "rows.jsonl", "sha256": source}], "sha256": made,
+        "columns": {"problem": "Question", "answer": "Answer", "id": None, "choices": None},
+        "rows": 4, "problems": 3, "dropped": 1, "mrt_hpc_version": mrt_hpc.__version__,
+    }  # fmt: skip
 
 
-def test_an_output_that_is_there_stays_without_force(folder: Path) -> None:
-    (folder / "rows.jsonl").write_bytes(json_lines(ROWS))
-    (folder / "mine.jsonl").write_text("precious")
-    refused = invoke("rows.jsonl", "mine.jsonl")
-    assert refused.exit_code == ExitCode.FATAL
-    assert "--force" in refused.stderr
-    assert (folder / "mine.jsonl").read_text() == "precious"
-    assert not record_file(folder / "mine.jsonl").exists()
-    assert invoke("rows.jsonl", "mine.jsonl", "--force").exit_code == 0
-    assert read_problems(folder / "mine.jsonl") == PROBLEMS
-
-
-def test_the_source_is_never_replaced(folder: Path) -> None:
-    (folder / "mine.jsonl").write_bytes(json_lines(ROWS))
-    with pytest.raises(UserError, match="would replace the source"):
-        prepared("mine.jsonl", force=True)
-    assert (folder / "mine.jsonl").read_bytes() == json_lines(ROWS)
-
-
-@pytest.mark.parametrize(
-    ("names", "columns"),
-    [
-        (["id", "problem", "answer"], Columns("problem", "answer", "id")),
-        (["Problem", "Answer", "ID"], Columns("Problem", "Answer", "ID")),
-        (["prompt", "solution"], Columns("prompt", "solution", None)),
-        (["prompt", "question", "solution", "final_answer"], Columns("question", "final_answer", None)),
-        (["problem", "solution", "answer", "unique_id", "subject"], Columns("problem", "answer", "unique_id")),
-        (["Answer", "answer", "problem"], Columns("problem", "Answer", None)),
-    ],
-)
-def test_known_columns_are_found(names: list[str], columns: Columns) -> None:
-    assert find_columns(names, Asked()) == columns
-
-
-def test_named_columns_come_first() -> None:
-    names = ["id", "key", "problem", "text", "answer", "label"]
-    assert find_columns(names, Asked("text", "label", "key")) == Columns("text", "label", "key")
-    assert find_columns(names, Asked(new_ids=True)) == Columns("problem", "answer", None)
-
-
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        (Asked(), ["no column has a known name for the answer", "--answer COLUMN"]),
-        (Asked(answer="lable"), ["lable", "--answer label"]),
-        (Asked(answer="label", problem="text"), ["text", "--problem COLUMN"]),
-    ],
-)
-def test_a_column_that_is_missing_is_named(asked: Asked, words: list[str]) -> None:
-    with pytest.raises(UserError) as caught:
-        find_columns(["problem", "label"], asked)
-    for word in words:
-        assert word in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("value", "column", "answer"),
-    [
-        ("7", "answer", "7"),
-        (" 7\n", "answer", "7"),
-        (7, "answer", "7"),
-        (-3.0, "answer", "-3"),
-        (0.125, "answer", "0.125"),
-        (["7"], "answer", "7"),
-        (r"$\frac{1}{2}$", "answer", r"$\frac{1}{2}$"),
-        (r"\boxed{7}", "answer", "7"),
-        (r"First \boxed{1}, so in all \boxed{\frac{1}{2}}.", "solution", r"\frac{1}{2}"),
-        ("Natalia sold 48/2 = 24.\nIn all 72.\n#### 72", "answer", "72"),
-        ("#### Step 1\nwe add\n#### 1,080\n", "answer", "1,080"),
-        ("#### Step 1\nwe add", "answer", "#### Step 1\nwe add"),
-    ],
-)
-def test_the_answer_of_a_value(value: object, column: str, answer: str) -> None:
-    assert gold_answer(value, Columns("problem", column, None), None) == answer
-
-
-@pytest.mark.parametrize(
-    ("value", "column", "reason"),
-    [
-        (None, "answer", "missing"),
-        (float("nan"), "answer", "no finite number"),
-        ("  ", "answer", "empty"),
-        (True, "answer", "bool"),
-        (["1", "2"], "answer", "list"),
-        ("so it is 7", "solution", "no \\boxed{}"),
-        (r"\boxed{ }", "solution", "no \\boxed{}"),
-        ("\ud800", "answer", "half of a character"),
-    ],
-)
-def test_what_is_no_answer(value: object, column: str, reason: str) -> None:
-    with pytest.raises(BadRowError) as caught:
-        gold_answer(value, Columns("problem", column, None), None)
-    assert reason in str(caught.value)
-
-
-def test_a_chat_with_one_message_of_the_user_is_a_problem() -> None:
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1+1?"}]
-    assert problem_text(messages, "prompt") == "What is 1+1?"
-    with pytest.raises(BadRowError, match="2 messages of the user"):
-        problem_text([messages[1], messages[1]], "prompt")
-
-
-def test_a_name_with_a_point_reaches_into_a_column(folder: Path) -> None:
-    rows = [{"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2", "style": "rule"}}]
-    (folder / "rows.parquet").write_bytes(parquet(rows))
-    assert invoke("rows.parquet", "mine.jsonl", "--answer", "reward_model.ground_truth").exit_code == 0
-    assert read_problems(folder / "mine.jsonl") == [Problem("mine-0", "1+1?", "2")]
+def test_an_output_that_is_there_stays_without_force_and_the_source_is_never_replaced() -> None:
+    OUT.write_text("precious")
+    assert "--force" in of_rows(ROWS, code=ExitCode.FATAL)
+    assert (OUT.read_text(), record_file(OUT).exists()) == ("precious", False)
+    of_rows(ROWS, "--force")
+    assert read_problems(OUT) == PROBLEMS
+    OUT.write_bytes(json_lines(ROWS))
+    prepared(OUT, "--force", code=ExitCode.FATAL)
+    assert OUT.read_bytes() == json_lines(ROWS)
 
 
 BAD = [
@@ -242,295 +175,168 @@ BAD = [
 ]
 
 
-def test_a_bad_row_is_refused_by_its_place(folder: Path) -> None:
-    (folder / "rows.jsonl").write_bytes(json_lines(BAD))
-    refused = invoke("rows.jsonl", "mine.jsonl")
-    assert refused.exit_code == ExitCode.FATAL
-    for word in ("rows.jsonl, line 2", "problem is empty", "3 more rows", "--drop-bad"):
-        assert word in refused.stderr
-    assert sorted(path.name for path in folder.iterdir()) == ["rows.jsonl"]
+def test_a_bad_row_is_refused_by_its_place_or_left_out_and_told() -> None:
+    refused = of_rows(BAD, code=ExitCode.FATAL)
+    for told in ("rows.jsonl, line 2", "3 more rows", "--drop-bad"):
+        assert told in refused
+    assert [path.name for path in Path().iterdir()] == ["rows.jsonl"]
+    told = of_rows(BAD, "--drop-bad")
+    assert [problem.id for problem in read_problems(OUT)] == ["a", "d"]
+    assert [line.partition(": ")[0].rpartition(" ")[2] for line in told.splitlines() if "left out" in line] == [*"2345"]
+    assert "2 problems of 6 rows" in told
 
 
-def test_bad_rows_are_left_out_and_each_is_told(folder: Path) -> None:
-    (folder / "rows.jsonl").write_bytes(json_lines(BAD))
-    done = invoke("rows.jsonl", "mine.jsonl", "--drop-bad")
-    assert done.exit_code == 0
-    assert [problem.id for problem in read_problems(folder / "mine.jsonl")] == ["a", "d"]
-    assert [line.split(":")[0] for line in done.stderr.splitlines()] == [
-        f"left out rows.jsonl, line {number}" for number in (2, 3, 4, 5)
-    ]
-    assert "2 problems of 6 rows" in done.stdout
+# -- columns ----------------------------------------------------------------------------------------------------------
 
-
-def test_repeated_ids_are_replaced_by_new_ones(folder: Path) -> None:
-    (folder / "rows.jsonl").write_bytes(json_lines([BAD[0], BAD[2]]))
-    with pytest.raises(UserError, match="--new-ids"):
-        prepared("rows.jsonl")
-    prepared("rows.jsonl", columns=Asked(new_ids=True))
-    assert [problem.id for problem in read_problems(Path("mine.jsonl"))] == ["mine-0", "mine-1"]
-
-
-SVAMP = [
-    {
-        "ID": "chal-1",
-        "Body": "Ann has 3 bags.",
-        "Question": "How many are there?",
-        "Equation": "( 3.0 - 0.0 )",
-        "Answer": 3.0,
-    },
-    {
-        "ID": "chal-2",
-        "Body": "Bob has 4 bags.",
-        "Question": "How many are there?",
-        "Equation": "( 4.0 - 0.0 )",
-        "Answer": 4.0,
-    },
-]
-ASDIV = [{"@ID": "n-1", "body": "Seven apples and two more.", "question": "How many apples?", "answer": "9 (apples)"}]
-MMLU = [{"question": "Which is prime?", "subject": "mathematics", "choices": ["4", "6", "7", "8"], "answer": 2}]
-AQUA = [
-    {"question": "1+20?", "options": ["A)21", "B)21.5", "C)22", "D)22.5", "E)23"], "rationale": "Add.", "correct": "A"},
-    {"question": "20+3?", "options": ["A)21", "B)21.5", "C)22", "D)22.5", "E)23"], "rationale": "Add.", "correct": "E"},
-]
-OLYMPIAD = [
-    {"id": 1, "question": "x?", "context": None, "final_answer": ["2"], "error": None, "unit": ""},
-    {"id": 2, "question": "y?", "context": None, "final_answer": ["3.1"], "error": "1e-1", "unit": "m"},
-]
+MANY = ["id", "key", "problem", "text", "answer", "label"]
 
 
 @pytest.mark.parametrize(
-    ("rows", "options", "words"),
+    ("names", "asked", "columns"),
     [
-        (SVAMP, [], ["['Body']", "--problem Body+Question", "--ignore 'Body'"]),
-        (ASDIV, [], ["['body']", "--problem body+question"]),
-        (MMLU, [], ["['choices']", "--choices choices"]),
-        (AQUA, ["--answer", "correct"], ["['options']", "--choices options"]),
-        (OLYMPIAD, [], ["decide whether an answer is right", "['error', 'unit']", "--ignore 'unit'"]),
-        ([{**OLYMPIAD[1], "context": "A map."}], [], ["['context']", "--problem context+question"]),
-        ([{**OLYMPIAD[1], "error": "0.1,0.2"}], [], ["['error', 'unit']"]),
+        (["id", "problem", "answer"], Asked(), Columns("problem", "answer", "id")),
+        (["Problem", "Answer", "ID"], Asked(), Columns("Problem", "Answer", "ID")),
+        (["prompt", "solution"], Asked(), Columns("prompt", "solution", None)),
+        (["prompt", "question", "solution", "final_answer"], Asked(), Columns("question", "final_answer", None)),
+        (["problem", "solution", "answer", "unique_id", "subject"], Asked(), Columns("problem", "answer", "unique_id")),
+        (["Answer", "answer", "problem"], Asked(), Columns("problem", "Answer", None)),
+        (MANY, Asked("text", "label", "key"), Columns("text", "label", "key")),
+        (MANY, Asked(new_ids=True), Columns("problem", "answer", None)),
     ],
 )
-def test_columns_that_the_question_needs_are_not_dropped(
-    folder: Path, rows: list[Any], options: list[str], words: list[str]
-) -> None:
-    (folder / "rows.jsonl").write_bytes(json_lines(rows))
-    refused = invoke("rows.jsonl", "mine.jsonl", *options)
-    assert refused.exit_code == ExitCode.FATAL
-    for word in words:
-        assert word in refused.stderr
-    assert not (folder / "mine.jsonl").exists()
+def test_known_columns_are_found_and_named_ones_come_first(names: list[str], asked: Asked, columns: Columns) -> None:
+    assert find_columns(names, asked) == columns
 
 
-def test_a_parquet_file_with_context_is_refused_too(folder: Path) -> None:
-    (folder / "rows.parquet").write_bytes(parquet(SVAMP))
-    assert "--problem Body+Question" in invoke("rows.parquet", "mine.jsonl").stderr
+ANSWERS = {
+    " 7\n": "7", 7: "7", -3.0: "-3", 0.125: "0.125", ("7",): "7", r"$\frac{1}{2}$": r"$\frac{1}{2}$", r"\boxed{7}": "7",
+    "Natalia sold 48/2 = 24.\nIn all 72.\n#### 72": "72", "#### Step 1\nwe add\n#### 1,080\n": "1,080",
+    "#### Step 1\nwe add": "#### Step 1\nwe add",
+}  # fmt: skip
+NO_ANSWERS = [None, float("nan"), "  ", True, ["1", "2"], "\ud800"]
 
 
-def test_several_columns_make_a_problem_and_the_rest_is_named(folder: Path) -> None:
-    (folder / "rows.jsonl").write_bytes(json_lines(SVAMP))
-    done = invoke("rows.jsonl", "mine.jsonl", "--problem", "Body+Question")
-    assert done.exit_code == 0
-    assert read_problems(folder / "mine.jsonl") == [
-        Problem("chal-1", "Ann has 3 bags.\n\nHow many are there?", "3"),
-        Problem("chal-2", "Bob has 4 bags.\n\nHow many are there?", "4"),
-    ]
-    assert "not read: Equation" in done.stdout
-    assert SourceRecord.read(record_file(folder / "mine.jsonl")).columns.problem == "Body+Question"
+def test_the_texts_of_values() -> None:
+    answer, solution = Columns("problem", "answer", None), Columns("problem", "solution", None)
+    for value, expected in ANSWERS.items():
+        assert gold_answer([*value] if isinstance(value, tuple) else value, answer, None) == expected
+    assert gold_answer(r"First \boxed{1}, so in all \boxed{\frac{1}{2}}.", solution, None) == r"\frac{1}{2}"
+    for columns, value in (*((answer, v) for v in NO_ANSWERS), (solution, "so it is 7"), (solution, r"\boxed{ }")):
+        with pytest.raises(BadRowError, match=columns.answer):
+            gold_answer(value, columns, None)
+    asked = {"role": "user", "content": "What is 1+1?"}
+    assert problem_text([{"role": "system", "content": "Be brief."}, asked], "prompt") == "What is 1+1?"
+    with pytest.raises(BadRowError):
+        problem_text([asked, asked], "prompt")
 
 
-def test_a_column_may_be_left_out_by_its_name(folder: Path) -> None:
-    (folder / "rows.jsonl").write_bytes(json_lines(OLYMPIAD))
-    assert invoke("rows.jsonl", "mine.jsonl", "--ignore", "unit", "--ignore", "error").exit_code == 0
-    assert [problem.answer for problem in read_problems(folder / "mine.jsonl")] == ["2", "3.1"]
-    assert "no such column" in invoke("rows.jsonl", "other.jsonl", "--ignore", "units").stderr
+SVAMP = [
+    {"ID": "c-1", "Body": "Ann has 3.", "Question": "How many?", "Equation": "( 3.0 - 0.0 )", "Answer": 3.0},
+    {"ID": "c-2", "Body": "Bob has 4.", "Question": "How many?", "Equation": "( 4.0 - 0.0 )", "Answer": 4.0},
+]
+MMLU = {"question": "Which is prime?", "subject": "mathematics", "choices": ["4", "6", "7", "8"], "answer": 2}
+PRIME = Problem("mine-0", "Which is prime?\n\nA. 4\nB. 6\nC. 7\nD. 8", "C")
+OPTIONS = ["A)21", "B)21.5", "C)22"]
+AQUA = [
+    {"question": "1+20?", "options": OPTIONS, "rationale": "Add.", "correct": "A"},
+    {"question": "20+2?", "options": OPTIONS, "rationale": "Add.", "correct": "C"},
+]
+OLYMPIAD: list[dict[str, Any]] = [
+    {"id": 1, "question": "x?", "context": None, "final_answer": ["2"], "error": None, "unit": ""},
+    {"id": 2, "question": "y?", "context": None, "final_answer": ["3.1"], "error": "1e-1", "unit": "m"},
+]
+SOME_IDS = [{"id": 1, "question": "1+1?", "answer": "2"}, {"question": "1+2?", "answer": "3"}]
+NESTED = {"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2", "style": "rule"}}
+CONTEXTS = [{"context": None, "question": "1+1?", "answer": "2"}, {"context": "x=1", "question": "x+2?", "answer": "3"}]
+HALVES = {"problem": "h?", "ground_truth": [r"\boxed{\frac{1}{2}}", "0.5", " 0.5 "]}  # as in rllm's file of Minerva
+EVEN = {"question": "Which is even?", "choices": ["two", "three", "four"], "answer": ["A", 2]}
+LABELLED = {"text": ["x", "y", "z"], "label": ["1", "2", "3"]}
 
 
 @pytest.mark.parametrize(
     ("rows", "options", "problems"),
     [
-        (MMLU, [], [Problem("mine-0", "Which is prime?\n\nA. 4\nB. 6\nC. 7\nD. 8", "C")]),
-        (
-            AQUA,
-            ["--answer", "correct"],
-            [
-                Problem("mine-0", "1+20?\n\nA. 21\nB. 21.5\nC. 22\nD. 22.5\nE. 23", "A"),
-                Problem("mine-1", "20+3?\n\nA. 21\nB. 21.5\nC. 22\nD. 22.5\nE. 23", "E"),
-            ],
-        ),
-        (
-            [{"question": "q?", "choices": {"text": ["x", "y", "z"], "label": ["1", "2", "3"]}, "answer": "2"}],
-            [],
-            [Problem("mine-0", "q?\n\nA. x\nB. y\nC. z", "B")],
-        ),
-        (
-            [{"question": "q?", "choices": {"A": "x", "B": "y"}, "answer": "B"}],
-            [],
-            [Problem("mine-0", "q?\n\nA. x\nB. y", "B")],
-        ),
-        ([{**MMLU[0], "answer": "7"}], [], [Problem("mine-0", "Which is prime?\n\nA. 4\nB. 6\nC. 7\nD. 8", "C")]),
+        (SVAMP, "--problem Body+Question",
+         [Problem("c-1", "Ann has 3.\n\nHow many?", "3"), Problem("c-2", "Bob has 4.\n\nHow many?", "4")]),
+        (OLYMPIAD, "--ignore unit --ignore error", [Problem("1", "x?", "2"), Problem("2", "y?", "3.1")]),
+        (CONTEXTS, "--problem context+question",
+         [Problem("mine-0", "1+1?", "2"), Problem("mine-1", "x=1\n\nx+2?", "3")]),
+        ([NESTED], "--answer reward_model.ground_truth", [Problem("mine-0", "1+1?", "2")]),
+        ([BAD[0], BAD[2]], "--new-ids", [Problem("mine-0", "1+1?", "2"), Problem("mine-1", "1+2?", "3")]),
+        (SOME_IDS, "--new-ids", [Problem("mine-0", "1+1?", "2"), Problem("mine-1", "1+2?", "3")]),
+        ([{"problem": "", "answer": "1"}, {"problem": "x?", "answer": "1"}], "--drop-bad",
+         [Problem("mine-1", "x?", "1")]),
+        ([MMLU], "--choices choices", [PRIME]),
+        ([{**MMLU, "answer": "7"}], "--choices choices", [PRIME]),
+        (AQUA, "--answer correct --choices options",
+         [Problem("mine-0", "1+20?\n\nA. 21\nB. 21.5\nC. 22", "A"),
+          Problem("mine-1", "20+2?\n\nA. 21\nB. 21.5\nC. 22", "C")]),
+        ([{"question": "q?", "choices": LABELLED, "answer": "2"}], "--choices choices",
+         [Problem("mine-0", "q?\n\nA. x\nB. y\nC. z", "B")]),
+        ([{"question": "q?", "choices": {"A": "x", "B": "y"}, "answer": "B"}], "--choices choices",
+         [Problem("mine-0", "q?\n\nA. x\nB. y", "B")]),
+        ([HALVES, {"problem": "t?", "ground_truth": [3, 3.0]}], "--any-answer",
+         [Problem("mine-0", "h?", (r"\frac{1}{2}", "0.5")), Problem("mine-1", "t?", "3")]),
+        ([HALVES], "--answer ground_truth.0", [Problem("mine-0", "h?", r"\frac{1}{2}")]),
+        ([EVEN], "--choices choices --any-answer",
+         [Problem("mine-0", "Which is even?\n\nA. two\nB. three\nC. four", ("A", "C"))]),
     ],
-)
-def test_choices_stand_below_the_problem_and_the_gold_answer_is_a_letter(
-    folder: Path, rows: list[Any], options: list[str], problems: list[Problem]
-) -> None:
-    (folder / "rows.jsonl").write_bytes(json_lines(rows))
-    column = "options" if "options" in rows[0] else "choices"
-    done = invoke("rows.jsonl", "mine.jsonl", "--choices", column, *options)
-    assert done.exit_code == 0
-    assert read_problems(folder / "mine.jsonl") == problems
-    assert "for the verifier choice" in done.stdout
+)  # fmt: skip
+def test_options_say_how_columns_make_problems(rows: list[Any], options: str, problems: list[Problem]) -> None:
+    of_rows(rows, *options.split())
+    assert read_problems(OUT) == problems
+    columns = SourceRecord.read(record_file(OUT)).columns
+    assert ("+" in columns.problem, columns.choices is not None) == ("+" in options, "--choices" in options)
 
 
 @pytest.mark.parametrize(
-    ("choices", "answer"),
+    ("rows", "options", "told"),
     [
-        (["5", "6", "1"], "1"),
-        ({"text": ["x", "y"], "label": ["1"]}, "1"),
-        (["1", "2"], 2),
-        (["1", "2"], "F"),
-        (["1"], 0),
-        ("1, 2", 0),
+        (SVAMP, "", ["['Body']", "--problem Body+Question", "--ignore 'Body'"]),
+        ([{"body": "Seven apples and two more.", "question": "How many?", "answer": "9"}], "",
+         ["['body']", "--problem body+question"]),
+        ([MMLU], "", ["['choices']", "--choices choices"]),
+        (AQUA, "--answer correct", ["['options']", "--choices options"]),
+        (OLYMPIAD, "", ["['error', 'unit']", "--ignore 'unit'"]),
+        ([{**OLYMPIAD[1], "context": "A map."}], "", ["['context']", "--problem context+question"]),
+        ([{**OLYMPIAD[1], "error": "0.1,0.2"}], "", ["['error', 'unit']"]),
+        (OLYMPIAD, "--ignore units", ["units", "--ignore unit"]),
+        ([{"question": "q?", "answer": "B", "A": "1", "B": "2"}], "", ["--ignore 'A'"]),
+        ([{"question": "q?", "answer": "B", "A": 1, "B": 2}], "", ["--ignore 'A'"]),
+        ([{"question": "q?", "answer": "B", "tolerance": 0.01}], "", ["--ignore 'tolerance'"]),
+        ([{"question": "q?", "answer": "B", "precision": 2}], "", ["--ignore 'precision'"]),
+        ([{"problem": "q?", "label": "1"}], "", ["--answer COLUMN"]),
+        ([{"problem": "q?", "label": "1"}], "--answer lable", ["lable", "--answer label"]),
+        ([{"problem": "q?", "label": "1"}], "--answer label --problem text", ["text", "--problem COLUMN"]),
+        ([BAD[0], BAD[2]], "", ["line 2", "--new-ids"]),
+        (SOME_IDS, "", ["line 2", "--new-ids"]),
+        ([HALVES], "", ["line 1", "--any-answer", "--answer ground_truth.0"]),
+        ([EVEN], "--choices choices", ["line 1", "--any-answer"]),
+        *(([{"question": "x?", "choices": choices, "answer": answer}], "--choices choices", ["line 1"])
+          for choices, answer in ((["5", "6", "1"], "1"), ({"text": ["x", "y"], "label": ["1"]}, "1"), (["1", "2"], 2),
+                                  (["1", "2"], "F"), (["1"], 0), ("1, 2", 0))),
+        *((ROWS, f"{option} test", [f"leave out {option}"]) for option in ("--split", "--config", "--revision")),
     ],
-)
-def test_choices_without_the_gold_answer_are_refused(folder: Path, choices: object, answer: object) -> None:
-    (folder / "rows.jsonl").write_bytes(json_lines([{"question": "x?", "choices": choices, "answer": answer}]))
-    assert "a row makes no problem" in invoke("rows.jsonl", "mine.jsonl", "--choices", "choices").stderr
+)  # fmt: skip
+def test_what_makes_no_problem_is_refused_with_the_options_that_help(
+    rows: list[Any], options: str, told: list[str]
+) -> None:
+    refused = of_rows(rows, *options.split(), code=ExitCode.FATAL)
+    for word in told:
+        assert word in refused
+    assert not OUT.exists()
 
 
-def test_a_part_that_few_problems_have_may_be_empty(folder: Path) -> None:
-    rows = [
-        {"context": None, "question": "1+1?", "answer": "2"},
-        {"context": "x = 1", "question": "x+2?", "answer": "3"},
-    ]
-    (folder / "rows.jsonl").write_bytes(json_lines(rows))
-    assert invoke("rows.jsonl", "mine.jsonl", "--problem", "context+question").exit_code == 0
-    assert [problem.problem for problem in read_problems(folder / "mine.jsonl")] == ["1+1?", "x = 1\n\nx+2?"]
-
-
-@pytest.mark.parametrize("more", [{"A": "1", "B": "2"}, {"A": 1, "B": 2}, {"tolerance": 0.01}, {"precision": 2}])
-def test_parts_that_hold_numbers_are_parts_too(folder: Path, more: dict[str, object]) -> None:
-    (folder / "rows.jsonl").write_bytes(json_lines([{"question": "q?", "answer": "B", **more}]))
-    refused = invoke("rows.jsonl", "mine.jsonl")
-    assert refused.exit_code != 0
-    assert f"--ignore '{next(iter(more))}'" in refused.stderr
-
-
-def test_ids_in_some_rows_only_are_replaced_by_new_ones(folder: Path) -> None:
-    rows = [{"id": 1, "question": "1+1?", "answer": "2"}, {"question": "1+2?", "answer": "3"}]
-    (folder / "rows.jsonl").write_bytes(json_lines(rows))
-    assert "--new-ids" in invoke("rows.jsonl", "mine.jsonl").stderr
-    assert invoke("rows.jsonl", "mine.jsonl", "--new-ids").exit_code == 0
-    assert [problem.id for problem in read_problems(folder / "mine.jsonl")] == ["mine-0", "mine-1"]
-
-
-def test_of_several_gold_answers_one_is_named_or_each_is_right(folder: Path) -> None:
-    golds = [[r"\boxed{\frac{1}{2}}", "0.5", " 0.5 "], ["2"], [3, 3.0], ["4"]]  # as in rllm's file of Minerva
-    rows = [{"problem": f"{n}?", "ground_truth": gold} for n, gold in enumerate(golds)]
-    (folder / "rows.json").write_text(json.dumps(rows))
-    refused = invoke("rows.json", "mine.jsonl")
-    assert refused.exit_code != 0
-    assert "a list of 2 different answers: --any-answer takes each of them as right" in refused.stderr
-    assert "--answer ground_truth.0 the first alone" in refused.stderr
-    assert invoke("rows.json", "first.jsonl", "--answer", "ground_truth.0").exit_code == 0
-    assert [problem.answer for problem in read_problems(folder / "first.jsonl")] == [r"\frac{1}{2}", "2", "3", "4"]
-    assert invoke("rows.json", "mine.jsonl", "--any-answer").exit_code == 0
-    assert [p.answer for p in read_problems(folder / "mine.jsonl")] == [(r"\frac{1}{2}", "0.5"), "2", "3", "4"]
-    first, second, *_ = (folder / "mine.jsonl").read_text().splitlines()
-    assert json.loads(first)["answer"] == [r"\frac{1}{2}", "0.5"]
-    assert second == '{"id": "mine-1", "problem": "1?", "answer": "2"}'
-
-
-def test_each_of_several_letters_is_right_where_it_is_said(folder: Path) -> None:
-    row = {"question": "Which is even?", "choices": ["two", "three", "four"], "answer": ["A", 2]}
-    (folder / "rows.jsonl").write_bytes(json_lines([row]))
-    asked = ("rows.jsonl", "mine.jsonl", "--choices", "choices")
-    assert "--any-answer" in invoke(*asked).stderr
-    assert invoke(*asked, "--any-answer").exit_code == 0
-    assert read_problems(folder / "mine.jsonl")[0].answer == ("A", "C")
-
-
-def test_a_solution_with_several_answers_is_told(folder: Path) -> None:
+def test_columns_that_are_not_read_and_solutions_with_several_answers_are_told() -> None:
+    Path("rows.parquet").write_bytes(parquet(SVAMP))
+    assert "--problem Body+Question" in prepared("rows.parquet", code=ExitCode.FATAL)
+    assert "not read: Equation" in prepared("rows.parquet", "--problem", "Body+Question")
     rows = [
         {"problem": "x^2=9?", "solution": r"\boxed{3} or \boxed{-3}"},
         {"problem": "1+1?", "solution": r"It is \boxed{2}, \boxed{2}."},
     ]
-    (folder / "rows.jsonl").write_bytes(json_lines(rows))
-    done = invoke("rows.jsonl", "mine.jsonl")
-    assert "1 solutions box different answers" in done.stdout
-    assert "rows.jsonl, line 1" in done.stdout
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.json.gz", "rows.csv.gz", "rows.jsonl.zst"])
-def test_compressed_files_make_the_same_problems(folder: Path, name: str) -> None:
-    content = json.dumps(ROWS).encode() if ".json." in name else json_lines(ROWS)
-    if ".csv" in name:
-        content = b"Question,Answer\nWhat is 1+1?,2\nHalf of 5?,2.5\nHalf of 8?,4\n"
-    packed = gzip.compress(content) if name.endswith(".gz") else pa.compress(content, codec="zstd", asbytes=True)
-    (folder / name).write_bytes(packed)
-    prepared(name)
-    assert read_problems(Path("mine.jsonl")) == PROBLEMS
-    (folder / name).write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(UserError, match=r"cannot be read whole|not JSON|not a CSV"):
-        prepared(name, force=True)
-
-
-def test_a_csv_field_may_be_long(folder: Path) -> None:
-    (folder / "rows.csv").write_text(f"problem,answer,solution\n1+1?,2,{'so ' * 100_000}\n")
-    prepared("rows.csv")
-    assert read_problems(Path("mine.jsonl")) == [Problem("mine-0", "1+1?", "2")]
-
-
-def test_a_row_that_is_left_out_changes_no_other_id(folder: Path) -> None:
-    (folder / "rows.jsonl").write_bytes(json_lines([{"problem": "", "answer": "1"}, {"problem": "x?", "answer": "1"}]))
-    prepared("rows.jsonl", drop_bad=True)
-    assert [problem.id for problem in read_problems(Path("mine.jsonl"))] == ["mine-1"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("rows.txt", b"problem,answer\n", "not a kind of data file"),
-        ("rows.csv", b"problem,answer\n1+1?,2,3\n", "more cells than there are columns"),
-        ("rows.csv", b"problem,answer\n\xff,2\n", "not a CSV file"),
-        ("rows.jsonl", b'{"problem": "x", "answer": "1"}\n{"prob', "line 2"),
-        ("rows.json", b'{"a": [], "b": []}', "no single list"),
-        ("rows.json", b"7", "no single list"),
-        ("rows.json", b"[1, ", "not JSON"),
-        ("rows.parquet", b"PAR1 and no more", "not a parquet file"),
-        ("rows.jsonl", b"\n\n", "no rows with columns"),
-        ("rows.jsonl", b'{"problem": "", "answer": "1"}\n', "no row makes a problem"),
-    ],
-)
-def test_a_source_that_cannot_be_read_is_refused(folder: Path, name: str, content: bytes, words: str) -> None:
-    (folder / name).write_bytes(content)
-    refused = invoke(name, "mine.jsonl", "--drop-bad")
-    assert refused.exit_code == ExitCode.FATAL
-    assert words in refused.stderr
-    assert not (folder / "mine.jsonl").exists()
-
-
-def test_options_that_a_file_does_not_have_are_refused(folder: Path) -> None:
-    (folder / "rows.jsonl").write_bytes(json_lines(ROWS))
-    for option in ("--split", "--config", "--revision"):
-        assert f"leave out {option}" in invoke("rows.jsonl", "mine.jsonl", option, "test").stderr
-    assert "no such source" in invoke("none.jsonl", "mine.jsonl").stderr
-
-
-def test_the_commands_of_the_page_work(folder: Path) -> None:
-    section = (ROOT / "docs" / "data.md").read_text().split("## Prepare data of your own\n")[1]
-    commands = [line.split("#")[0].split()[1:] for line in section.splitlines() if line.startswith("mrt-hpc")]
-    (folder / "rows.parquet").write_bytes(parquet([{"question": "1+1?", "solution": r"It is $\boxed{2}$."}]))
-    (folder / "rows.json").write_text(json.dumps([{"text": "1+2?", "label": 3}, {"text": "1+3?", "label": None}]))
-    (folder / "svamp.json").write_text(json.dumps(SVAMP))
-    (folder / "quiz.jsonl.gz").write_bytes(gzip.compress(json_lines(AQUA)))
-    (folder / "data").mkdir()
-    (folder / "data" / "math500.jsonl").write_bytes(json_lines([{"id": "a", "problem": "1+4?", "answer": "5"}]))
-    here = [command for command in commands if "hub:HuggingFaceH4/MATH-500/test" not in command]
-    assert len(here) == len(commands) - 1 == 5
-    for command in here:
-        assert CliRunner().invoke(main, command).exit_code == 0
-    assert read_problems(folder / "data" / "mine.jsonl") == [Problem("mine-0", "1+1?", "2")]
-    assert read_problems(folder / "data" / "other.jsonl") == [Problem("other-0", "1+2?", "3")]
+    told = of_rows(rows, "--force")
+    assert ("rows.jsonl, line 1" in told, "rows.jsonl, line 2" in told) == (True, False)
 
 
 # -- the parts of a data set ------------------------------------------------------------------------------------------
@@ -539,94 +345,77 @@ CARD = """---
 configs:
 - config_name: main
   default: true
-  data_files:
-  - split: train
-    path: main/train-*
-  - {split: test, path: [main/test-*]}
-- config_name: socratic
-  data_files:
-  - {split: train, path: "socratic/**/*.parquet"}
+  data_files: [{split: train, path: main/train-*}, {split: test, path: [main/test-*]}]
+- {config_name: socratic, data_files: [{split: train, path: "socratic/**/*.parquet"}]}
 ---
-# A data set
 """
+NO_DEFAULT = CARD.replace("  default: true\n", "")
+BROKEN = "---\nconfigs: [\n---\n"
 DECLARED = ["main/train-0.jsonl", "main/test-0.jsonl", "socratic/a/b.parquet"]
 SHARDED = [f"data/{part}.parquet" for part in ("train-00001-of-00002", "train-00000-of-00002", "test-00000-of-00001")]
-
 HARD = "data/hard-00000-of-00001.parquet"
+TWO = ["train.jsonl", "test.jsonl"]
 
 
-def set_of(folder: Path, names: list[str], card: str = "") -> str:
+def set_of(names: list[str], card: str = "") -> str:
     """A folder with the files of a data set."""
+    folder = Path("set").absolute()
     for name in names:
-        (folder / "set" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "set" / name).write_bytes(parquet(ROWS) if name.endswith(".parquet") else json_lines(ROWS))
-    (folder / "set" / "README.md").write_text(card)
-    return str(folder / "set")
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(parquet(ROWS) if name.endswith(".parquet") else json_lines(ROWS))
+    (folder / "README.md").write_text(card)
+    return str(folder)
 
 
 @pytest.mark.parametrize(
     ("names", "card", "asked", "part", "chosen"),
     [
-        (["test.jsonl"], "", Selection(), ("default", "test"), ["test.jsonl"]),
-        (["deepscaler.json"], "", Selection(), ("default", "train"), ["deepscaler.json"]),
-        (SHARDED, "", Selection(split="train"), ("default", "train"), [SHARDED[1], SHARDED[0]]),
-        ([HARD], "", Selection(), ("default", "hard"), [HARD]),
-        (["dev/a.json", "train/a.json"], "", Selection(split="validation"), ("default", "validation"), ["dev/a.json"]),
-        (DECLARED, CARD, Selection(split="test"), ("main", "test"), ["main/test-0.jsonl"]),
-        (DECLARED, CARD, Selection(config="socratic"), ("socratic", "train"), ["socratic/a/b.parquet"]),
-        ([".cache/train.jsonl", "test.jsonl"], "", Selection(), ("default", "test"), ["test.jsonl"]),
-        (["test.jsonl", "more.jsonl", "test.csv"], "", Selection(split="test"), ("default", "test"), ["test.jsonl"]),
+        (["deepscaler.json"], "", Selection(), "default train", ["deepscaler.json"]),
+        (SHARDED, "", Selection(split="train"), "default train", [SHARDED[1], SHARDED[0]]),
+        ([HARD], "", Selection(), "default hard", [HARD]),
+        (["dev/a.json", "train/a.json"], "", Selection(split="validation"), "default validation", ["dev/a.json"]),
+        (DECLARED, CARD, Selection(split="test"), "main test", ["main/test-0.jsonl"]),
+        (DECLARED, CARD, Selection(config="socratic"), "socratic train", ["socratic/a/b.parquet"]),
+        ([".cache/train.jsonl", "test.jsonl"], "", Selection(), "default test", ["test.jsonl"]),
+        (["test.jsonl", "more.jsonl", "test.csv"], "", Selection(split="test"), "default test", ["test.jsonl"]),
     ],
 )  # fmt: skip
-def test_the_files_of_a_split(
-    folder: Path, names: list[str], card: str, asked: Selection, part: tuple[str, str], chosen: list[str]
-) -> None:
-    place = set_of(folder, names, card)
-    assert choose(place, asked, "here") == (*part, [f"{place}/{name}" for name in chosen])
+def test_the_files_of_a_split(names: list[str], card: str, asked: Selection, part: str, chosen: list[str]) -> None:
+    place = set_of(names, card)
+    assert choose(place, asked, "here") == (*part.split(), [f"{place}/{name}" for name in chosen])
 
 
 @pytest.mark.parametrize(
-    ("names", "card", "asked", "words"),
+    ("names", "card", "asked", "told"),
     [
-        (["train.jsonl", "test.jsonl"], "", Selection(), "name one split"),
-        (["train.jsonl", "test.jsonl"], "", Selection(split="tset"), "no such split"),
-        (DECLARED, CARD.replace("  default: true\n", ""), Selection(), "socratic"),
-        (DECLARED, CARD, Selection(config="platonic"), "platonic"),
-        (["loader.py"], "", Selection(), "no files that can be chosen"),
-        (DECLARED, "---\nconfigs: [\n---\n", Selection(), "no files that can be chosen"),
+        (TWO, "", Selection(), "--split test"),
+        (TWO, "", Selection(split="tset"), "--split test"),
+        (DECLARED, NO_DEFAULT, Selection(), "--config"),
+        (DECLARED, CARD, Selection(config="platonic"), "--config"),
+        (["loader.py"], "", Selection(), "--config"),
+        (DECLARED, BROKEN, Selection(), "--config"),
     ],
 )
-def test_a_choice_that_is_open_is_refused(
-    folder: Path, names: list[str], card: str, asked: Selection, words: str
-) -> None:
+def test_a_choice_that_is_open_is_refused(names: list[str], card: str, asked: Selection, told: str) -> None:
     with pytest.raises(UserError) as caught:
-        choose(set_of(folder, names, card), asked, "here")
-    assert words in str(caught.value)
+        choose(set_of(names, card), asked, "here")
+    assert told in str(caught.value.advice)
+    assert caught.value.where == "here"
 
 
-def test_a_csv_file_and_a_list_keep_their_answers(folder: Path) -> None:
-    """The library that chooses the files would read 7, no answer, and ten digits."""
-    (folder / "set").mkdir()
-    (folder / "set" / "train.csv").write_text("question,answer\n3+4?,007\nIs there one?,None\n")
-    prepared("set")
-    assert [problem.answer for problem in read_problems(Path("mine.jsonl"))] == ["007", "None"]
-    (folder / "list.json").write_text(json.dumps([{"question": "pi?", "answer": 3.14159265358979}]))
-    prepared("list.json", force=True)
-    assert read_problems(Path("mine.jsonl"))[0].answer == "3.14159265358979"
+def test_a_folder_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = set_of(["data/train.jsonl", "data/test.jsonl"])
+    prepared("set", "--split", "test")
+    assert read_problems(OUT) == PROBLEMS
+    record = SourceRecord.read(record_file(OUT))
+    assert (record.config, record.split, [f.name for f in record.files]) == ("default", "test", ["data/test.jsonl"])
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as in a light installation
+    with pytest.raises(UserError) as caught:
+        open_source(place, Selection())
+    assert "pip install datasets" in str(caught.value.advice)
 
 
-def test_a_folder_is_a_source(folder: Path) -> None:
-    (folder / "set" / "data").mkdir(parents=True)
-    (folder / "set" / "data" / "train.jsonl").write_bytes(json_lines(ROWS[:1]))
-    (folder / "set" / "data" / "test.jsonl").write_bytes(json_lines(ROWS))
-    assert invoke("set", "mine.jsonl", "--split", "test").exit_code == 0
-    assert read_problems(folder / "mine.jsonl") == PROBLEMS
-    record = SourceRecord.read(record_file(folder / "mine.jsonl"))
-    assert (record.config, record.split) == ("default", "test")
-    assert [file.name for file in record.files] == ["data/test.jsonl"]
-
-
-# -- the hub ----------------------------------------------------------------------------------------------------------
+# -- the hub, and the data sets of the paper by their names ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -641,91 +430,227 @@ def test_a_folder_is_a_source(folder: Path) -> None:
 )
 def test_names_of_the_hub(text: str, options: Selection, name: tuple[str, Selection]) -> None:
     assert hub_name(text, options) == name
+    for wrong, asked in (("hub:b", None), ("hub:a/b/test/more", None), ("hub:a/b/test", "train")):
+        with pytest.raises(UserError):
+            hub_name(wrong, Selection(split=asked))
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "words"),
-    [
-        ("hub:b", Selection(), "hub:OWNER/NAME"),
-        ("hub:a/b/test/more", Selection(), "hub:OWNER/NAME"),
-        ("hub:a/b/test", Selection(split="train"), "two different ones"),
-    ],
+def numina(rows: int) -> list[dict[str, Any]]:
+    """Rows as those of NuminaMath-CoT; every fifth has no answer in a box."""
+    solutions = (rf"It is $\boxed{{{i + 1}}}$." if i % 5 else "It is clear." for i in range(rows))
+    return [{"problem": f"What is {i}+1?", "solution": text, "messages": []} for i, text in enumerate(solutions)]
+
+
+def questions(rows: int) -> list[dict[str, Any]]:
+    return [{"id": 60 + i, "question": f"Is it {i}?", "answer": i, "url": ""} for i in range(rows)]
+
+
+def problems(rows: int) -> list[dict[str, Any]]:
+    return [{"id": 60 + i, "unique_id": f"test/{i}.json", "problem": f"Is it {i}?", "solution": "", "answer": str(i)}
+            for i in range(rows)]  # fmt: skip
+
+
+AIME = "ID,Year,Problem Number,Question,Answer,Part\n" + "".join(
+    f'{year}-{i},{year},{i},"Find $x$, if $x = {i}$\nand $y > 0$.",{i:03d},{"I" if year > 1999 else ""}\n'
+    for year, count in ((1983, 459), (2023, 460), (2024, 14))
+    for i in range(count)
 )
-def test_wrong_names_of_the_hub(text: str, options: Selection, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        hub_name(text, options)
-
-
+FILES = {
+    "HuggingFaceH4/aime_2024": {"data/train-00000-of-00001.parquet": parquet(problems(30))},
+    "math-ai/aime25": {"test.jsonl": json_lines(problems(30))},
+    "math-ai/amc23": {"test-00000-of-00001.parquet": parquet(questions(40))},
+    "math-ai/minervamath": {"test.jsonl": json_lines([{"question": f"Is it {i}?", "answer": "1"} for i in range(272)])},
+    "HuggingFaceH4/MATH-500": {"test.jsonl": json_lines(problems(500))},
+    "AI-MO/NuminaMath-CoT": {
+        "data/train-00000-of-00002.parquet": parquet(numina(20_000)[:9_000]),
+        "data/train-00001-of-00002.parquet": parquet(numina(20_000)[9_000:]),
+        "data/test-00000-of-00001.parquet": parquet(numina(100)),
+    },
+    "di-zhang-fdu/AIME_1983_2024": {"AIME_Dataset_1983_2024.csv": AIME.encode(), "README.md": b"# AIME"},
+}
+"""Data sets of the layout, the columns and, but for NuminaMath, the numbers of rows of those on the hub."""
+REVISIONS = {source.repository: source.revision for source in SOURCES}
 SHARDS = {
     "README.md": b"# no front matter\n",
-    "data/train-00000-of-00001.parquet": parquet(ROWS[:1]),
-    "data/test-00000-of-00002.parquet": parquet([{"Question": "What is 1+1?", "Answer": 2.0}]),
-    "data/test-00001-of-00002.parquet": parquet(
-        [{"Question": "Half of 5?", "Answer": 2.5}, {"Question": "Half of 8?", "Answer": 4.0}]
-    ),
+    "data/train-00000-of-00001.parquet": parquet(FLOATS[:1]),
+    "data/test-00000-of-00002.parquet": parquet(FLOATS[:1]),
+    "data/test-00001-of-00002.parquet": parquet(FLOATS[1:]),
 }
 
 
-@pytest.fixture
-def endpoint() -> Iterator[str]:
-    """The address of a hub with one data set."""
-    yield from serving(Repository("lab/sums", SHARDS, ("main", "v1", COMMIT)))
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The variables of a hub with all data sets, and of its cache."""
+    home = tmp_path_factory.mktemp("home")
+    known = [Repository(n, files, (REVISIONS[n],), commit=REVISIONS[n]) for n, files in FILES.items()]
+    for endpoint in serving(Repository("lab/sums", SHARDS, ("main", "v1", COMMIT)), *known):
+        yield {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_CACHE": str(home / "hub"), "HF_HUB_OFFLINE": "0"}
 
 
-def on_hub(endpoint: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command with a hub of its own: the client of the hub reads its variables when it is imported."""
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "0"}
-    environment.pop("HF_HUB_CACHE", None)
-    command = [sys.executable, "-m", "mrt_hpc.cli.main", "data", "prepare", *arguments, "mine.jsonl"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+def on_hub(hub: dict[str, str], *arguments: str, code: ExitCode = ExitCode.OK) -> str:
+    """What a command prints that asks a hub: the hub's client reads its variables when it is imported."""
+    command = [sys.executable, "-m", "mrt_hpc", "data", *arguments]
+    done = subprocess.run(command, env={**os.environ, **hub}, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "told"),
     [
-        ("hub:lab/none", "the hub refuses"),
-        ("hub:lab/sums@v9/test", "the hub refuses"),
-        ("hub:lab/sums", "name one split"),
-        ("hub:lab--x/sums", "the hub refuses"),
+        ("hub:lab/none", "hf auth login"),
+        ("hub:lab/sums@v9/test", "hf auth login"),
+        ("hub:lab/sums", "--split test"),
+        ("hub:lab--x/sums", "correct the name"),
     ],
 )
-def test_what_the_hub_does_not_have(endpoint: str, folder: Path, name: str, words: str) -> None:
-    done = on_hub(endpoint, folder, name)
-    assert done.returncode == ExitCode.FATAL
-    assert words in done.stderr
+def test_what_the_hub_does_not_have(hub: dict[str, str], name: str, told: str) -> None:
+    assert told in on_hub(hub, "prepare", name, "mine.jsonl", code=ExitCode.FATAL)
 
 
-def test_a_hub_that_is_away_may_be_tried_again(folder: Path) -> None:
-    done = on_hub("http://127.0.0.1:9", folder, "hub:lab/sums")
-    assert done.returncode == ExitCode.RETRYABLE
-    assert "cannot be reached" in done.stderr
-    assert "hf download --repo-type dataset lab/sums" in done.stderr
+def test_a_hub_that_is_away_may_be_tried_again(hub: dict[str, str]) -> None:
+    away = {**hub, "HF_ENDPOINT": "http://127.0.0.1:9"}
+    told = on_hub(away, "prepare", "hub:lab/sums", "mine.jsonl", code=ExitCode.RETRYABLE)
+    assert "hf download --repo-type dataset lab/sums" in told
 
 
-def test_the_command_prepares_a_data_set_of_the_hub(endpoint: str, folder: Path) -> None:
-    done = on_hub(endpoint, folder, "hub:lab/sums@v1/test")
-    assert done.returncode == 0, done.stderr
-    assert read_problems(folder / "mine.jsonl") == PROBLEMS
-    record = SourceRecord.read(record_file(folder / "mine.jsonl"))
+def test_a_data_set_of_the_hub_is_prepared_and_fetched_by_its_own_name(hub: dict[str, str]) -> None:
+    on_hub(hub, "prepare", "hub:lab/sums@v1/test", "mine.jsonl")
+    assert read_problems(OUT) == PROBLEMS
+    record = SourceRecord.read(record_file(OUT))
     assert (record.source, record.revision, record.split) == ("hub:lab/sums@v1/test", COMMIT, "test")
-    assert [(file.name, file.sha256) for file in record.files] == [
-        (name, hashlib.sha256(content).hexdigest()) for name, content in SHARDS.items() if "test" in name
-    ]
+    sums = [(name, hashlib.sha256(content).hexdigest()) for name, content in SHARDS.items() if "test" in name]
+    assert [(file.name, file.sha256) for file in record.files] == sums
+    assert COMMIT in on_hub(hub, "fetch", "hub:lab/sums/test")
+    assert len(of("sums")[0]) == 3
 
 
-def test_a_light_installation_says_what_a_folder_needs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match="the library of data sets is not installed") as caught:
-        open_source(set_of(folder, ["test.jsonl"]), Selection())
-    assert "pip install datasets" in str(caught.value)
+def of(source: str) -> tuple[list[Problem], SourceRecord]:
+    """What a name has given, at its usual place."""
+    path = Path("data") / f"{source}.jsonl"
+    return read_problems(path), SourceRecord.read(record_file(path))
 
 
-SHARED = ["aime24", "aime25", "amc23", "math500", "minerva_math", "math_train", "aime_1983_2023"]
+FOUND = {
+    "aime24": (1, Problem("aime24-1", "Is it 1?", "1")),
+    "math500": (1, Problem("test/1.json", "Is it 1?", "1")),
+    "aime_1983_2023": (7, Problem("1983-7", "Find $x$, if $x = 7$\nand $y > 0$.", "007")),
+}
 
 
-@pytest.mark.parametrize("name", SHARED)
-def test_a_prepared_shared_set_has_the_same_problems(shared_data: Path, folder: Path, name: str) -> None:
-    source = shared_data / f"{name}.jsonl"
-    prepared(source)
-    expected = [Problem(p.id, p.problem.strip(), p.answer.strip()) for p in read_problems(source)]
-    assert read_problems(folder / "mine.jsonl") == expected
+@pytest.mark.parametrize("source", [s for s in SOURCES if s.sample is None], ids=lambda source: source.name)
+def test_each_name_gives_its_problems(source: NamedSource, hub: dict[str, str]) -> None:
+    told = on_hub(hub, "fetch", source.name)
+    found, record = of(source.name)
+    assert len(found) == source.problems
+    assert (record.source, record.revision, record.split) == (source.source, source.revision, source.split)
+    assert f"next: mrt-hpc data check data/{source.name}.jsonl" in told
+    number, problem = FOUND.get(source.name, (0, found[0]))
+    assert found[number] == problem
+    assert not any(problem.id.startswith("2024-") for problem in found), "AIME ends with 2023"
+
+
+def test_the_smaller_sample_is_a_part_of_the_larger_one_and_is_not_taken_for_it(hub: dict[str, str]) -> None:
+    told = [on_hub(hub, "fetch", f"numina_math_{number}") for number in (4000, 10000)]
+    (small, record), (large, _) = of("numina_math_4000"), of("numina_math_10000")
+    assert (record.rows, record.dropped, record.sampled_of, record.sample_seed) == (20_000, 4_000, 16_000, 0)
+    assert "parquet, row" not in told[0], "rows that a sample leaves out are counted, not listed"
+    assert (len(small), len(large)) == (4_000, 10_000)
+    assert set(small) < set(large)
+    assert [p.id for p in small] == sorted((p.id for p in small), key=lambda name: int(name.split("-")[1]))
+    assert all(p.id == f"numina_math-{int(p.answer) - 1}" for p in small), "whatever the name of the file"
+    assert "--force" in printed(
+        "data", "fetch", "numina_math_10000", "data/numina_math_4000.jsonl", code=ExitCode.FATAL
+    )
+
+
+def test_a_file_that_is_there_is_not_fetched_again(hub: dict[str, str]) -> None:
+    on_hub(hub, "fetch", "aime25")
+    assert not fetch_data("aime25", None).new
+    assert "--force" in printed("data", "fetch", "aime24", "data/aime25.jsonl", code=ExitCode.FATAL)
+    with Path("data/aime25.jsonl").open("a") as stream:
+        stream.write("\n")
+    assert "--force" in printed("data", "fetch", "aime25", code=ExitCode.FATAL)
+    on_hub(hub, "fetch", "aime25", "--force")
+    assert not fetch_data("aime25", None).new
+
+
+def test_a_source_with_another_number_of_problems_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("rows.jsonl").write_bytes(json_lines(problems(31)))
+    with pytest.raises(UserError) as caught:
+        prepare(Order("rows.jsonl", Path("out.jsonl"), problems=30))
+    assert (caught.value.value, caught.value.expected) == ("31 problems of 31 rows", "30 problems")
+    assert not Path("out.jsonl").exists()
+    monkeypatch.setitem(named.BY_NAME, "aime24", replace(BY_NAME["aime24"], repository="b"))
+    with pytest.raises(UserError, match="hub:OWNER/NAME"):
+        fetch_data("aime24", None)
+
+
+def test_names_are_listed_and_unknown_ones_are_refused_with_the_nearest() -> None:
+    assert "mrt-hpc data fetch aime24" in printed("data", "fetch", "aime-24", code=ExitCode.FATAL)
+    assert "--list" in printed("data", "fetch", code=ExitCode.FATAL)
+    told = printed("data", "fetch", "--list")
+    assert [s.name for s in SOURCES if s.name not in told or s.repository not in told] == []
+    assert not list(Path().iterdir())
+
+
+def test_plan_and_submit_say_how_to_fetch_data() -> None:
+    own = "evaluation.benchmarks=[{name: own, samples: 1, problems: {type: jsonl, path: data/own.jsonl}}]"
+    changes = ("--set", "data={type: jsonl, path: data/aime24.jsonl, limit: null}", "--set", own)
+    Path("mine.yaml").write_text("extends: quickstart\nname: mine\n")
+    path = Path("data/aime24.jsonl").resolve()
+    planned = printed("plan", "mine.yaml", *changes)
+    assert f"mrt-hpc data fetch aime24 {path}\n" in planned
+    assert f"benchmark own {path.with_name('own.jsonl')}\n" in planned
+    assert f"mrt-hpc data fetch aime24 {path}" in printed("submit", "mine.yaml", *changes[:2], code=ExitCode.FATAL)
+    assert not Path("runs").exists()
+
+
+def test_every_data_file_of_the_recipes_has_a_command_and_the_number_of_problems_that_they_state() -> None:
+    """Those of problems: samples for supervised training are the user's own."""
+    for recipe in sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml")):
+        loaded = load_recipe(recipe)
+        for source in [loaded.data, *(benchmark.problems for benchmark in loaded.evaluation.benchmarks)]:
+            if source.type == "jsonl":
+                assert fetch_command(Path(source.path)) is not None, source
+                assert source.limit in (None, BY_NAME[Path(source.path).stem].problems), source
+
+
+# -- samples and rows -------------------------------------------------------------------------------------------------
+
+
+def numbered(count: int) -> list[Problem]:
+    return [Problem(f"p-{i}", f"What is {i}?", str(i)) for i in range(count)]
+
+
+def test_a_sample_depends_on_texts_and_seed_alone() -> None:
+    every, sample = numbered(1000), Sample(100, seed=5)
+    shuffled = random.Random(3).sample(every, 1000)
+    assert set(sample.of(every)) == set(sample.of(shuffled)) != set(Sample(100, seed=6).of(every))
+    assert set(Sample(40, seed=5).of(every)) < set(sample.of(every))
+    assert sample.of(every) == sorted(sample.of(every), key=lambda p: int(p.answer))
+    # the smallest of SHA-256("0\nWhat is N?"), worked out by hand with sha256sum
+    assert [p.answer for p in Sample(3).of(numbered(10))] == ["1", "3", "9"]
+    twice = [*numbered(10), *(replace(p, id=f"again-{p.id}") for p in numbered(10))]
+    assert len(Sample(15).of(twice)) == 10, "no text is taken twice"
+    assert Sample(4).of(twice) == Sample(4).of(numbered(10))
+
+
+def test_a_limit_needs_a_number() -> None:
+    assert [AtMost("Year", 2023).keeps({"Year": year}) for year in ("2023", 2024)] == [True, False]
+    with pytest.raises(BadRowError, match="Year"):
+        AtMost("Year", 2023).keeps({"Year": None})
+
+
+def test_only_the_columns_that_are_needed_are_read() -> None:
+    Path("rows.parquet").write_bytes(parquet(numina(3)))
+    rows = read_rows(SourceFile("rows.parquet", Path("rows.parquet")), ["problem", "solution"])
+    assert [sorted(row.value) for row in rows if isinstance(row.value, dict)] == [["problem", "solution"]] * 3
+
+
+def test_prepared_shared_sets_have_the_same_problems(shared_data: Path) -> None:
+    for name in ("aime24", "aime25", "amc23", "math500", "minerva_math", "math_train", "aime_1983_2023"):
+        source = shared_data / f"{name}.jsonl"
+        prepared(source, "--force")
+        expected = [Problem(p.id, p.problem.strip(), p.answer.strip()) for p in read_problems(source)]
+        assert read_problems(OUT) == expected, name

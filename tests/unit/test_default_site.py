@@ -1,15 +1,15 @@
-"""The site that a command takes: the one that is named, the run's own, the variable's, that of the settings, or this
-machine; and what is refused on a machine from which a Slurm cluster is used.
-"""
+"""The site that a command takes, and what is refused where a Slurm cluster is used."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from basics import QUICKSTART, executable, look_first_in, made_run
 from click.testing import CliRunner, Result
 
 from mrt_hpc.attempt.ledger import record_site, remember_site
@@ -19,95 +19,89 @@ from mrt_hpc.backends.slurm.commands import controller_here
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from mrt_hpc.run.layout import RunLayout
 
-QUICKSTART = str(Path(__file__).parents[2] / "recipes" / "quickstart.yaml")
-UP = "#!/bin/sh\necho 'Slurmctld(primary) at login1 is UP'\n"
-SECOND = "#!/bin/sh\necho 'Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP'; exit 1\n"
+CHANGEABLE = [(0o666, 0o755, 0), (0o644, 0o777, 0), (0o644, 0o755, 65534)]
+"""Settings and a folder that another user can change: their modes, and an owner other than this user."""
+UP = "echo 'Slurmctld(primary) at login1 is UP'"
+BACKUP_UP = "echo 'Slurmctld(backup) at b is UP'"
+
+
+@dataclass
+class User:
+    """Somebody with three profiles and no settings, in an empty working directory, in no job and without Slurm."""
+
+    root: Path
+
+    @property
+    def home(self) -> Path:
+        return self.root / "config" / "mrt-hpc"
+
+    def settings(self, text: str) -> None:
+        (self.home / "settings.yaml").write_text(text)
+
+    def scontrol(self, script: str) -> None:
+        executable(self.root / "bin" / "scontrol", script)
+
+    def run(self, site: str | None) -> RunLayout:
+        """A run that was submitted to a site before."""
+        layout = made_run(self.root / "run")
+        if site is not None:
+            record_site(layout, find_site(site))
+            remember_site(layout, find_site(site))
+        return layout
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The configuration of a user with three profiles and no settings, who is in no job and has no Slurm; and an empty
-    working directory.
-    """
-    folder = tmp_path / "config" / "mrt-hpc"
-    (folder / "sites").mkdir(parents=True)
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
+    user = User(tmp_path)
+    for folder in (user.home / "sites", tmp_path / "bin", tmp_path / "work"):
+        folder.mkdir(parents=True)
     for name in ("one", "two", "three"):
-        (folder / "sites" / f"{name}.yaml").write_text(f"type: slurm\nname: {name}\naccount: mine\n")
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "work").mkdir()
+        (user.home / "sites" / f"{name}.yaml").write_text(f"type: slurm\nname: {name}\naccount: mine\n")
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    slurm(tmp_path, "#!/bin/sh\nexit 1\n")
-    return folder
+    look_first_in(tmp_path / "bin", monkeypatch)
+    user.scontrol("exit 1")
+    return user
 
 
-def slurm(tmp_path: Path, script: str) -> None:
-    """Stand in for `scontrol`."""
-    (tmp_path / "bin" / "scontrol").write_text(script)
-    (tmp_path / "bin" / "scontrol").chmod(0o755)
-
-
-def a_run(tmp_path: Path, site: str | None) -> RunLayout:
-    """A run that was submitted to a site before."""
-    recipe = load_recipe(Path(QUICKSTART))
-    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
-    if site is not None:
-        record_site(layout, find_site(site))
-        remember_site(layout, find_site(site))
-    return layout
-
-
-def typed(*words: str) -> Result:
-    return CliRunner().invoke(main, words)
+def typed(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
 
 
 @pytest.mark.parametrize(
-    ("named", "run", "variable", "settings", "site"),
+    ("named_by", "site"),
     [
-        (None, None, None, None, "local"),
-        (None, None, None, "three", "three"),
-        (None, None, "", "three", "three"),
-        (None, None, "two", "three", "two"),
-        (None, None, "local", "three", "local"),
-        (None, "one", "two", "three", "one"),
-        (None, "local", "two", "three", "local"),
-        ("two", "one", "three", None, "two"),
-        ("local", "one", "two", "three", "local"),
+        ({}, "local"),
+        ({"settings": "three"}, "three"),
+        ({"variable": "", "settings": "three"}, "three"),
+        ({"variable": "two", "settings": "three"}, "two"),
+        ({"variable": "local", "settings": "three"}, "local"),
+        ({"run": "one", "variable": "two", "settings": "three"}, "one"),
+        ({"run": "local", "variable": "two", "settings": "three"}, "local"),
+        ({"typed": "two", "run": "one", "variable": "three"}, "two"),
+        ({"typed": "local", "run": "one", "variable": "two", "settings": "three"}, "local"),
     ],
 )
 def test_the_first_that_names_a_site_decides(
-    tmp_path: Path,
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    named: str | None,
-    run: str | None,
-    variable: str | None,
-    settings: str | None,
-    site: str,
+    user: User, monkeypatch: pytest.MonkeyPatch, named_by: dict[str, str], site: str
 ) -> None:
-    layout = a_run(tmp_path, run)
-    if variable is not None:
-        monkeypatch.setenv(VARIABLE, variable)
-    if settings is not None:
-        (home / "settings.yaml").write_text(f"site: {settings}\n")
-    chosen = chosen_site(named, layout)
+    layout = user.run(named_by.get("run"))
+    if "variable" in named_by:
+        monkeypatch.setenv(VARIABLE, named_by["variable"])
+    if "settings" in named_by:
+        user.settings(f"site: {named_by['settings']}\n")
+    chosen = chosen_site(named_by.get("typed"), layout)
     assert chosen.site.name == site
-    assert bool(chosen.why) == (named is None and (site != "local" or run is not None)), "what is not typed is told"
+    assert bool(chosen.why) == ("typed" not in named_by and (site != "local" or "run" in named_by))
 
 
-def test_a_run_takes_its_profile_as_it_is_now(tmp_path: Path, home: Path) -> None:
-    layout, profile = a_run(tmp_path, "one"), home / "sites" / "one.yaml"
+def test_a_run_takes_its_profile_as_it_is_now(user: User) -> None:
+    layout, profile = user.run("one"), user.home / "sites" / "one.yaml"
     profile.write_text("type: slurm\nname: one\naccount: corrected\n")
     assert chosen_site(None, layout).site == find_site("one")
     profile.unlink()
@@ -116,136 +110,109 @@ def test_a_run_takes_its_profile_as_it_is_now(tmp_path: Path, home: Path) -> Non
     assert site.account == "mine", "as it was recorded"
 
 
-def test_a_default_is_no_file_of_the_working_directory(home: Path) -> None:
+def test_a_default_is_no_file_of_the_working_directory(user: User) -> None:
     """The user has not typed it there, and its commands would run in jobs."""
-    (home / "settings.yaml").write_text("site: one\n")
+    user.settings("site: one\n")
     Path("one").write_text("type: slurm\nname: planted\nsetup: ['touch pwned']\n")
     assert find_site(None).name == "one"
     assert find_site("one").name == "planted"
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[", "sit: one", "site: 7", "site: a/b", "site: ''", "- site", "\0", "site: nowhere"]
-)
-def test_settings_that_are_wrong_are_refused_with_their_file(home: Path, text: str) -> None:
-    (home / "settings.yaml").write_text(text)
-    done = typed("plan", QUICKSTART)
-    assert done.exit_code == 2, done.output
-    assert str(home / "settings.yaml") in done.stderr or "nowhere" in done.stderr
-    assert "next:" in done.stderr
-    assert typed("plan", QUICKSTART, "--site", "local").exit_code == 0
-
-
-@pytest.fixture
-def open_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A configuration that other users reach, with this machine as its site."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        monkeypatch.setenv("XDG_CONFIG_HOME", folder)
-        home = Path(folder) / "mrt-hpc"
-        home.mkdir(mode=0o755)
-        (home / "settings.yaml").write_text("site: local\n")
-        assert find_site(None) == LocalSite()
-        yield home
-
-
-@pytest.mark.parametrize("what", ["owner", "mode", "folder"])
-def test_settings_that_another_user_can_change_are_not_read(open_home: Path, what: str) -> None:
-    match what:
-        case "owner" if os.geteuid() == 0:
-            os.chown(open_home / "settings.yaml", 65534, -1)
-        case "folder":
-            open_home.chmod(0o777)
-        case _:
-            (open_home / "settings.yaml").chmod(0o666)
-    with pytest.raises(UserError) as refused:
-        find_site(None)
-    assert str(open_home) in str(refused.value.where)
-    assert find_site("local") == LocalSite()
-
-
-def test_a_variable_that_names_no_site_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_default_that_is_wrong_is_refused_with_its_place(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("", "[", "sit: one", "site: 7", "site: a/b", "site: ''", "- site", "\0", "site: nowhere"):
+        user.settings(text)
+        done = typed("plan", QUICKSTART)
+        assert (done.exit_code, "next:" in done.stderr) == (2, True), done.output
+        assert str(user.home / "settings.yaml") in done.stderr or "nowhere" in done.stderr
+        assert typed("plan", QUICKSTART, "--site", "local").exit_code == 0
     monkeypatch.setenv(VARIABLE, "some/where")
     with pytest.raises(UserError) as refused:
         find_site(None)
     assert refused.value.where == VARIABLE
 
 
-WORK = [
-    ("submit", QUICKSTART, "--run", "RUN"),
-    ("submit", QUICKSTART, "--run", "new"),
-    ("eval", "RUN@0", "--suite", "small_world"),
-    ("analyze", "regret", "RUN@0", "--suite", "small_world_modes", "--benchmark", "direct"),
-    ("serve", QUICKSTART),
-    ("regrade", "RUN"),
-    ("extend", "RUN", "--iterations", "500"),
-]
-"""Commands that work on this machine where nothing names another."""
-
-
-@pytest.mark.parametrize("words", WORK, ids=lambda words: words[0])
-def test_nothing_works_on_a_login_node_unasked(tmp_path: Path, words: tuple[str, ...]) -> None:
-    slurm(tmp_path, UP)
-    layout = a_run(tmp_path, "local")
-    layout.weights_version(0).mkdir(parents=True)
-    before = [*Path().rglob("*"), *layout.root.rglob("*")]
-    done = typed(*(word.replace("RUN", str(layout.root)) for word in words))
-    assert done.exit_code == 2
-    for told in ("mrt-hpc init", "--site local", "login1"):
-        assert told in done.stderr
-    assert [*Path().rglob("*"), *layout.root.rglob("*")] == before
-
-
-@pytest.mark.parametrize("command", ["serve", "regrade"])
-@pytest.mark.parametrize("named", ["settings", "typed"])
-def test_what_works_here_is_not_sent_to_a_site(tmp_path: Path, home: Path, command: str, named: str) -> None:
-    (home / "settings.yaml").write_text(f"site: {'one' if named == 'settings' else 'local'}\n")
-    what = QUICKSTART if command == "serve" else str(a_run(tmp_path, None).root)
-    done = typed(command, what, *(["--site", "one"] if named == "typed" else []))
-    assert done.exit_code == 2
-    assert "srun" in done.stderr
-    assert "--site local" in done.stderr
-
-
-def test_plan_and_doctor_say_what_submit_will_refuse(tmp_path: Path) -> None:
-    slurm(tmp_path, UP)
-    planned = typed("plan", QUICKSTART)
-    assert planned.exit_code == 0, planned.output
-    assert "mrt-hpc init" in planned.stdout
-    examined = typed("doctor", "--recipe", "quickstart")
-    assert examined.exit_code == 2, examined.output
-    assert "mrt-hpc init" in examined.stdout
-
-
-@pytest.mark.parametrize(
-    ("script", "answer"),
-    [
-        (UP, "Slurmctld(primary) at login1 is UP"),
-        (SECOND, "Slurmctld(backup) at b is UP"),
-        ("#!/bin/sh\necho 'Slurmctld(primary) at login1 is DOWN'; exit 1\n", None),
-        ("#!/bin/sh\necho 'scontrol: fatal: Could not establish a configuration source' >&2; exit 1\n", None),
-        ("#!/bin/sh\nexec sleep 60\n", "scontrol did not answer within 1 s"),
-    ],
-)
-def test_a_controller_is_one_that_answers_or_takes_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, answer: str | None
+@pytest.mark.parametrize(("file_mode", "folder_mode", "owner"), CHANGEABLE)
+def test_settings_that_another_user_can_change_are_not_read(
+    monkeypatch: pytest.MonkeyPatch, file_mode: int, folder_mode: int, owner: int
 ) -> None:
+    if owner and os.geteuid() != 0:
+        pytest.skip("only root may give a file away")
+    with tempfile.TemporaryDirectory() as folder:  # which other users reach
+        Path(folder).chmod(0o755)
+        monkeypatch.setenv("XDG_CONFIG_HOME", folder)
+        home, settings = Path(folder) / "mrt-hpc", Path(folder) / "mrt-hpc" / "settings.yaml"
+        home.mkdir(mode=0o755)
+        settings.write_text("site: local\n")
+        assert find_site(None) == LocalSite()
+        settings.chmod(file_mode)
+        home.chmod(folder_mode)
+        os.chown(settings, owner or -1, -1)
+        with pytest.raises(UserError) as refused:
+            find_site(None)
+        assert str(home) in str(refused.value.where)
+        assert find_site("local") == LocalSite()
+
+
+def test_nothing_works_on_a_login_node_unasked(user: User) -> None:
+    """No command that works on this machine where nothing names another; plan and doctor say so before."""
+    user.scontrol(UP)
+    layout = user.run("local")
+    layout.weights_version(0).mkdir(parents=True)
+    run, before = layout.root, [*Path().rglob("*"), *layout.root.rglob("*")]
+    for words in (
+        ("submit", QUICKSTART, "--run", run),
+        ("submit", QUICKSTART, "--run", "new"),
+        ("eval", f"{run}@0", "--suite", "small_world"),
+        ("analyze", "regret", f"{run}@0", "--suite", "small_world_modes", "--benchmark", "direct"),
+        ("serve", QUICKSTART),
+        ("regrade", run),
+        ("extend", run, "--iterations", "500"),
+    ):
+        done = typed(*words)
+        assert done.exit_code == 2, words
+        assert all(word in done.stderr for word in ("mrt-hpc init", "--site local", "login1")), words
+    for words, code in (("plan", QUICKSTART), 0), (("doctor", "--recipe", "quickstart"), 2):
+        done = typed(*words)
+        assert (done.exit_code, "mrt-hpc init" in done.stdout) == (code, True), done.output
+    assert [*Path().rglob("*"), *run.rglob("*")] == before
+
+
+def test_what_works_here_is_not_sent_to_a_site(user: User) -> None:
+    for words in (("serve", QUICKSTART), ("regrade", user.run(None).root)):
+        for settings, named in (("one", ()), ("local", ("--site", "one"))):
+            user.settings(f"site: {settings}\n")
+            done = typed(*words, *named)
+            assert done.exit_code == 2
+            assert all(word in done.stderr for word in ("srun", "--site local")), (words, named)
+
+
+def test_a_controller_is_one_that_answers_or_takes_long(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mrt_hpc.backends.slurm.commands.PING_S", 1.0)
-    slurm(tmp_path, script)
-    assert controller_here() == answer
-    assert (chosen_site(None).refusal() is None) == (answer is None)
+    for script, answer in {
+        UP: "Slurmctld(primary) at login1 is UP",
+        f"echo 'Slurmctld(primary) at a is DOWN'; {BACKUP_UP}; exit 1": "Slurmctld(backup) at b is UP",
+        "echo 'Slurmctld(primary) at login1 is DOWN'; exit 1": None,
+        "echo 'scontrol: fatal: Could not establish a configuration source' >&2; exit 1": None,
+        "exec sleep 60": "scontrol did not answer within 1 s",
+    }.items():
+        user.scontrol(script)
+        assert controller_here() == answer
+        assert (chosen_site(None).refusal() is None) == (answer is None)
 
 
 @pytest.mark.parametrize("before", [None, "local"])
-@pytest.mark.parametrize("by", ["typed", "variable", "settings", "job"])
-def test_this_machine_works_where_it_is_asked_for(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, by: str, before: str | None
-) -> None:
-    slurm(tmp_path, UP)
-    if by == "settings":
-        (home / "settings.yaml").write_text("site: local\n")
-    elif by != "typed":
-        monkeypatch.setenv({"variable": VARIABLE, "job": "SLURM_JOB_ID"}[by], "local")
-    chosen = chosen_site("local" if by == "typed" else None, a_run(tmp_path, before))
-    assert chosen.refusal() is None
-    assert chosen.site == LocalSite()
+def test_this_machine_works_on_request(user: User, monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+    user.scontrol(UP)
+    layout = user.run(before)
+
+    def works(named: str | None = None) -> bool:
+        chosen = chosen_site(named, layout)
+        return chosen.refusal() is None and chosen.site == LocalSite()
+
+    assert (works("local"), works()) == (True, False)
+    for variable in (VARIABLE, "SLURM_JOB_ID"):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, "local")
+            assert works()
+    user.settings("site: local\n")
+    assert works()

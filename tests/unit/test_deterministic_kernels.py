@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-
-import pytest
 
 # A GPU is played by the name of its device alone: what is read back are torch's own switches.
 SCRIPT = """
@@ -27,23 +24,11 @@ print(json.dumps([chosen("cpu", None, None), chosen("cpu", False, None), chosen(
 """
 
 
-@pytest.fixture(scope="module")
-def chosen() -> list[list[object]]:
+def test_deterministic_is_an_error_where_it_is_asked_for_and_a_workspace_of_the_site_stays() -> None:
     """By case: deterministic, warning only, cuDNN's, cuBLAS's workspace, whether CUDA was touched."""
     command = [sys.executable, "-c", SCRIPT]
-    told = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=True).stdout
-    return list(json.loads(told.splitlines()[-1]))
-
-
-def test_deterministic_is_an_error_and_not_a_warning(chosen: list[list[object]]) -> None:
-    on_cpu, _, _, asked_for_on_gpu, _ = chosen
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    on_cpu, refused_on_cpu, on_gpu, asked_for_on_gpu, with_workspace = json.loads(told.splitlines()[-1])
     assert on_cpu == asked_for_on_gpu == [True, False, True, ":4096:8", False]
-
-
-def test_otherwise_nothing_is_asked_for(chosen: list[list[object]]) -> None:
-    _, refused_on_cpu, on_gpu, _, _ = chosen
     assert on_gpu == refused_on_cpu == [False, False, False, None, False]
-
-
-def test_a_workspace_of_the_site_stays(chosen: list[list[object]]) -> None:
-    assert chosen[4][3] == ":16:8"
+    assert with_workspace[3] == ":16:8"

@@ -1,5 +1,6 @@
 """The pages say what is so: their commands exist and run, their fields, files, functions and messages are there, the
-reference is the one that is made from the schema, and the site builds without a warning.
+reference is the one that is made from the schema, and the site builds without a warning. Every block of
+docs/extending.md is run.
 """
 
 from __future__ import annotations
@@ -10,20 +11,18 @@ import re
 import shutil
 import subprocess
 import sys
-from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
+from commands import ROOT, typed
 from documents import (
     ARCHITECTURE,
     DOCS,
     PAGES,
     README,
-    ROOT,
     Command,
     anchors,
     blocks,
@@ -36,27 +35,30 @@ from documents import (
 from ruamel.yaml import YAML
 
 import mrt_hpc
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.cli.fields import recipe_fields, reference_pages, site_fields
-from mrt_hpc.cli.main import main
+from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.find import SUITES, find
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.run.data import read_problems
+from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from mrt_hpc.run.layout import RunLayout
+
 EVERY_COMMAND = [command for page in PAGES for command in commands(page)]
-REHEARSED = {
-    "plan": "plan",
-    "submit": "plan",
-    "validate": "validate",
-    "fields": "fields",
-    "recipes": "recipes",
-    "data": "data",
-}
+REHEARSED = {name: name for name in ("plan", "validate", "fields", "recipes", "data")} | {"submit": "plan"}
 """The commands that are run, each as this one: ``plan`` checks all that ``submit`` would submit."""
 GUIDES = [*DOCS, README]
 RUN_PAGES = [*GUIDES, ROOT / "recipes" / "README.md"]
 NAMED = re.compile(r"^# (\w+\.yaml)\n")
 """The first line of a block that is a file of this name."""
+FILE = re.compile(r"^(?:mrt_hpc|tests|slurm|env|containers|recipes|docs)(?:/[\w.-]+)+/?$")
+
+
+# -- commands
 
 
 @pytest.mark.parametrize("command", EVERY_COMMAND, ids=str)
@@ -64,14 +66,13 @@ def test_every_command_and_option_is_there(command: Command) -> None:
     options_of(command.words)
 
 
-@pytest.mark.parametrize("words", sorted({command.words[:1] for command in EVERY_COMMAND if command.words}))
-def test_every_command_has_help(words: tuple[str, ...]) -> None:
-    if words[0].startswith("-"):
-        assert CliRunner().invoke(main, list(words)).exit_code == 0
-        return
-    command, _ = resolved(words)
-    assert command.name in words
-    assert CliRunner().invoke(main, [*words, "--help"]).exit_code == 0
+def test_every_command_has_help_and_every_suite_is_there() -> None:
+    for words in sorted({command.words[:1] for command in EVERY_COMMAND if command.words}):
+        assert words[0].startswith("-") or resolved(words)[0].name in words
+        typed(*words, *([] if words[0].startswith("-") else ["--help"]))
+    suites = {name for command in EVERY_COMMAND for option, name in pairwise(command.words) if option == "--suite"}
+    for name in suites - {"NAME"}:
+        assert find(SUITES, name).is_file()
 
 
 @pytest.fixture
@@ -98,85 +99,67 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return work
 
 
-@pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.name)
-def test_commands_of_the_pages_run(page: Path, workplace: Path) -> None:
-    """Those that need no run, on the recipes that stand beside them, in their order."""
-    for language, text in blocks(page):
-        if language == "yaml" and (name := NAMED.match(text)):
-            (workplace / name[1]).write_text(text)
-    for command in commands(page, of_text=False):
-        instead = REHEARSED.get(command.words[0])
-        if instead is None or "--markdown" in command.words or asks_the_hub(command.words):
-            continue
-        done = CliRunner().invoke(main, [instead, *command.words[1:]])
-        assert done.exit_code == 0, f"{command}\n{done.output}"
+def rehearsed(page: Path) -> list[Command]:
+    """The commands of a page that need neither a run nor a network."""
+    asked = [command for command in commands(page, of_text=False) if command.words[0] in REHEARSED]
+    return [command for command in asked if "--markdown" not in command.words and not asks_the_hub(command.words)]
 
 
 def asks_the_hub(words: tuple[str, ...]) -> bool:
-    """Whether a command needs a network."""
     fetches = words[:2] == ("data", "fetch") and "--list" not in words
     return fetches or (words[0] == "data" and any(word.startswith("hub:") for word in words))
 
 
-def test_enough_commands_are_run() -> None:
-    run = [command for page in RUN_PAGES for command in commands(page, of_text=False) if command.words[0] in REHEARSED]
-    assert len(run) >= 20
+@pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.name)
+def test_commands_of_the_pages_run(page: Path, workplace: Path) -> None:
+    """On the recipes that stand beside them, in their order."""
+    for language, text in blocks(page):
+        if language == "yaml" and (name := NAMED.match(text)):
+            (workplace / name[1]).write_text(text)
+    for command in rehearsed(page):
+        typed(REHEARSED[command.words[0]], *command.words[1:])
+
+
+# -- what pages name
 
 
 def test_readme_is_a_tour_and_leads_to_every_page() -> None:
     assert len(README.read_text().splitlines()) <= 200, "README is a tour of ten minutes; docs/ has the rest"
-    named = {(ROOT / link.partition("#")[0]).resolve() for link in links(README)}
-    assert [page.name for page in DOCS if page.name != "index.md" and page not in named] == []
-    named = {(ROOT / "docs" / link).resolve() for link in links(ROOT / "docs" / "index.md")}
-    assert [page.name for page in DOCS if page.name != "index.md" and page not in named] == []
+    for page, folder in ((README, ROOT), (ROOT / "docs" / "index.md", ROOT / "docs")):
+        named = {(folder / link.partition("#")[0]).resolve() for link in links(page)}
+        assert [other.name for other in DOCS if other.name != "index.md" and other not in named] == []
+    assert sum(len(rehearsed(page)) for page in RUN_PAGES) >= 20
 
 
 def test_the_algorithm_of_readme_is_the_example() -> None:
     example = (ROOT / "tests" / "examples" / "my_method.py").read_text().splitlines()
-    shown = [text.splitlines() for language, text in blocks(README) if language == "python"]
-    assert len(shown) == 1
-    assert [line for line in shown[0] if line not in example] == []
+    (shown,) = [text.splitlines() for language, text in blocks(README) if language == "python"]
+    assert [line for line in shown if line not in example] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_file_and_name_of_a_page_leads_somewhere(page: Path) -> None:
+    """A name and its file are those of "`commit_group` in `mrt_hpc/run/groups.py`"."""
     for link in links(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+    assert [span for span in spans(page) if FILE.match(span) and not (ROOT / span).exists()] == []
+    for name, file in re.findall(r"`(\w+)` in\s+`(\w+/[\w/]+\.py)`", page.read_text()):
+        assert re.search(rf"^\s*(?:async )?(?:def |class )?{name}\b", (ROOT / file).read_text(), re.MULTILINE), name
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
-def test_every_recipe_block_is_a_file_that_a_command_names(page: Path) -> None:
-    named = [NAMED.match(text) for language, text in blocks(page) if language == "yaml"]
-    for name in named:
+def test_every_field_and_recipe_of_a_page_is_there(page: Path) -> None:
+    fields = [*recipe_fields(), *site_fields()]
+    sections = {re.split(r"[.\[]", field.name)[0] for field in fields}
+    dotted = [span.split(":")[0].split("=")[0] for span in spans(page)]
+    asked = [span for span in dotted if re.fullmatch(r"[a-z_]+(?:\.[a-z_]+)+", span) and span.split(".")[0] in sections]
+    assert [name for name in asked if not any(field.is_within(name) for field in fields)] == []
+    for name in (NAMED.match(text) for language, text in blocks(page) if language == "yaml"):
         assert name, "a block of YAML begins with the name of its file"
-        assert name[1] in page.read_text().replace(f"# {name[1]}", "", 1)
-
-
-SUITES_NAMED = {name for command in EVERY_COMMAND for option, name in pairwise(command.words) if option == "--suite"}
-
-
-@pytest.mark.parametrize("name", sorted(SUITES_NAMED - {"NAME"}))
-def test_every_suite_is_there(name: str) -> None:
-    assert find(SUITES, name).is_file()
-
-
-FILE = re.compile(r"^(?:mrt_hpc|tests|slurm|env|containers|recipes|docs)(?:/[\w.-]+)+/?$")
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_file_that_a_page_names_is_there(page: Path) -> None:
-    files = [span for span in spans(page) if FILE.match(span)]
-    assert [file for file in files if not (ROOT / file).exists()] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_name_that_a_page_puts_into_a_file_is_there(page: Path) -> None:
-    """As in "`commit_group` in `mrt_hpc/run/groups.py`"."""
-    for name, file in re.findall(r"`(\w+)` in\s+`(\w+/[\w/]+\.py)`", page.read_text()):
-        assert re.search(rf"^\s*(?:async )?(?:def |class )?{name}\b", (ROOT / file).read_text(), re.MULTILINE), name
+        assert name[1] in page.read_text().replace(f"# {name[1]}", "", 1), "a command names it"
 
 
 def test_architecture_names_every_room_and_classes_that_are_there() -> None:
@@ -190,96 +173,129 @@ def test_architecture_names_every_room_and_classes_that_are_there() -> None:
     assert {name for name in classes if f"class {name}" not in code} == set()
 
 
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
-def test_every_field_that_a_page_names_is_there(page: Path) -> None:
-    fields = [*recipe_fields(), *site_fields()]
-    sections = {re.split(r"[.\[]", field.name)[0] for field in fields}
-    dotted = [span.split(":")[0].split("=")[0] for span in spans(page)]
-    asked = [span for span in dotted if re.fullmatch(r"[a-z_]+(?:\.[a-z_]+)+", span) and span.split(".")[0] in sections]
-    assert [name for name in asked if not any(field.is_within(name) for field in fields)] == []
-
-
 def test_every_function_of_the_method_is_in_its_module() -> None:
     page = (ROOT / "docs" / "method.md").read_text()
     found = re.findall(r"`(mrt_hpc/[\w/]+)\.py`: ((?:`\w+`(?:, )?)+)", page)
     assert len(found) >= 12
     for module, names in found:
-        file = ROOT / f"{module}.py"
-        functions = {node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)}
+        nodes = ast.walk(ast.parse((ROOT / f"{module}.py").read_text()))
+        functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
         assert set(re.findall(r"`(\w+)`", names)) <= functions, module
     modules = {path.stem for path in (ROOT / "mrt_hpc" / "mrt").glob("*.py")} - {"__init__", "planner"}
     assert {module.rpartition("/")[2] for module, _ in found} >= modules
 
 
-@cache
-def texts_of_the_package() -> str:
-    """All texts of the package, those of f-strings too, each on a line of its own."""
-    texts = []
-    for file in (ROOT / "mrt_hpc").rglob("*.py"):
-        nodes = ast.walk(ast.parse(file.read_text()))
-        texts += [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    return "\n".join(texts)
+def test_every_message_of_troubleshooting_is_one_of_the_package() -> None:
+    trees = [ast.parse(file.read_text()) for file in (ROOT / "mrt_hpc").rglob("*.py")]
+    constants = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    texts = "\n".join(value for value in constants if isinstance(value, str))
+    messages = re.findall(r"^\| `([^`]+)`", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
+    assert messages
+    assert [message for message in messages if message not in texts] == []
 
 
-MESSAGES = re.findall(r"^\| `([^`]+)`", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
+# -- the reference and the site
 
 
-@pytest.mark.parametrize("message", MESSAGES)
-def test_every_message_is_one_of_the_package(message: str) -> None:
-    assert message in texts_of_the_package()
-
-
-def test_the_reference_is_made_from_the_schema() -> None:
-    folder = ROOT / "docs" / "reference"
-    committed = {path.name: path.read_text() for path in folder.iterdir()}
-    assert committed == reference_pages(), "type: mrt-hpc fields --markdown docs/reference"
-
-
-def test_the_reference_has_every_field() -> None:
+def test_the_reference_is_made_from_the_schema_and_has_every_field() -> None:
+    committed = {path.name: path.read_text() for path in (ROOT / "docs" / "reference").iterdir()}
     pages = reference_pages()
+    assert committed == pages, "type: mrt-hpc fields --markdown docs/reference"
     for name, fields in (("recipe.md", recipe_fields()), ("site.md", site_fields())):
-        for field in fields:
-            if field.text and field.values != "a section":
-                assert field.name.split("[")[0].split(".")[-1] in pages[name]
+        named = [field.name for field in fields if field.text and field.values != "a section"]
+        assert [field for field in named if field.split("[")[0].split(".")[-1] not in pages[name]] == []
     assert "| `training.learning_rate` | a number from 1e-12 to 1 | required |" in pages["recipe.md"]
     assert "&lt;think>" not in "".join(re.findall(r"`[^`]*`", pages["recipe.md"])), "code spans stay as they are"
 
 
 def test_pages_are_written_where_the_command_says(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["fields", "--markdown", str(tmp_path)])
-    assert done.exit_code == 0
+    typed("fields", "--markdown", tmp_path)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == reference_pages()
-    missing = CliRunner().invoke(main, ["fields", "--markdown", str(tmp_path / "none")])
-    assert missing.exit_code == 2
-    assert f"mkdir -p {tmp_path / 'none'}" in missing.output
-    both = CliRunner().invoke(main, ["fields", "training", "--markdown", str(tmp_path)])
-    assert both.exit_code == 2
-    assert f"mrt-hpc fields --markdown {tmp_path}" in both.output
+    assert f"mkdir -p {tmp_path / 'none'}" in typed("fields", "--markdown", tmp_path / "none", exits=2).output
+    both = typed("fields", "training", "--markdown", tmp_path, exits=2).output
+    assert f"mrt-hpc fields --markdown {tmp_path}" in both
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+def test_the_site_builds_without_a_warning_and_takes_nothing_from_another_host(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    built = {path.relative_to(tmp_path / "site").parts[0] for path in (tmp_path / "site").rglob("index.html")}
+    built = {path.relative_to(site).parts[0] for path in site.rglob("index.html")}
     assert built >= {page.stem for page in DOCS} - {"index"} | {"index.html", "reference"}
-
-
-def test_the_site_takes_nothing_from_another_host(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
-    subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
-    for page in (tmp_path / "site").rglob("*.html"):
-        loaded = re.findall(r"<(?:script|img)[^>]+src=\"(https?:[^\"]+)", page.read_text())
-        styles = re.findall(r"<link[^>]+rel=\"(?:stylesheet|preconnect)\"[^>]+href=\"(https?:[^\"]+)", page.read_text())
-        assert loaded + styles == []
+    loaded = r"<(?:script|img)[^>]+src=\"(https?:[^\"]+)"
+    styles = r"<link[^>]+rel=\"(?:stylesheet|preconnect)\"[^>]+href=\"(https?:[^\"]+)"
+    assert [url for page in site.rglob("*.html") for url in re.findall(f"{loaded}|{styles}", page.read_text())] == []
 
 
 def test_the_citation_names_this_version_and_the_paper() -> None:
     citation = YAML(typ="safe").load(ROOT / "CITATION.cff")
-    assert citation["cff-version"] == "1.2.0"
-    assert {"message", "title", "authors", "version", "license"} <= citation.keys()
-    assert str(citation["version"]) == mrt_hpc.__version__
+    assert {"message", "title", "authors", "license"} <= citation.keys()
+    assert (citation["cff-version"], str(citation["version"])) == ("1.2.0", mrt_hpc.__version__)
     paper = citation["preferred-citation"]
     assert paper["title"] == "Optimizing Test-Time Compute via Meta Reinforcement Fine-Tuning"
     assert paper["identifiers"][0]["value"] == "arXiv:2503.07572"
     assert "CITATION.cff" in README.read_text()
+
+
+# -- docs/extending.md: what it tells to add can be added as it says
+
+EXTENDING = (ROOT / "docs" / "extending.md").read_text()
+
+
+def section(heading: str) -> dict[str, str]:
+    """The blocks of one section, by their language."""
+    text = EXTENDING.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    return dict(re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a user writes a recipe; the examples lie beside it under their own names."""
+    for example in ("my_method.py", "my_mode.py", "my_verifier.py", "my_queue.py"):
+        shutil.copy(ROOT / "tests" / "examples" / example, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def made(folder: Path, text: str, name: str = "run") -> RunLayout:
+    """The directory of a run of this recipe."""
+    (folder / "my_recipe.yaml").write_text(text)
+    recipe = load_recipe(folder / "my_recipe.yaml")
+    return create_or_open(folder / name, recipe, compile_plan(recipe, LocalSite()))
+
+
+@pytest.mark.parametrize(
+    "heading",
+    ["an algorithm", "a prover", "a verifier", "a verifier that is a function", "a benchmark", "a way of evaluating"],
+)
+def test_what_is_added_to_a_recipe_makes_a_run(folder: Path, heading: str) -> None:
+    found = section(f"Add {heading}")
+    (folder / "sums.jsonl").write_text(found.get("json", ""))
+    layout = made(folder, found["yaml"])
+    kept = {path.name for path in layout.code.glob("*.py")}
+    assert kept == {f"{module}.py" for module in re.findall(r'"(my_\w+):', found["yaml"])}
+    if "json" in found:
+        assert [p.answer for p in read_problems(layout.benchmark_data("sums"))] == ["4", "7"]
+
+
+@pytest.mark.parametrize(
+    ("heading", "recipe", "lines"),
+    [
+        ("Add a site", "mrt_online", ["#SBATCH --account=my-project", "module load python"]),
+        ("Add a back end", "quickstart", ["mrt_hpc.attempt.ranks"]),
+    ],
+)
+def test_a_site_and_a_back_end_are_a_file(folder: Path, heading: str, recipe: str, lines: list[str]) -> None:
+    (folder / "mine.yaml").write_text(section(heading)["yaml"])
+    printed = typed("plan", recipe, "--site", folder / "mine.yaml", "--sbatch").output
+    assert [line for line in lines if line not in printed] == []
+
+
+def test_a_data_set_has_the_fields_that_it_shows(folder: Path) -> None:
+    rows = section("Add a data set")["text"].splitlines()
+    for name, form, row in zip(("conversations", "suffixes"), ("conversations", "suffix"), rows, strict=True):
+        (folder / f"{name}.jsonl").write_text(row)
+        data = f"{{type: {name}, path: {name}.jsonl, limit: null}}"
+        layout = made(folder, f"extends: small_world/sft_{form}\nname: mine\ndata: {data}\n", name)
+        assert len(layout.train_data.read_text().splitlines()) == 1

@@ -1,4 +1,4 @@
-"""The segmentation rule: worked cases, and properties over random text and random tokenisations."""
+"""The segmentation rule on a page of drawn cases, on tokens, and over random text and random tokenisations."""
 
 from __future__ import annotations
 
@@ -20,9 +20,64 @@ def words(text: str) -> list[bytes]:
     return [raw[i : i + 3] for i in range(0, len(raw), 3)]
 
 
+PARAGRAPHS = {
+    "p": "So 3 and 4 make 7, wait for it.",
+    "l": "wait, in small letters.",
+    "q": "Hm. Wait, not at the start.",
+    "i": "  Wait, behind blanks.",
+    "W": "Wait, 3 and 5 make 8.",
+    "B": "But wait, that is too much.",
+    "A": "Alternatively, count down.",
+    "T": "Is there another way to see it?",
+    "C": "But let me double-check.",
+    "H": "But hold on, is it 4?",
+}
+REFERENCE = {"min_paragraphs": 3, "max_cuts": 49, "group_size": 1, "max_episodes": 100}
+CASES: list[tuple[str, dict[str, int]]] = [
+    # no cut; the last has two paragraphs where three are asked for
+    *((drawn, {}) for drawn in ("p", "pppppp", "W", "Wpp", "pWp", "ppW")),
+    # the first cut comes three paragraphs after the beginning, at any of the markers
+    *((drawn, {}) for drawn in ("ppp|W", "ppp|B", "ppp|A", "ppp|T", "ppp|C", "ppp|H", "ppp|Wpp", "pppp|A")),
+    # what looks like a marker and is none: blanks before a paragraph belong to it
+    *((drawn, {}) for drawn in ("pppl", "pppq", "pppi")),
+    # the next one three paragraphs after the last
+    *((drawn, {}) for drawn in ("ppp|WWW|W", "ppp|Wpp|W", "ppp|WpW|A", "ppp|WpWp|A", "WWW|WWW|WWW|W", "pWp|Wpp|Hpp|C")),
+    # other distances
+    ("p|W|W|W", {"min_paragraphs": 1}),
+    ("pW|Wp|A", {"min_paragraphs": 2}),
+    ("pppWp|Wpppp|H", {"min_paragraphs": 5}),
+    # at most so many cuts
+    ("p|W|WWWW", {"min_paragraphs": 1, "max_cuts": 2}),
+    ("ppp|WppWppWpp", {"max_cuts": 1}),
+    ("pppWpp", {"max_cuts": 0}),
+    # every group of steps is one episode, counted from the beginning
+    ("pW|WW|WW", {"min_paragraphs": 1, "group_size": 2}),
+    ("pWW|WWW|W", {"min_paragraphs": 1, "group_size": 3}),
+    ("pWW", {"min_paragraphs": 1, "group_size": 3}),
+    ("pppWpp|WppWpp|W", {"group_size": 2}),
+    ("pW|WWWW", {"min_paragraphs": 1, "group_size": 2, "max_cuts": 3}),  # steps are cut first, then merged
+    # what lies beyond the cap joins the last episode
+    ("p|W|WWWW", {"min_paragraphs": 1, "max_episodes": 3}),
+    ("pWWW", {"min_paragraphs": 1, "max_episodes": 1}),
+    ("pW|WWWW", {"min_paragraphs": 1, "group_size": 2, "max_episodes": 2}),
+]
+"""A case is drawn: ``p`` is a paragraph, a capital letter one that begins with a marker, ``|`` a cut of the rule."""
+
+
+@pytest.mark.parametrize(("drawn", "changes"), CASES)
+def test_the_rule_cuts_where_it_is_drawn(drawn: str, changes: dict[str, int]) -> None:
+    episodes = [e for e in drawn.split("|") if e]
+    pieces = [piece for letter in "".join(episodes) for piece in (PARAGRAPHS[letter].encode(), b"\n\n")][:-1]
+    boundaries = cut_episodes(pieces, Episodes(**{**REFERENCE, **changes}))
+    letters = {text.encode(): letter for letter, text in PARAGRAPHS.items()}
+    assert ["".join(letters.get(piece, "") for piece in pieces[a:b]) for a, b in pairwise(boundaries)] == episodes
+
+
+# -- of texts and tokens
+
+
 @pytest.mark.parametrize(
-    "text",
-    ["a\n\nb", "a\n\n\nWait", "a\n\n\n\nWait", "a\n\n\n\n\nb\nc\n\nd", "a\n\n  Wait", "\n\na", "a"],
+    "text", ["a\n\nb", "a\n\n\nWait", "a\n\n\n\nWait", "a\n\n\n\n\nb\nc\n\nd", "a\n\n  Wait", "\n\na", "a"]
 )
 def test_paragraphs_are_those_of_a_split_at_two_newlines(text: str) -> None:
     ends = [0, *paragraph_starts(text.encode())]
@@ -36,24 +91,10 @@ def test_an_empty_paragraph_counts_but_one_at_the_end_of_the_text_is_none() -> N
     assert paragraph_starts(b"a\n\nb\n\n") == [3]
 
 
-@pytest.mark.parametrize("between", ["\n\n\n", "\n \n", "\n\n "])
-def test_a_marker_behind_a_newline_or_spaces_is_not_at_the_start_of_its_paragraph(between: str) -> None:
-    assert episode_starts(f"a{between}Wait".encode(), ONE) == []
-
-
 def test_a_marker_opens_an_episode_only_at_the_start_of_a_paragraph() -> None:
     assert episode_starts(b"Try 3.\n\nWait, try 4. Wait.\n\nAnd so on.\n\nWait, 5.", ONE) == [8, 40]
-
-
-def test_min_paragraphs_counts_from_the_last_boundary() -> None:
-    text = b"p0\n\nWait 1\n\nWait 2\n\nWait 3\n\nWait 4\n\nWait 5\n\nWait 6"
-    starts = episode_starts(text, Episodes(min_paragraphs=3))
-    assert [text[s : s + 6] for s in starts] == [b"Wait 3", b"Wait 6"]
-
-
-def test_max_cuts_bounds_the_cuts() -> None:
-    text = b"a" + b"\n\nWait" * 9
-    assert len(episode_starts(text, Episodes(min_paragraphs=1, max_cuts=4))) == 4
+    for between in ("\n\n\n", "\n \n", "\n\n "):
+        assert episode_starts(f"a{between}Wait".encode(), ONE) == []
 
 
 def test_steps_merge_in_groups_counted_from_the_start() -> None:
@@ -62,27 +103,18 @@ def test_steps_merge_in_groups_counted_from_the_start() -> None:
     assert merge_steps([10, 20], 1) == [10, 20]
 
 
-def test_boundaries_are_token_offsets() -> None:
-    pieces = [b"Try", b" 3", b".", b"\n\n", b"Wait", b", 4", b"\n\n", b"Wait", b", 5"]
-    assert cut_episodes(pieces, ONE) == [0, 4, 7, 9]
-
-
-def test_a_cut_inside_a_token_moves_to_the_start_of_that_token() -> None:
-    assert cut_episodes([b"Try 3.", b"\n\nWait", b", 4"], ONE) == [0, 1, 3]
-
-
-def test_a_cut_in_the_first_token_is_no_cut() -> None:
-    assert cut_episodes([b"a\n\nWait", b", 4"], ONE) == [0, 2]
-
-
-def test_what_lies_beyond_the_cap_joins_the_last_episode() -> None:
-    pieces = [b"a"] + [b"\n\n", b"Wait"] * 9
-    boundaries = cut_episodes(pieces, ONE)
-    assert boundaries == [0, 2, 4, 6, 8, 10, 19]
-
-
-def test_an_empty_thought_has_one_boundary_and_no_episode() -> None:
-    assert cut_episodes([], ONE) == [0]
+@pytest.mark.parametrize(
+    ("pieces", "boundaries"),
+    [
+        ([b"Try", b" 3", b".", b"\n\n", b"Wait", b", 4", b"\n\n", b"Wait", b", 5"], [0, 4, 7, 9]),
+        ([b"Try 3.", b"\n\nWait", b", 4"], [0, 1, 3]),  # a cut inside a token moves to the start of that token
+        ([b"a\n\nWait", b", 4"], [0, 2]),  # in the first token it is none
+        ([b"a"] + [b"\n\n", b"Wait"] * 9, [0, 2, 4, 6, 8, 10, 19]),  # what lies beyond the cap joins the last episode
+        ([], [0]),  # an empty thought has one boundary and no episode
+    ],
+)
+def test_boundaries_are_offsets_of_tokens(pieces: list[bytes], boundaries: list[int]) -> None:
+    assert cut_episodes(pieces, ONE) == boundaries
 
 
 paragraphs = st.lists(

@@ -1,21 +1,24 @@
-"""What a field takes is said in words: by ``mrt-hpc fields``, and by the refusal of a value."""
+"""What a field takes is said in words, by ``mrt-hpc fields`` and by the refusal of a value; numbers have ranges."""
 
 from __future__ import annotations
 
 import math
 import re
+import typing
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import pytest
-from click.testing import CliRunner, Result
+from annotated_types import Ge, Gt, Le, Lt
+from commands import QUICKSTART, recipe, refusal, typed
+from pydantic.fields import FieldInfo
 
 from mrt_hpc.backends.slurm.site import SlurmSite
-from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.field_docs import documented_fields, models_of, tag_of
-from mrt_hpc.recipe.load import SiteFile, load_recipe, load_site
-from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.field_docs import documented_fields, models_of, tag_of, whole_annotation
+from mrt_hpc.recipe.load import SiteFile, load_site
+from mrt_hpc.recipe.schema import EvaluationRecipe, Recipe
+from mrt_hpc.recipe.site import SITES
 from mrt_hpc.recipe.source import Source
 from mrt_hpc.recipe.validate import validate
 
@@ -23,108 +26,112 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pydantic import BaseModel
-    from pydantic.fields import FieldInfo
 
-ROOT = Path(__file__).parents[2]
-QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
 OF_THE_LIBRARY = re.compile(r"Undefined|pydantic|Annotated|typing|<|\^|\[A-Z|Input should|=")
 JARGON = re.compile(
     r"Input|input|Field required|should (be|have|match)|Undefined|pydantic|\^|Extra |valid (string|int|num)"
 )
 
 
-def fields(*words: str, columns: int = 100) -> Result:
-    return CliRunner().invoke(main, ["fields", *words], env={"COLUMNS": str(columns)})
-
-
-@pytest.mark.parametrize("model", [Recipe, SlurmSite])
-def test_every_field_says_what_it_takes_in_words(model: type[Recipe | SlurmSite]) -> None:
-    for field in documented_fields(model):
+def test_every_field_and_all_choices_of_an_enumeration_have_words_of_their_own() -> None:
+    for field in (field for model in (Recipe, SlurmSite) for field in documented_fields(model)):
         assert field.values, field.name
         assert not OF_THE_LIBRARY.search(field.values), f"{field.name}: {field.values}"
-        assert field.default is None or "Undefined" not in field.default, field.name
-
-
-def test_choices_are_told_apart() -> None:
+        assert "Undefined" not in (field.default or ""), field.name
+        assert all(choice.value in field.values for choice in field.choices), field.name
+        assert len(field.choices) in (0, len(field.values.removeprefix("one of ").split(", "))), field.name
     swaps = next(field for field in documented_fields(Recipe) if field.name == "schedule.weight_swap")
     assert [choice.value for choice in swaps.choices] == ["drain", "keep", "recompute"]
     assert len({choice.text for choice in swaps.choices}) == 3
-    printed = fields("schedule.weight_swap").output
-    assert "        recompute: As keep, but the new weights compute" in printed
-    assert "`" not in printed
 
 
-@pytest.mark.parametrize("model", [Recipe, SlurmSite])
-def test_of_an_enumeration_all_choices_have_a_meaning_or_none(model: type[Recipe | SlurmSite]) -> None:
-    for field in documented_fields(model):
-        for choice in field.choices:
-            assert choice.value in field.values, field.name
-        assert len(field.choices) in (0, len(field.values.removeprefix("one of ").split(", "))), field.name
+DATA_TYPES = "one of jsonl, small_world, conversations, suffixes, small_world_samples"
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
+    ("setting", "field", "expected"),
     [
-        ("name=a/b", "text of letters, digits, dots, underscores and hyphens"),
-        ("seed=-1", "a whole number from 0 to 9,223,372,036,854,775,807"),
-        ("schedule.iterations=1000001", "a whole number from 1 to 1,000,000"),
-        ("training.learning_rate=fast", "a number from 1e-12 to 1"),
-        ("training.precision=fp8", "one of fp32, bf16, bf16_autocast"),
-        ("training.betas=[0.9, 3]", "a number from 0 to below 1"),
-        ("training.betas=3", "a list of 2, each a number from 0 to below 1"),
-        ("training.gradient_checkpointing=perhaps", "true or false"),
-        ("training.deterministic=3", "true or false, or null"),
-        ("evaluation.regret_budgets=[0]", "a whole number from 1 to 10,000,000"),
-        ("evaluation.regret_tokens=some", "one of sampled, all"),
-        ("algorithm=3", "a section with type: one of grpo"),
-        ("prover.branches=2.5", "a whole number from 1 to"),
-        ("resources=3", "a section"),
+        ("training.learning_rat=1", "training.learning_rat", "learning_rate is the nearest"),
+        ("algorithm.alpa=2", "algorithm.alpa", "alpha is the nearest"),
+        ("algorithm.type=grp", "algorithm.type", "grpo is the nearest"),
+        ("resources.trainer.gpu=1", "resources.trainer.gpu", "gpus is the nearest"),
+        ("sampling.top_p=0.9", "sampling.top_p", "refused in training"),
+        ("name=a/b", "name", "text of letters, digits"),
+        ("seed=-1", "seed", "a whole number from 0 to 9,223,372,036,854,775,807"),
+        ("sampling.max_tokens=1.5", "sampling.max_tokens", "a whole number from 1 to 10,000,000"),
+        ("schedule.iterations=1000001", "schedule.iterations", "a whole number from 1 to 1,000,000"),
+        ("training.learning_rate=fast", "training.learning_rate", "a number from 1e-12 to 1: The peak"),
+        ("training.learning_rate=.inf", "training.learning_rate", "a finite number from 1e-12 to 1"),
+        ("training.learning_rate=.nan", "training.learning_rate", "a finite number from 1e-12 to 1"),
+        ("training.learning_rate=1e9", "training.learning_rate", "(below it no weight changes"),
+        ("training={}", "training.learning_rate", "a number from 1e-12 to 1"),
+        ("training.precision=fp8", "training.precision", "one of fp32, bf16, bf16_autocast"),
+        ("training.betas=[0.9, 3]", "training.betas.1", "a number from 0 to below 1"),
+        ("training.betas=[0.9, 1]", "training.betas.1", "divides by zero"),
+        ("training.betas=[0.9]", "training.betas", "a list of 2, each a number from 0 to below 1"),
+        ("training.betas=3", "training.betas", "a list of 2, each a number from 0 to below 1"),
+        ("training.gradient_checkpointing=perhaps", "training.gradient_checkpointing", "true or false"),
+        ("training.deterministic=3", "training.deterministic", "true or false, or null"),
+        ("training.warmup_steps=-1", "training.warmup_steps", "a whole number from 0 to 1,000,000, or null"),
+        ("evaluation.regret_budgets=[0]", "evaluation.regret_budgets.0", "a whole number from 1 to 10,000,000"),
+        ("evaluation.benchmarks.0.problems.split=test", "evaluation.benchmarks.0.problems.split", "one of train, held"),
+        ("evaluation.temperature=1e6", "evaluation.temperature", "from 0 to 10"),
+        ("evaluation.results=' '", "evaluation.results", "the path of a file or folder"),
+        ("algorithm=3", "algorithm", "a section with type: one of grpo"),
+        ("resources=3", "resources", "a section"),
+        ("prover.branches=2.5", "prover.branches", "a whole number from 1 to"),
+        ("prover.model=/", "prover.model", "the path of a file or folder"),
+        ("data={type: conversations}", "data.path", "text: "),
+        ("data={}", "data.type", DATA_TYPES),
+        ("data={type: 3}", "data.type", DATA_TYPES),
+        ("training={? [a] : b}", "training", "names of fields, each a text"),
+        ("training={2: {? [a] : b}}", "training.2", "names of fields, each a text"),
+        ("serving.stall_limit_s=1e-300", "serving.stall_limit_s", "less is over at once"),
+        ("serving.kv_cache_gib=1e300", "serving.kv_cache_gib", "no node has more"),
+        ("resources.trainer.gpus=18446744073709551616", "resources.trainer.gpus", "no node has more"),
+        ('episodes.markers=["\\t"]', "episodes.markers.0", "white space"),
     ],
 )
-def test_a_wrong_value_is_refused_in_words(setting: str, words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        load_recipe(QUICKSTART, (setting,))
-    assert words in str(caught.value.expected)
-    assert not re.search(r"Input should|pattern|\^", caught.value.message())
+def test_a_wrong_value_is_refused_with_field_range_meaning_and_option(setting: str, field: str, expected: str) -> None:
+    refused = refusal(recipe, "quickstart", setting)
+    assert refused.what.partition(":")[0] == field
+    assert expected in str(refused.expected)
+    assert refused.advice == f"change the option --set {setting}"
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
+    ("line", "field", "expected"),
     [
-        (
-            "grading.processes=1000000",
-            "a whole number from 1 to 1,024: The number of grader processes of an array task, on each of its nodes.",
-        ),
-        (
-            "training.warmup_steps=1000001",
-            "a whole number from 0 to 1,000,000, or null: The number of optimiser steps of that rise",
-        ),
-        ("training={}", "a number from 1e-12 to 1: The peak learning rate of AdamW."),
-        ("training.learning_rate=-1", "a number from 1e-12 to 1: The peak learning rate of AdamW."),
-        (
-            "training.warmup_steps=-1",
-            "a whole number from 0 to 1,000,000, or null: The number of optimiser steps of that rise",
-        ),
-        (
-            "serving.start_limit_s=0",
-            "a number from 0.05 to 604,800: The maximum number of seconds until a server must answer after its start.",
-        ),
-        ("resources.trainer.memory_gib=0", "a number from 0.001 to 1,000,000: The memory of a process, GiB."),
-        ("prover.max_tokens=0", "a whole number from 1 to 10,000,000: The maximum number of tokens of a branch."),
-        ("data={type: conversations}", "text: The path of the file."),
-        ("training.betas=[0.9]", "a list of 2, each a number from 0 to below 1: The two betas of AdamW."),
-        ("training.learning_rate=.inf", "a finite number from 1e-12 to 1: The peak learning rate of AdamW."),
-        ("training.learning_rate=.nan", "a finite number from 1e-12 to 1: The peak learning rate of AdamW."),
-        ("data={}", "one of jsonl, small_world, conversations, suffixes, small_world_samples"),
-        ("data={type: 3}", "one of jsonl, small_world, conversations, suffixes, small_world_samples"),
-        ("training={? [a] : b}", "names of fields, each a text"),
-        ("training={2: {? [a] : b}}", "names of fields, each a text"),
+        ("environment: {A B: x}", "environment", "text of letters, digits and underscores, the first no digit"),
+        ("environment: {A: 3}", "environment.A", "text"),
+        ("sbatch: {--qos: x}", "sbatch", "without its two hyphens"),
+        ("sbatch: {array: 0-3}", "sbatch.array", ""),
+        ("sbatch: {dependency: singleton}", "sbatch.dependency", ""),
+        ("sbatch: {time: '5'}", "sbatch.time", ""),
+        ("sbatch: {clusters: other}", "sbatch.clusters", ""),
+        (r'sbatch: {constraint: "ib\n"}', "sbatch.constraint", "line break"),
+        (r'account: "lab\n#SBATCH --uid=0"', "account", "line break"),
+        (r'partitions: {cpu: "short\rx"}', "partitions.cpu", "line break"),
+        (r'container: {image: "a\tb.sif"}', "container.image", "line break"),
+        (r'scratch: "/s\n"', "scratch", "line break"),
+        ("scratch: ~/scratch", "scratch", ""),
+        ("scratch: scratch/me", "scratch", ""),
+        ("gpu_type: 'a100:2'", "gpu_type", ""),
+        ("gpu_type: a b", "gpu_type", ""),
+        ("gpu_type: ''", "gpu_type", ""),
+        ("partition: {cpu: short}", "partition", "partitions is the nearest"),
+        ("partitions: {cpu: ''}", "partitions.cpu", ""),
+        ("partitions: {gpu: gpu --wrap=x}", "partitions.gpu", ""),
     ],
 )
-def test_a_refusal_says_what_the_field_means(setting: str, words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        load_recipe(QUICKSTART, (setting,))
-    assert words in str(caught.value.expected)
+def test_a_profile_holds_what_sbatch_and_shells_can_use(tmp_path: Path, line: str, field: str, expected: str) -> None:
+    """It adds no lines to job scripts, and replaces none."""
+    path = tmp_path / "site.yaml"
+    path.write_text(f"type: slurm\nname: here\n{line}\n")
+    refused = refusal(load_site, path)
+    assert refused.what.startswith(field)
+    assert expected in str(refused.expected)
+    assert refused.where == f"{path}, line 3"
 
 
 def wrong_values(field: FieldInfo) -> Iterator[object]:
@@ -181,32 +188,50 @@ def test_no_wrong_value_of_any_field_is_refused_in_words_of_the_library(model: t
     assert refused > 100
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("environment: {A B: x}", "text of letters, digits and underscores, the first no digit"),
-        ("environment: {A: 3}", "text"),
-        ("sbatch: {--qos: x}", "without its two hyphens"),
-    ],
-)
-def test_a_wrong_entry_of_a_profile_is_refused_in_words(tmp_path: Path, line: str, words: str) -> None:
-    path = tmp_path / "site.yaml"
-    path.write_text(f"type: slurm\nname: here\n{line}\n")
-    with pytest.raises(UserError) as caught:
-        load_site(path)
-    assert words in str(caught.value.expected)
+def models_below(*models: type[BaseModel]) -> set[type[BaseModel]]:
+    found: set[type[BaseModel]] = set()
+    left = [*models]
+    while left:
+        if (model := left.pop()) not in found:
+            found.add(model)
+            left += [below for field in model.model_fields.values() for below in models_of(whole_annotation(field))]
+    return found
 
 
-def test_choices_defaults_and_required_fields_are_listed() -> None:
-    told = fields("training").output
-    assert "one of fp32, bf16, bf16_autocast; default bf16" in told
-    assert "a number from 1e-12 to 1; required" in told
-    assert "true or false; default true" in told
+def limits_of_numbers(annotation: Any, limits: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The constraints of each kind of number in an annotation."""
+    if annotation in (int, float):
+        yield limits
+    inner = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        own = [one for each in inner[1:] for one in (each.metadata if isinstance(each, FieldInfo) else [each])]
+        yield from limits_of_numbers(inner[0], (*limits, *own))
+    elif get_origin(annotation) is not typing.Literal:
+        for one in inner:
+            yield from limits_of_numbers(one, limits)
+
+
+def test_every_number_has_a_lowest_and_a_highest_value() -> None:
+    models = models_below(Recipe, EvaluationRecipe, *SITES.classes)
+    assert {"Training", "SlurmSite", "LocalSite", "MeasuredThroughput", "LengthStage"} <= {m.__name__ for m in models}
+    numbers = [
+        (f"{model.__name__}.{name}", limits)
+        for model in models
+        for name, field in model.model_fields.items()
+        for limits in limits_of_numbers(whole_annotation(field))
+    ]
+    assert len(numbers) > 100
+    for kinds in (Ge | Gt, Le | Lt):
+        assert [name for name, limits in numbers if not any(isinstance(one, kinds) for one in limits)] == []
+
+
+# -- the command
 
 
 @pytest.mark.parametrize(
     ("words", "there", "absent"),
     [
+        ([], "schedule.max_staleness", "partitions"),
         (["training"], "training.learning_rate", "schedule.iterations"),
         (["recipe", "prover.branches"], "prover[majority].branches", "prover[majority].max_tokens"),
         (["algorithm.mrt_online"], "algorithm[mrt_online].alpha", "algorithm[mrt].alpha"),
@@ -214,34 +239,33 @@ def test_choices_defaults_and_required_fields_are_listed() -> None:
     ],
 )
 def test_fields_can_be_narrowed(words: list[str], there: str, absent: str) -> None:
-    lines = fields(*words).output.splitlines()
+    lines = typed("fields", *words).output.splitlines()
     assert there in lines
     assert absent not in lines
 
 
-def test_a_field_that_is_not_there_names_the_nearest() -> None:
-    result = fields("trainig")
-    assert result.exit_code == 2
-    assert "training is the nearest" in result.stderr
+def test_fields_have_choices_defaults_and_requirements_and_a_wrong_name_the_nearest() -> None:
+    shown = typed("fields", "training", columns=100).output
+    assert "one of fp32, bf16, bf16_autocast; default bf16" in shown
+    assert "a number from 1e-12 to 1; required" in shown
+    assert "`" not in typed("fields", "schedule.weight_swap").output
+    assert "training is the nearest" in typed("fields", "trainig", exits=2).stderr
 
 
 @pytest.mark.parametrize("columns", [50, 100])
 def test_fields_follow_the_width_of_the_terminal(columns: int) -> None:
-    widest = max(map(len, fields("training", columns=columns).output.splitlines()))
+    widest = max(map(len, typed("fields", "training", columns=columns).output.splitlines()))
     assert columns - 15 < widest <= columns
 
 
-def test_a_plan_can_be_read_on_a_narrow_terminal() -> None:
-    done = CliRunner().invoke(main, ["plan", str(QUICKSTART)], env={"COLUMNS": "60"})
-    jobs, _, _ = done.output.partition("iterations in")
-    assert "segment-000.trainer, iterations 0-19" in jobs
-    assert max(map(len, jobs.splitlines())) <= 60
+def test_a_plan_can_be_read_on_a_narrow_terminal_and_a_pipe_gets_whole_sentences() -> None:
+    lines = typed("plan", QUICKSTART, columns=60).output.splitlines()
+    assert "segment-000.trainer, iterations 0-19" in lines
+    assert max(len(line) for line in lines if "Run directory" not in line) <= 60
+    wide = typed("plan", QUICKSTART).output.splitlines()
+    assert any("The time limits allot" in line and line.endswith(".") for line in wide)
 
 
-def test_the_sentences_of_a_plan_are_broken_between_words_on_a_narrow_terminal() -> None:
-    done = CliRunner().invoke(main, ["plan", str(QUICKSTART)], env={"COLUMNS": "60"})
-    lines = [line for line in done.output.splitlines() if "Run directory" not in line]
-    assert max(map(len, lines)) <= 60
-    assert "This is no upper bound" in " ".join(done.output.split())
-    wide = CliRunner().invoke(main, ["plan", str(QUICKSTART)], env={"COLUMNS": ""})
-    assert any("The time limits allot" in line and line.endswith("queued again.") for line in wide.output.splitlines())
+@pytest.mark.parametrize("columns", ["0", "-3", "wide"])
+def test_a_width_that_is_none_changes_nothing(columns: str) -> None:
+    assert typed("plan", QUICKSTART, columns=columns).output == typed("plan", QUICKSTART).output

@@ -12,19 +12,8 @@ from pathlib import Path
 import pytest
 
 import mrt_hpc
-from mrt_hpc.cluster.filesystems import (
-    OPERATIONS,
-    SCRATCH,
-    SOCKETS,
-    Filesystem,
-    Quota,
-    existing_ancestor,
-    filesystem,
-    mount_of,
-    parse_quota,
-    scratch_problems,
-    try_operations,
-)
+from mrt_hpc.cluster import filesystems
+from mrt_hpc.cluster.filesystems import OPERATIONS, SCRATCH, SOCKETS, Filesystem, Quota, parse_quota, scratch_problems
 
 MOUNTS = """\
 22 1 253:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
@@ -43,21 +32,18 @@ LUSTRE = """\
 """
 
 
-@pytest.mark.parametrize(
-    ("path", "found"),
-    [
-        ("/usr/bin", ("/", "ext4", "/dev/vda1")),
-        ("/home/me", ("/home", "nfs4", "filer:/export/home")),
-        ("/homework", ("/", "ext4", "/dev/vda1")),
-        ("/scratch/me/runs", ("/scratch", "lustre", "10.0.0.1@o2ib:/scratch")),
-        ("/scratch/with space/x", ("/scratch/with space", "tmpfs", "tmpfs")),
-    ],
-)
-def test_the_mount_of_a_path(path: str, found: tuple[str, str, str]) -> None:
-    assert mount_of(Path(path), MOUNTS) == found
+def test_the_mount_of_a_path() -> None:
+    for path, found in {
+        "/usr/bin": ("/", "ext4", "/dev/vda1"),
+        "/home/me": ("/home", "nfs4", "filer:/export/home"),
+        "/homework": ("/", "ext4", "/dev/vda1"),
+        "/scratch/me/runs": ("/scratch", "lustre", "10.0.0.1@o2ib:/scratch"),
+        "/scratch/with space/x": ("/scratch/with space", "tmpfs", "tmpfs"),
+    }.items():
+        assert filesystems.mount_of(Path(path), MOUNTS) == found
 
 
-def test_quotas_are_read() -> None:
+def test_quotas_are_read_and_bound_what_may_be_written() -> None:
     home = parse_quota(QUOTA, "filer:/export/home", "quota")
     assert home == Quota(9000000 * 1024, 8000000 * 1024, 42, None, "quota")
     assert (home.free_bytes, home.free_files) == (0, None)
@@ -66,30 +52,29 @@ def test_quotas_are_read() -> None:
     assert (scratch.free_bytes, scratch.free_files) == (4000000 * 1024, 10000)
     assert parse_quota("", "/scratch", "lfs quota") is None
     assert parse_quota("/scratch none", "/scratch", "lfs quota") is None
-
-
-def test_the_quota_bounds_what_may_be_written() -> None:
-    quota = Quota(0, 10, 0, None, "quota")
-    limited = Filesystem(Path("/x"), "/x", "nfs4", 100, 50, quota)
+    limited = Filesystem(Path("/x"), "/x", "nfs4", 100, 50, Quota(0, 10, 0, None, "quota"))
     assert (limited.writable_bytes, limited.writable_files, limited.is_shared) == (10, 50, True)
     free = Filesystem(Path("/x"), "/x", "ext4", 100, None, None)
     assert (free.writable_bytes, free.writable_files, free.is_shared) == (100, None, False)
 
 
-def test_a_working_filesystem_passes_and_keeps_nothing(tmp_path: Path) -> None:
-    trials = try_operations(tmp_path, OPERATIONS)
-    assert [trial.problem for trial in trials] == [""] * len(OPERATIONS)
-    assert list(tmp_path.iterdir()) == []
-    assert existing_ancestor(tmp_path / "a" / "b") == tmp_path
-    assert filesystem(tmp_path / "a" / "b").free_bytes > 0
-
-
-def test_a_working_folder_for_temporary_files_passes_and_keeps_nothing(tmp_path: Path) -> None:
+def test_what_works_passes_and_nothing_is_kept(tmp_path: Path) -> None:
+    assert {trial.problem for trial in filesystems.try_operations(tmp_path, OPERATIONS)} == {""}
     elsewhere = {"TRITON_CACHE_DIR": str(tmp_path.parent / "triton"), "CUDA_CACHE_PATH": str(tmp_path / "cuda")}
     problems = scratch_problems(tmp_path, elsewhere)
     assert set(problems.values()) == {""}
     assert [name for name in problems if "TRITON" in name or "CUDA" in name] == ["TRITON_CACHE_DIR, executable pages"]
     assert list(tmp_path.iterdir()) == []
+    assert filesystems.existing_ancestor(tmp_path / "a" / "b") == tmp_path
+    assert filesystems.filesystem(tmp_path / "a" / "b").free_bytes > 0
+
+
+TRY = """
+import json, sys
+from pathlib import Path
+from mrt_hpc.cluster.filesystems import scratch_problems
+print(json.dumps([name for name, problem in scratch_problems(Path(sys.argv[1]), {}).items() if problem]))
+"""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a filesystem")
@@ -101,30 +86,17 @@ def test_a_folder_that_is_mounted_noexec_is_noticed(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == ["executable pages"]
 
 
-TRY = """
-import json, os, sys
-from pathlib import Path
-from mrt_hpc.cluster.filesystems import scratch_problems
-print(json.dumps([name for name, problem in scratch_problems(Path(sys.argv[1]), {}).items() if problem]))
-"""
-
-
 # -- what runs do on a node, and whether doctor tries it
 
-RUN, NODE, ELSEWHERE = "the run directory", "the folder for temporary files", "neither"
+RUN, NODE = "the run directory", "the folder for temporary files"
 TRIED = {RUN: OPERATIONS, NODE: (*SCRATCH, *SOCKETS)}
+NOTICES = "run/stuck_notices"
+COPIES = {("os.link", "run/weights.py")}
+"""What is copied where it cannot be linked."""
 USES: dict[str, tuple[str, dict[str, str]]] = {
     "fcntl.flock": ("lock", {"inference/compiled_code.py": NODE, "run/turns.py": NODE}),
     ".symlink_to": ("symbolic link", {"inference/server_start.py": NODE}),
-    "os.link": (
-        "hard link",
-        {
-            "backends/slurm/arrays.py": RUN,
-            "run/atomic.py": RUN,
-            "run/stuck_notices.py": RUN,
-            "run/weights.py": ELSEWHERE,  # it copies what it cannot link
-        },
-    ),
+    "os.link": ("hard link", {f"{module}.py": RUN for module in ("backends/slurm/arrays", "run/atomic", NOTICES)}),
     "os.fsync": ("fsync", {"run/atomic.py": RUN, "training/checkpoint.py": RUN}),
     "socket.AF_UNIX": ("socket", {"inference/server_start.py": NODE}),
     "socket.AF_INET": ("loopback address", {"inference/ray_node.py": NODE}),
@@ -173,7 +145,7 @@ def _call(node: ast.AST) -> str:
 def test_doctor_tries_whatever_a_run_needs_of_a_node() -> None:
     """A new way to use the system has a trial in `filesystems`, or is listed as one that needs none."""
     listed = {(call, module) for call, (_, modules) in USES.items() for module in modules}
-    assert {(call, module) for call, module in uses() if call not in ANYWHERE} == listed
+    assert {(call, module) for call, module in uses() if call not in ANYWHERE} == listed | COPIES
     needed = {(name, place) for name in ANYWHERE.values() for place in TRIED}
-    needed |= {(name, place) for name, modules in USES.values() for place in modules.values() if place != ELSEWHERE}
+    needed |= {(name, place) for name, modules in USES.values() for place in modules.values()}
     assert needed <= {(name, place) for place, operations in TRIED.items() for name, _, _ in operations}

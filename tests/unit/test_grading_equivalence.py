@@ -25,50 +25,12 @@ from mrt_hpc.domains.math.verifier import MathVerifier, may_take_long
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
-BENCHMARKS = ["aime24", "aime25", "amc23", "math500", "minerva_math"]
-
 
 def is_correct(answer: str, gold: str, *, strict: bool = False) -> bool:
     """The verdict of the math verifier, in this process."""
     verifier = MathVerifier(strict=strict)
     certain = verifier.certain(answer, gold)
     return verifier.judge(answer, gold).correct if certain is None else certain
-
-
-@pytest.mark.parametrize(
-    ("answer", "gold", "correct"),
-    [
-        ("42", "42", True),
-        (" 042 ", "42", True),
-        ("-0", "0", True),
-        ("+5", "5", True),
-        ("5", "-5", False),
-        ("41", "42", False),
-        ("1,234", "1234", True),
-        ("\\frac{2}{4}", "\\frac{1}{2}", True),
-        ("0.5", "\\frac{1}{2}", True),
-        ("1/2", "\\dfrac12", True),
-        ("0.333", "\\frac{1}{3}", False),
-        ("50\\%", "50", True),
-        ("2\\sqrt{3}", "\\sqrt{12}", True),
-        ("\\pi/2", "\\frac{\\pi}{2}", True),
-        ("x = 7", "7", True),
-        ("7\\text{ cm}", "7", True),
-        ("$7$", "7", True),
-        ("(3, \\frac{\\pi}{2})", "\\left( 3, \\frac{\\pi}{2} \\right)", True),
-        ("\\{2, 1\\}", "\\{1, 2\\}", True),
-        ("[1, 2)", "(1, 2]", False),
-        ("\\text{Evelyn}", "Evelyn", True),
-        ("\\text{Alice}", "Evelyn", False),
-        ("7 or 8", "7", False),
-        ("\\frac{1}{ = 7", "7", False),
-        ("\\frac{1}{2", "\\frac{1}{2}", False),
-        ("", "7", False),
-    ],
-)
-def test_a_table_of_verdicts(answer: str, gold: str, correct: bool) -> None:
-    assert is_correct(answer, gold) is correct
 
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "grading_cases.jsonl").read_text("utf-8").splitlines()]
@@ -127,9 +89,9 @@ def test_without_strictness_the_grader_evaluates_answers_itself() -> None:
     assert not is_correct("10!", "3628800", strict=True)
 
 
-@pytest.mark.parametrize("text", ["1,\\,234", "\\{1, 234\\}", "(1,\\ 234)", "x_1\\,234", "\\left\\{ 1 \\right."])
-def test_the_clean_up_leaves_lists_and_brackets_alone(text: str) -> None:
-    assert clean(text) == text
+def test_the_clean_up_leaves_lists_and_brackets_alone() -> None:
+    for text in ("1,\\,234", "\\{1, 234\\}", "(1,\\ 234)", "x_1\\,234", "\\left\\{ 1 \\right."):
+        assert clean(text) == text
 
 
 @settings(deadline=None)
@@ -139,21 +101,17 @@ def test_the_clean_up_takes_no_digit_and_no_letter(text: str) -> None:
 
 
 MALFORMED = ["\\frac{1}{", "3}", "\\left( 3", "))((", "\\frac", "{" * 1000, "1" * (MAX_ANSWER_CHARS + 1)]
-
-
-@pytest.mark.parametrize("malformed", MALFORMED)
-def test_what_cannot_be_read_is_said_to_be_unreadable(malformed: str) -> None:
-    judgement = judge(malformed, "7")
-    assert not judgement.correct
-    assert not judgement.readable
+WORDS = {"9 (apples)": True, "apples + pears": False, "mgh + \\frac{1}{2}mv^2": True, "abcd + xyz": True}
+"""Words between operators are not read as products."""
 
 
 @pytest.mark.parametrize(
-    ("answer", "readable"),
-    [("9 (apples)", True), ("apples + pears", False), ("mgh + \\frac{1}{2}mv^2", True), ("abcd + xyz", True)],
+    ("answer", "gold", "readable"),
+    [*((text, "7", False) for text in MALFORMED), *((text, text, readable) for text, readable in WORDS.items())],
 )
-def test_words_between_operators_are_not_read_as_products(answer: str, readable: bool) -> None:
-    assert judge(answer, answer).readable is readable
+def test_what_cannot_be_read_is_said_to_be_unreadable(answer: str, gold: str, readable: bool) -> None:
+    judgement = judge(answer, gold)
+    assert (judgement.correct, judgement.readable) == (answer == gold, readable)
 
 
 INTEGERS = st.from_regex(r"\A\s{0,2}[+-]?[0-9]{1,18}\s{0,2}\Z").map(lambda text: text.replace("\x1c", " "))
@@ -180,24 +138,20 @@ def test_the_short_cut_for_identical_text_gives_math_verifys_verdict(text: str) 
         assert certain == judge(text, text).correct
 
 
-UNCERTAIN = [("\\text{cm}^2", "\\text{cm}^2"), ("\\$", "\\$"), ("1/2", "0.5"), ("e", "e")]
+def test_no_short_cut_where_it_would_be_a_guess() -> None:
+    for answer, gold in (("\\text{cm}^2", "\\text{cm}^2"), ("\\$", "\\$"), ("1/2", "0.5"), ("e", "e")):
+        assert certain_verdict(answer, gold) is None
 
 
-@pytest.mark.parametrize(("answer", "gold"), UNCERTAIN)
-def test_no_short_cut_where_it_would_be_a_guess(answer: str, gold: str) -> None:
-    assert certain_verdict(answer, gold) is None
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="no benchmark data beside the repository")
-@pytest.mark.parametrize("benchmark", BENCHMARKS)
-def test_every_gold_answer_equals_itself_and_not_its_neighbour(benchmark: str) -> None:
-    golds = [json.loads(line)["answer"] for line in (DATA / f"{benchmark}.jsonl").read_text().splitlines()]
-    for gold, other in zip(golds, golds[1:] + golds[:1], strict=True):
-        assert judge(gold, gold).correct, gold
-        assert certain_verdict(gold, gold) in (True, None)
-        assert certain_verdict(gold, gold, strict=True) in (True, None), gold
-        certain = certain_verdict(other, gold)
-        assert certain is None or certain == judge(other, gold).correct, (other, gold)
+def test_every_gold_answer_equals_itself_and_not_its_neighbour(shared_data: Path) -> None:
+    for benchmark in ("aime24", "aime25", "amc23", "math500", "minerva_math"):
+        golds = [json.loads(line)["answer"] for line in (shared_data / f"{benchmark}.jsonl").read_text().splitlines()]
+        for gold, other in zip(golds, golds[1:] + golds[:1], strict=True):
+            assert judge(gold, gold).correct, gold
+            assert certain_verdict(gold, gold) in (True, None)
+            assert certain_verdict(gold, gold, strict=True) in (True, None), gold
+            certain = certain_verdict(other, gold)
+            assert certain is None or certain == judge(other, gold).correct, (other, gold)
 
 
 def judged(pairs: list[tuple[str, str]]) -> list[Judgement]:
@@ -252,17 +206,10 @@ def test_what_sympy_only_approximates_is_left_to_it() -> None:
     assert math_verify_changes.values_differ(sympy.sin(x), sympy.cos(x))
 
 
-@pytest.mark.parametrize(
-    "answer",
-    ["(10^9)!", "123456!", "\\sum_{n=1}^{9} n", "\\int_0^1 x", "9^{9^{9}}", "9^9^9", "2^{99999}",
-     "(" * 50 + "1" + ")" * 50, "\\binom{100000}{5}", "x+" * 200],
-)  # fmt: skip
-def test_answers_that_may_take_long(answer: str) -> None:
-    assert may_take_long(answer)
+LONG = ["(10^9)!", "123456!", "\\sum_{n=1}^{9} n", "\\int_0^1 x", "9^{9^{9}}", "9^9^9", "2^{99999}",
+        "(" * 50 + "1" + ")" * 50, "\\binom{100000}{5}", "x+" * 200]  # fmt: skip
+SHORT = ["10!", "x^2+y^2", "2^{4950}", "\\binom{10}{3}", "40,\\!320", "\\frac{1}{2}", "\\limits", "e^{-2t}"]
 
 
-@pytest.mark.parametrize(
-    "answer", ["10!", "x^2+y^2", "2^{4950}", "\\binom{10}{3}", "40,\\!320", "\\frac{1}{2}", "\\limits", "e^{-2t}"]
-)
-def test_answers_that_do_not(answer: str) -> None:
-    assert not may_take_long(answer)
+def test_answers_that_may_take_long_are_told_from_those_that_do_not() -> None:
+    assert [answer for answer in (*LONG, *SHORT) if may_take_long(answer)] == LONG

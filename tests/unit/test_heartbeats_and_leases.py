@@ -40,6 +40,11 @@ def observer(clock: Clock) -> Observer:
     return Observer(LIMIT_S, clock)
 
 
+@pytest.fixture
+def layout(tmp_path: Path) -> RunLayout:
+    return RunLayout(tmp_path)
+
+
 def beat(path: Path, attempt: str, number: int) -> None:
     write_json(path, {"attempt": attempt, "beat": number})
 
@@ -51,13 +56,9 @@ def test_a_heart_beats_while_its_block_lasts_and_is_gone_afterwards(tmp_path: Pa
         first = read_beat(path).beat
         wait_until(lambda: read_beat(path).beat > first + 1, reason="two beats", deadline_s=10)
     assert read_beat(path) == NO_BEAT
-
-
-def test_the_heart_of_a_later_attempt_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "heart.json"
     with Heart(path, "a", limit_s=1000):
         beat(path, "b", 1)
-    assert read_beat(path).attempt == "b"
+    assert read_beat(path).attempt == "b", "the heart of a later attempt is left alone"
 
 
 def test_a_heart_that_cannot_be_written_misses_a_beat_and_goes_on(
@@ -67,51 +68,36 @@ def test_a_heart_that_cannot_be_written_misses_a_beat_and_goes_on(
     heart = Heart(tmp_path / "file" / "heart.json", "a", limit_s=1000)
     for _ in range(100):
         heart._beat()
-    told = [record.args for record in caplog.records]
-    assert len(told) == 7  # 1, 2, 4, ... 64
+    assert len(caplog.records) == 7  # 1, 2, 4, ... 64
 
 
 def test_a_heart_lives_while_it_moves_and_for_the_limit_after(tmp_path: Path, observer: Observer, clock: Clock) -> None:
     path = tmp_path / "heart.json"
     assert observer.living(path) is None
     beat(path, "a", 1)
-    assert observer.living(path) == "a"
+    clock.now += 1000
+    assert observer.living(path) == "a", "an observer that has just started cannot call it dead"
     clock.now += LIMIT_S - 1
     assert observer.living(path) == "a"
     beat(path, "a", 2)
     clock.now += LIMIT_S - 1
     assert observer.living(path) == "a", "it has moved in between"
-    clock.now += LIMIT_S + 1
+    clock.now += LIMIT_S
     assert observer.living(path) is None
     beat(path, "a", 3)
     assert observer.living(path) == "a", "one that was only slow is back"
-
-
-def test_an_observer_that_has_just_started_waits_before_it_calls_a_heart_dead(
-    tmp_path: Path, observer: Observer, clock: Clock
-) -> None:
-    path = tmp_path / "heart.json"
-    beat(path, "a", 1)
-    clock.now += 1000
-    assert observer.living(path) == "a"
-    clock.now += LIMIT_S
-    assert observer.living(path) is None
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"attempt": "a"}', '{"attempt": "a", "beat": "x"}'])
-def test_a_heart_that_cannot_be_read_does_not_live(tmp_path: Path, observer: Observer, content: str) -> None:
-    (tmp_path / "heart.json").write_text(content)
-    assert observer.living(tmp_path / "heart.json") is None
+    for content in ("", "{", "[]", '{"attempt": "a"}', '{"attempt": "a", "beat": "x"}'):
+        (tmp_path / "unreadable.json").write_text(content)
+        assert observer.living(tmp_path / "unreadable.json") is None, content
 
 
 def leases(layout: RunLayout, observer: Observer, index: int, attempt: str = "a") -> Leases:
+    """The leases as a task sees them whose heart beats."""
+    beat(layout.heart("inference", index), attempt, 1)
     return group_leases(layout, 4, Holder(layout.root, "inference", index, attempt), observer)
 
 
-def test_a_group_is_leased_to_one_task_at_a_time(tmp_path: Path, observer: Observer, clock: Clock) -> None:
-    layout = RunLayout(tmp_path)
-    for index in range(2):
-        beat(layout.heart("inference", index), "a", 1)
+def test_a_group_is_leased_to_one_task_at_a_time(layout: RunLayout, observer: Observer, clock: Clock) -> None:
     first, second = leases(layout, observer, 0), leases(layout, observer, 1)
     assert first.claim(7)
     assert not second.claim(7)
@@ -124,16 +110,16 @@ def test_a_group_is_leased_to_one_task_at_a_time(tmp_path: Path, observer: Obser
     beat(layout.heart("inference", 0), "a", 2)
     assert first.free([7, 8]) == [], "it comes back, and its lease has passed on"
     assert not first.claim(7)
+    same = layout.leases(4) / "00009.000"
+    assert (first._create(same), second._create(same)) == (True, False), "of two who see a free group one gets it"
 
 
 def test_a_look_reads_each_heart_once_and_each_lease_once_in_all(
-    tmp_path: Path, observer: Observer, monkeypatch: pytest.MonkeyPatch
+    layout: RunLayout, observer: Observer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout = RunLayout(tmp_path)
     read: list[Path] = []
-    holders = [leases(layout, observer, index) for index in range(4)]
-    for index, each in enumerate(holders):
-        beat(layout.heart("inference", index), "a", 1)
+    for index in range(4):
+        each = leases(layout, observer, index)
         assert all(each.claim(position) for position in range(100 * index, 100 * (index + 1)))
     another, opened = leases(layout, observer, 4), typed_file._opened
     monkeypatch.setattr(typed_file, "_opened", lambda path: (read.append(path), opened(path))[1])
@@ -145,43 +131,25 @@ def test_a_look_reads_each_heart_once_and_each_lease_once_in_all(
     assert looks == [404, 4, 4]
 
 
-def test_the_lease_of_an_earlier_attempt_passes_on_at_once(tmp_path: Path, observer: Observer) -> None:
-    layout = RunLayout(tmp_path)
-    beat(layout.heart("inference", 0), "a", 1)
+def test_the_lease_of_an_attempt_that_has_ended_passes_on_at_once(layout: RunLayout, observer: Observer) -> None:
+    second = leases(layout, observer, 1)
     assert leases(layout, observer, 0, "a").claim(7)
-    assert not leases(layout, observer, 1).claim(7)
+    assert not second.claim(7)
     beat(layout.heart("inference", 0), "b", 1)
-    assert leases(layout, observer, 1).claim(7)
+    assert second.claim(7), "its task has begun another attempt"
+    with Heart(layout.heart("inference", 0), "b", limit_s=1000):
+        mine = group_leases(layout, 4, Holder(layout.root, "inference", 0, "b"), observer)
+        assert mine.claim(8)
+        assert not second.claim(8)
+    assert second.claim(8), "its task has ended"
 
 
-def test_the_lease_of_a_task_that_has_ended_passes_on_at_once(tmp_path: Path, observer: Observer) -> None:
-    layout = RunLayout(tmp_path)
-    with Heart(layout.heart("inference", 0), "a", limit_s=1000):
-        assert leases(layout, observer, 0).claim(7)
-        assert not leases(layout, observer, 1).claim(7)
-    assert leases(layout, observer, 1).claim(7)
-
-
-def test_of_two_who_see_a_free_group_one_gets_it(tmp_path: Path, observer: Observer) -> None:
-    layout = RunLayout(tmp_path)
-    for index in range(2):
-        beat(layout.heart("inference", index), "a", 1)
-    first, second = leases(layout, observer, 0), leases(layout, observer, 1)
-    same = layout.leases(4) / "00007.000"
-    assert first._create(same)
-    assert not second._create(same)
-
-
-def test_a_group_that_is_complete_is_not_leased(tmp_path: Path, observer: Observer) -> None:
-    layout = RunLayout(tmp_path)
-    layout.group(4, 7).mkdir(parents=True)
-    assert not leases(layout, observer, 0).claim(7)
-    assert leases(layout, observer, 0).claim(8)
-
-
-def test_a_lease_that_cannot_be_read_holds_no_task_up(tmp_path: Path, observer: Observer) -> None:
-    layout = RunLayout(tmp_path)
+def test_no_group_that_is_complete_is_leased_and_no_lease_that_is_damaged_counts(
+    layout: RunLayout, observer: Observer
+) -> None:
+    layout.group(4, 6).mkdir(parents=True)
     layout.leases(4).mkdir(parents=True)
     (layout.leases(4) / "00007.000").write_text("{")
-    assert leases(layout, observer, 0).claim(7)
+    mine = leases(layout, observer, 0)
+    assert [mine.claim(position) for position in (6, 7, 8)] == [False, True, True]
     assert (layout.leases(4) / "00007.001").is_file()

@@ -21,30 +21,25 @@ def rates(steps: int = 10, **section: object) -> list[float]:
     return [learning_rate(step, steps, training) for step in range(steps + 1)]
 
 
-def test_the_warm_up_is_linear_and_reaches_the_peak() -> None:
+def test_the_schedule_by_hand() -> None:
+    """Linear to the peak, which it stays at or leaves by a cosine, so that the first step and the last one teach."""
     assert rates()[:3] == [0.5, 1.0, 1.0]
-
-
-def test_the_cosine_passes_its_middle_and_ends_at_the_minimum() -> None:
+    assert rates()[9] == pytest.approx(0.5 * (1 + math.cos(math.pi * 7 / 8)))
+    assert rates()[1:] == sorted(rates()[1:], reverse=True)
     course = rates(minimum_ratio=0.1)
     assert course[6] == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 2)))
     assert course[10] == pytest.approx(0.1)
-
-
-def test_the_first_step_and_the_last_step_teach() -> None:
     assert rates(4, warmup_ratio=0.5) == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.0])
-    assert rates(2, warmup_ratio=0.0) == pytest.approx([1.0, 0.5, 0.0])  # by hand: half a cosine over two steps
-    assert rates()[9] == pytest.approx(0.5 * (1 + math.cos(math.pi * 7 / 8)))
+    assert rates(2, warmup_ratio=0.0) == pytest.approx([1.0, 0.5, 0.0])  # half a cosine over two steps
+    assert rates(schedule="constant")[1:] == [1.0] * 10
+    assert rates(1, warmup_ratio=0.0, learning_rate=0.3)[0] == 0.3
 
 
-RECIPES = [path for path in sorted(ROOT.glob("recipes/**/*.yaml")) if not OTHER_KINDS & set(path.parts)]
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_step_of_a_recipe_of_ours_teaches(path: Path) -> None:
-    recipe = load_recipe(path)
-    steps = recipe.schedule.iterations * recipe.training.optimizer_steps_per_iteration
-    assert all(learning_rate(step, steps, recipe.training) > 0 for step in range(steps))
+def test_every_step_of_a_recipe_of_ours_teaches() -> None:
+    for path in (path for path in sorted(ROOT.glob("recipes/**/*.yaml")) if not OTHER_KINDS & set(path.parts)):
+        recipe = load_recipe(path)
+        steps = recipe.schedule.iterations * recipe.training.optimizer_steps_per_iteration
+        assert all(learning_rate(step, steps, recipe.training) > 0 for step in range(steps)), path
 
 
 @pytest.mark.parametrize("steps", [1, 2, 10, 248])
@@ -53,16 +48,3 @@ def test_every_step_has_a_rate_above_zero(steps: int, warmup_ratio: float) -> No
     course = rates(steps, warmup_ratio=warmup_ratio)[:steps]
     assert min(course) > 0
     assert max(course) == 1.0
-
-
-def test_the_cosine_never_rises_after_the_warm_up() -> None:
-    course = rates()[1:]
-    assert course == sorted(course, reverse=True)
-
-
-def test_constant_stays_at_the_peak() -> None:
-    assert rates(schedule="constant")[1:] == [1.0] * 10
-
-
-def test_a_run_of_one_step_has_a_rate() -> None:
-    assert rates(1, warmup_ratio=0.0, learning_rate=0.3)[0] == 0.3

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -53,8 +55,11 @@ def _pieces(text: str) -> list[bytes]:
     return [whole[at : at + 3] for at in range(0, len(whole), 3)]
 
 
-def _of_verifiers() -> Iterator[tuple[str, Seeing]]:
-    """What the task asks of each verifier that comes with the package."""
+def _of_rules_and_verifiers() -> Iterator[tuple[str, Seeing]]:
+    """What the task asks of each rule and of each verifier that comes with the package."""
+    for name, rule in RULES.items():
+        yield f"rule {name}", rule
+        yield f"rule {name} in a thought", partial(rule, thinking=True)
     for name, where in VERIFIERS.built_in.items():
         verifier = as_kind(imported(where)(), Verifier)
         if type(verifier).extract is not Verifier.extract:  # which is one of the rules
@@ -64,16 +69,9 @@ def _of_verifiers() -> Iterator[tuple[str, Seeing]]:
             yield f"certain of {name} for {gold}", lambda text, v=verifier, gold=gold: v.certain(text, gold)  # type: ignore[misc]
 
 
-def _of_rules() -> Iterator[tuple[str, Seeing]]:
-    for name, rule in RULES.items():
-        yield f"rule {name}", rule
-        yield f"rule {name} in a thought", lambda text, rule=rule: rule(text, thinking=True)  # type: ignore[misc]
-
-
 closing: Any = Closing(_Tokens())  # type: ignore[arg-type]
 SEEING: dict[str, Seeing] = {
-    **dict(_of_rules()),
-    **dict(_of_verifiers()),
+    **dict(_of_rules_and_verifiers()),
     "braces": braces_balance,
     "votes": cleaned_answer,
     "episodes": lambda text: cut_episodes(_pieces(text), Episodes()),
@@ -86,13 +84,6 @@ SEEING: dict[str, Seeing] = {
     "end of a box": lambda text: (box_end(text.encode()), could_end(text.encode())),
 }
 """Every function that sees texts of the model in the task itself, by its name."""
-
-
-def texts(length: int) -> Iterator[tuple[tuple[str, str, str], str]]:
-    for prefix in PREFIXES:
-        for atom in ATOMS:
-            for suffix in SUFFIXES:
-                yield (prefix, atom, suffix), text_of(prefix, atom, suffix, length)
 
 
 def text_of(prefix: str, atom: str, suffix: str, length: int) -> str:
@@ -123,14 +114,12 @@ def is_linear(seeing: Seeing, parts: tuple[str, str, str], lengths: Sequence[int
 @pytest.mark.parametrize("name", SEEING)
 def test_twice_the_text_takes_twice_the_time(name: str) -> None:
     seeing = SEEING[name]
-    suspects = [parts for parts, text in texts(FIRST_CHARS) if seconds(seeing, text, 1) > SUSPECT_S]
-    confirmed = [parts for parts in suspects if seconds(seeing, text_of(*parts, FIRST_CHARS), 2) > SUSPECT_S]
+    confirmed = list(product(PREFIXES, ATOMS, SUFFIXES))
+    for times in (1, 2):
+        confirmed = [p for p in confirmed if seconds(seeing, text_of(*p, FIRST_CHARS), times) > SUSPECT_S]
     assert next((parts for parts in confirmed[:50] if not is_linear(seeing, parts)), None) is None
 
 
-def test_an_answer_is_written_in_linear_time() -> None:
+def test_an_answer_is_written_in_linear_time_and_the_test_sees_what_is_quadratic() -> None:
     assert is_linear(lambda text: closing.writing(text, list(text.encode())), ("", "1}.", ""), LENGTHS[:3])
-
-
-def test_the_test_sees_what_is_quadratic() -> None:
     assert not is_linear(re.compile(r"A\s*\}?\s*x").match, ("A", " ", "!"))

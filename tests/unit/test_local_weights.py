@@ -1,4 +1,6 @@
-"""An inference task puts versions together on its node, ahead where it can, and asks for full ones where it cannot."""
+"""Weights versions that a trainer publishes as changes: an inference task puts them together on its node, beside the
+sampling where it can, asks for whole ones where it cannot, and verifies none twice.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +8,37 @@ import os
 import subprocess
 import sys
 import tempfile
-from functools import partial
-from pathlib import Path
+import threading
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
-from small_weights import Gathered, publish_delta, publish_full, read_model, tensors
+from run_of import run_of, task_of
+from small_weights import Gathered, publish_full, read_model, tensors
 
-from mrt_hpc.attempt.entry import load_task
-from mrt_hpc.attempt.placement import Placement
-from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.errors import UserError
 from mrt_hpc.roles.inference import Worker
 from mrt_hpc.roles.sampling import weights
 from mrt_hpc.roles.sampling.round_sampler import Round
 from mrt_hpc.roles.sampling.weights import MARK, PREFIX, LocalWeights, NodeFolder, Prefetch, verified_weights
+from mrt_hpc.roles.training import artifacts
 from mrt_hpc.roles.training.artifacts import Publisher
-from mrt_hpc.run.manifest import DamagedError, read_manifest
+from mrt_hpc.run import weights_delta
+from mrt_hpc.run.atomic import checksum
+from mrt_hpc.run.manifest import DamagedError, read_manifest, verify
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import CHANGES, Weights, is_delta, published_versions
 from mrt_hpc.run.weights_delta import BrokenChainError
-from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-    from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.layout import RunLayout
 
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
-CHANGES_OF_RECIPE = (
-    "schedule.iterations=12",
-    "schedule.iterations_per_job=12",
-    "schedule.max_staleness=1",
-    "training.keep_weights=3",
-    "training.full_weights_every=8",
-)
+SEGMENT = ("schedule.iterations=12", "schedule.iterations_per_job=12", "training.keep_weights=3")
+TRAINER, INFERENCE = "segment-000.trainer", "segment-000.inference"
+FILE = "model-2.safetensors"
 
 
 @pytest.fixture
@@ -55,19 +50,15 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> RunLayout:
+def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
     """A run whose trainer has published nothing yet."""
-    recipe = load_recipe(QUICKSTART, CHANGES_OF_RECIPE)
-    return create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
-
-
-def task_of(layout: RunLayout, job: str) -> Task:
-    return load_task(layout, f"segment-000.{job}", 0, Placement(0, 1, 0, "b"))
+    monkeypatch.setattr(weights, "LONGEST_LOOK_S", 0.01)
+    return run_of(tmp_path / "run", *SEGMENT, "schedule.max_staleness=1", "training.full_weights_every=8")
 
 
 @pytest.fixture
 def publisher(layout: RunLayout) -> Publisher:
-    return Publisher(task_of(layout, "trainer"), lambda: None)
+    return Publisher(task_of(layout, TRAINER), lambda: None)
 
 
 def publish(publisher: Publisher, *versions: int, in_full: bool = False) -> list[bool]:
@@ -77,63 +68,44 @@ def publish(publisher: Publisher, *versions: int, in_full: bool = False) -> list
     return [is_delta(publisher.task.layout.weights_version(version)) for version in versions]
 
 
-@pytest.fixture
-def local(layout: RunLayout, node: Path) -> Iterator[LocalWeights]:
-    local = LocalWeights(layout)
-    with local.open():
-        yield local
-    assert list(node.iterdir()) == [], "nothing stays on the node"
+def lose(publisher: Publisher, version: int) -> None:
+    publisher.task.set_aside([publisher.task.layout.weights_version(version)], "damaged")
 
 
-def holds(weights: Weights, version: int) -> bool:
-    found, wanted = read_model(weights.directory), tensors(version)
-    return all(np.array_equal(found[name], wanted[name]) for name in wanted)
-
-
-def folders(node: Path) -> list[str]:
-    return sorted(path.name[:7] for path in node.glob(f"{PREFIX}*/v*"))
+def flip(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
 
 # -- the trainer
 
 
-def test_the_trainer_publishes_changes_between_whole_models(publisher: Publisher) -> None:
-    assert publish(publisher, *range(1, 13)) == [False, *[True] * 6, False, *[True] * 3, False]
+def test_the_trainer_publishes_changes_between_whole_models(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifacts, "pinned_versions", lambda _: {5})
+    assert publish(publisher, *range(1, 11)) == [False, *[True] * 3, False, *[True] * 2, False, *[True] * 2]
+    again = Publisher(publisher.task, lambda: None)
+    assert publish(again, 11, 12) == [False, False], "the first of a trainer, and the last of the segment"
 
 
-def test_a_trainer_that_has_just_started_publishes_a_whole_model(publisher: Publisher) -> None:
-    assert publish(publisher, 1, 2) == [False, True]
-    assert publish(Publisher(publisher.task, lambda: None), 3) == [False]
-
-
-def test_a_version_that_is_asked_for_in_full_is_a_base_like_any_other(publisher: Publisher) -> None:
+@pytest.mark.parametrize("other", [False, True])
+def test_no_delta_is_made_of_a_version_that_is_gone_or_another(publisher: Publisher, other: bool) -> None:
     publish(publisher, 1, 2)
-    publisher.task.set_aside([publisher.task.layout.weights_version(2)], "damaged")
-    assert publish(publisher, 2, in_full=True) == [False]
-    assert publish(publisher, 3) == [True]
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_no_delta_is_made_of_a_version_that_is_gone_or_another(publisher: Publisher, again: bool) -> None:
-    publish(publisher, 1, 2)
-    layout = publisher.task.layout
-    publisher.task.set_aside([layout.weights_version(2)], "damaged")
-    if again:
-        publish_full(layout, 2)
+    lose(publisher, 2)
+    if other:
+        publish_full(publisher.task.layout, 2)
     assert publish(publisher, 3) == [False]
-
-
-def test_a_pinned_version_is_a_whole_model(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mrt_hpc.roles.training.artifacts.pinned_versions", lambda _: {3})
-    assert publish(publisher, 1, 2, 3, 4) == [False, True, False, True]
+    lose(publisher, 3)
+    assert publish(publisher, 3, in_full=True) == [False]
+    assert publish(publisher, 4) == [True], "one that is asked for in full is a base like any other"
 
 
 def test_tensors_that_are_stored_under_other_names_are_no_base(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mrt_hpc.roles.training.artifacts.tensor_kinds", lambda _: [])
+    monkeypatch.setattr(artifacts, "tensor_kinds", lambda _: [])
     assert publish(publisher, 1, 2) == [False, False]
-    assert "stored under other names" in caplog.text
 
 
 def test_a_delta_of_a_superseded_attempt_is_not_committed(publisher: Publisher) -> None:
@@ -151,162 +123,108 @@ def test_a_delta_of_a_superseded_attempt_is_not_committed(publisher: Publisher) 
 # -- the inference task
 
 
+@pytest.fixture
+def local(layout: RunLayout, node: Path) -> Iterator[LocalWeights]:
+    local = LocalWeights(layout)
+    with local.open():
+        yield local
+    assert list(node.iterdir()) == [], "nothing stays on the node"
+
+
+def holds(weights: Weights, version: int) -> bool:
+    found, wanted = read_model(weights.directory), tensors(version)
+    return all(np.array_equal(found[name], wanted[name]) for name in wanted)
+
+
+def versions_on(node: Path) -> list[int]:
+    return sorted(int(path.name[1:7]) for path in node.glob(f"{PREFIX}*/v*"))
+
+
 def test_versions_are_put_together_one_after_the_other(publisher: Publisher, local: LocalWeights, node: Path) -> None:
     publish(publisher, *range(1, 6))
     layout = publisher.task.layout
     assert local.of(1).directory == layout.weights_version(1)
-    assert folders(node) == [], "a whole model is not copied"
+    assert versions_on(node) == [], "a whole model is not copied"
     for version in (3, 4, 5):
         weights = local.of(version)
         assert holds(weights, version)
         assert weights.digest == read_manifest(layout.weights_version(version)).digest
         assert local.of(version) == weights
-    assert folders(node) == ["v000003", "v000004", "v000005"]
+    assert versions_on(node) == [3, 4, 5]
 
 
 def test_the_versions_before_the_one_served_make_room(publisher: Publisher, local: LocalWeights, node: Path) -> None:
     publish(publisher, *range(1, 7))
     two, three = (local.of(version) for version in (2, 3))
+    files = [path.stat().st_ino for path in sorted(two.directory.iterdir())]
     for served in (two, three):
         local.served(served)
     assert holds(two, 2), "the server may still start with the older one"
     four = local.of(4)
-    assert folders(node) == ["v000003", "v000004"]
+    assert versions_on(node) == [3, 4]
+    assert [path.stat().st_ino for path in sorted(four.directory.iterdir())] == files, "they are written over"
     local.of(5)
     assert holds(three, 3), "the server starts with it if it dies"
     assert holds(four, 4), "version 4 may be loaded at this moment"
     local.served(four)
     assert holds(local.of(6), 6)
-    assert folders(node) == ["v000004", "v000005", "v000006"]
-
-
-def inodes(directory: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_ino for path in directory.iterdir()}
-
-
-def test_the_files_of_a_version_that_is_not_needed_are_written_over(publisher: Publisher, local: LocalWeights) -> None:
-    publish(publisher, *range(1, 5))
-    two, three = (local.of(version) for version in (2, 3))
-    before = inodes(two.directory)
-    local.served(three)
-    assert inodes(local.of(4).directory) == before
-    assert not two.directory.exists()
+    assert versions_on(node) == [4, 5, 6]
 
 
 def test_a_damaged_copy_on_the_node_is_made_again(publisher: Publisher, local: LocalWeights, node: Path) -> None:
     publish(publisher, *range(1, 5))
-    file = local.of(3).directory / "model-2.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    flip(local.of(3).directory / FILE)
     assert holds(local.of(4), 4)
-    assert folders(node) == ["v000004"]
+    assert versions_on(node) == [4]
 
 
 def test_a_full_disk_of_the_node_leaves_no_part(
     publisher: Publisher, local: LocalWeights, node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(publisher, 1, 2)
-    kept = "mrt_hpc.roles.sampling.weights.put_together"
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(kept, full)
+        patched.setattr(weights, "put_together", full)
         with pytest.raises(OSError, match="No space"):
             local.of(2)
     assert [path.name for path in node.glob(f"{PREFIX}*/*")] == [MARK]
     assert holds(local.of(2), 2)
 
 
-def flip(path: Path) -> None:
-    data = path.read_bytes()
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-
-
 def test_a_damaged_link_is_set_aside_with_all_that_follow_and_the_trainer_publishes_in_full(
     publisher: Publisher, local: LocalWeights
 ) -> None:
     publish(publisher, *range(1, 5))
-    layout = publisher.task.layout
+    layout, task = publisher.task.layout, task_of(publisher.task.layout, INFERENCE)
     flip(layout.weights_version(3) / CHANGES)
-    task = task_of(layout, "inference")
     with pytest.raises(BrokenChainError):
         verified_weights(task, 4, local)
     assert published_versions(layout) == [1, 2]
-    assert "version 4 is damaged" in next(layout.set_aside.rglob("REASON")).read_text()
     assert publish(publisher, 4, in_full=True) == [False]
     assert holds(verified_weights(task, 4, local), 4)
     assert publish(publisher, 5) == [True]
     assert holds(verified_weights(task, 5, local), 5)
+    with pytest.raises(UserError, match="no whole model"):
+        verified_weights(task, 5)  # as evaluations ask
 
 
 def test_a_version_that_was_published_again_meanwhile_stays(
     publisher: Publisher, local: LocalWeights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(publisher, *range(1, 5))
-    layout = publisher.task.layout
 
     def slow(version: int) -> Weights:
-        publisher.task.set_aside([layout.weights_version(4)], "by another task")
+        lose(publisher, 4)
         publish(publisher, 4, in_full=True)
         raise BrokenChainError(DamagedError("damaged", where="here"), [version, 3])
 
     monkeypatch.setattr(local, "of", slow)
     with pytest.raises(BrokenChainError):
-        verified_weights(task_of(layout, "inference"), 4, local)
-    assert published_versions(layout) == [1, 2, 4], "3 was damaged, and the new 4 is another"
-
-
-def test_evaluations_take_no_delta(publisher: Publisher) -> None:
-    publish(publisher, 1, 2)
-    with pytest.raises(Exception, match="no whole model"):
-        verified_weights(task_of(publisher.task.layout, "inference"), 2)
-
-
-# -- beside the sampling
-
-
-class Loads:
-    """Stands where a server stands, and notes which tensors it is given to load."""
-
-    def __init__(self) -> None:
-        self.loaded: list[int] = []
-
-    def load_weights(self, directory: Path, version: int, _: object) -> None:
-        assert int(read_model(directory)["steps"][0]) == version
-        self.loaded.append(version)
-
-
-def test_a_delta_is_put_together_beside_the_sampling_and_loaded_at_once(
-    publisher: Publisher, node: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weights, "LONGEST_LOOK_S", 0.01)
-    layout = publisher.task.layout
-    publish(publisher, 1)
-    one = layout.weights_version(1)
-    worker = Worker(
-        task_of(layout, "inference"), cast("Any", None), None, [], Weights(1, read_manifest(one).digest, one)
-    )
-    server = Loads()
-    with worker.local.open():
-        for version in (2, 3):
-            worker.prefetch = Prefetch(worker.local, newest=version - 1, last=11)
-            with worker.prefetch.running():
-                publish(publisher, version)
-                wait_until(partial(worker.prefetch.weights, version), reason="the version", deadline_s=20)
-            assert worker.prefetch.newer_than(version - 1) is not None
-            with monkeypatch.context() as patched:
-                patched.setattr("mrt_hpc.roles.sampling.weights.put_together", None)
-                assert worker.has_weights(Round(version, version, [], cast("Any", None), 0.0), cast("Any", server))
-        assert worker._is_loaded(3)
-        path = layout.weights_version(3)
-        path.rename(path.with_name("aside"))
-        assert worker.prefetch.weights(3) is None, "it was set aside by another task"
-    assert server.loaded == [2, 3]
-    assert list(node.iterdir()) == []
-
-
-# -- the folder on the node
+        verified_weights(task_of(publisher.task.layout, INFERENCE), 4, local)
+    assert published_versions(publisher.task.layout) == [1, 2, 4], "3 was damaged, and the new 4 is another"
 
 
 LEFT = """
@@ -330,7 +248,149 @@ def test_what_a_killed_task_has_left_is_removed_by_the_next_one(node: Path) -> N
     assert list(node.iterdir()) == []
 
 
-def test_helpers_publish_as_the_trainer_does(layout: RunLayout) -> None:
-    publish_full(layout, 1)
-    publish_delta(layout, 2)
-    assert is_delta(layout.weights_version(2))
+# -- beside the sampling
+
+
+@pytest.fixture
+def worker(layout: RunLayout) -> Worker:
+    """An inference task whose server holds version 0."""
+    publish_full(layout, 0)
+    zero = layout.weights_version(0)
+    return Worker(task_of(layout, INFERENCE), cast("Any", None), None, [], Weights(0, verify(zero).digest, zero))
+
+
+def a_round(iteration: int, version: int) -> Round:
+    return Round(iteration, version, [], cast("Any", None), 0.0)
+
+
+def verified_ahead(worker: Worker, publisher: Publisher, version: int) -> Prefetch:
+    """Take over what a round leaves behind during which a version was published."""
+    ahead = worker.prefetch = Prefetch(worker.local, newest=version - 1, last=11)
+    with ahead.running():
+        publish(publisher, version)
+        wait_until(lambda: ahead.weights(version), reason="the verification", deadline_s=20)
+    return ahead
+
+
+def switched(worker: Worker, version: int) -> list[int]:
+    """The versions that a server is given to load for a round with ``version``."""
+    loaded: list[int] = []
+
+    class Loads:
+        def load_weights(self, directory: Path, version: int, _: object) -> None:
+            assert int(read_model(directory)["steps"][0]) == version
+            loaded.append(version)
+
+    worker.has_weights(a_round(version, version), cast("Any", Loads()))
+    return loaded
+
+
+def test_what_was_verified_or_put_together_while_sampling_is_loaded_without_reading_it_again(
+    worker: Worker, publisher: Publisher, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with worker.local.open():
+        for version in (1, 2, 3):
+            ahead = verified_ahead(worker, publisher, version)
+            newer = ahead.newer_than(version - 1)
+            assert (newer and newer.version, ahead.newer_than(version)) == (version, None)
+            with monkeypatch.context() as patched:
+                patched.setattr(weights, "put_together", None)
+                patched.setattr(weights_delta, "verify", None)
+                assert switched(worker, version) == [version]
+        assert worker._is_loaded(3)
+        path = worker.task.layout.weights_version(3)
+        path.rename(path.with_name("aside"))
+        assert ahead.weights(3) is None, "it was set aside by another task"
+    assert list(node.iterdir()) == []
+
+
+def test_a_round_of_sampling_verifies_what_is_published_meanwhile(
+    worker: Worker, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def sample(worker: Worker, *_: object) -> None:
+        publish(publisher, 1)
+        ahead = worker.prefetch
+        assert ahead is not None
+        wait_until(lambda: ahead.weights(1), reason="the verification", deadline_s=20)
+
+    monkeypatch.setattr(Worker, "_sample", sample)
+    worker.sample(a_round(1, 0), cast("Any", None))
+    monkeypatch.setattr(weights_delta, "verify", None)
+    assert switched(worker, 1) == [1]
+    one = worker.task.layout.weights_version(1)
+    assert worker.weights == Weights(1, verify(one).digest, one)
+
+
+def test_a_file_that_changes_after_it_was_verified_is_found(worker: Worker, publisher: Publisher) -> None:
+    ahead = verified_ahead(worker, publisher, 1)
+    path = worker.task.layout.weights_version(1)
+    flip(path / FILE)
+    assert ahead.weights(1) is None
+    assert ahead.newer_than(0) is None
+    assert switched(worker, 1) == []
+    assert not path.exists(), "the damaged version is set aside, as without a prefetch"
+
+
+def test_a_version_that_was_replaced_or_removed_is_not_taken_for_the_one_verified(
+    worker: Worker, publisher: Publisher
+) -> None:
+    ahead = verified_ahead(worker, publisher, 1)
+    lose(publisher, 1)
+    assert ahead.weights(1) is None
+    publish_full(publisher.task.layout, 1)
+    assert ahead.weights(1) is None
+    assert ahead.weights(2) is None, "another version"
+
+
+def test_nothing_more_is_sampled_with_weights_that_were_set_aside(worker: Worker, publisher: Publisher) -> None:
+    worker.problems = [cast("Any", None)] * 1000
+    assert worker._following(frozenset()) is not None
+    lose(publisher, 0)
+    assert worker._following(frozenset()) is None
+    assert publisher.publish(0, cast("Any", Gathered(tensors(7))))
+    assert worker._following(frozenset()) is None, "of the same number, but another"
+
+
+def test_damage_that_is_found_ahead_is_left_to_the_switch(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    publish_full(worker.task.layout, 1)
+    path = worker.task.layout.weights_version(1)
+    flip(path / FILE)
+    ahead = Prefetch(worker.local, newest=0, last=1)
+    with ahead.running():
+        wait_until(lambda: "verified again" in caplog.text or None, reason="the warning", deadline_s=20)
+    assert ahead.weights(1) is None
+    assert path.exists()
+
+
+def test_a_round_that_is_over_waits_for_no_verification(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, reading, may_end = [], threading.Event(), threading.Event()
+
+    def slowly(file: Path) -> str:
+        read.append(file.name)
+        reading.set()
+        assert may_end.wait(20)
+        return checksum(file)
+
+    monkeypatch.setattr(weights, "checksum", slowly)
+    publish_full(worker.task.layout, 1)
+    ahead = Prefetch(worker.local, newest=0, last=1)
+    with ahead.running():
+        assert reading.wait(20)
+        (thread,) = (one for one in threading.enumerate() if one.name == "prefetch")
+    assert thread.is_alive(), "leaving the block has waited for it"
+    may_end.set()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert len(read) == 1
+    assert ahead.weights(1) is None
+
+
+@pytest.mark.parametrize(("staleness", "last"), [(1, 11), (0, 0)])
+def test_versions_that_nothing_is_sampled_with_are_not_read(tmp_path: Path, staleness: int, last: int) -> None:
+    """Version 12 ends the segment; and strictly on-policy no version appears while there is something to sample."""
+    layout = run_of(tmp_path / "run", *SEGMENT, f"schedule.max_staleness={staleness}")
+    worker = Worker(task_of(layout, INFERENCE), cast("Any", None), None, [], Weights(0, "", tmp_path))
+    assert worker._last_version(a_round(0, 0)) == last
+    before = set(threading.enumerate())
+    with Prefetch(worker.local, newest=0, last=last).running():
+        assert bool(set(threading.enumerate()) - before) == (staleness > 0)

@@ -1,7 +1,8 @@
-"""Votes of k of n answers, against votes counted one by one."""
+"""Votes of k of n answers, against votes counted one by one; answers that say the same vote together."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import combinations
 
@@ -10,7 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mrt_hpc.inference.traces import BoundaryPlan
 from mrt_hpc.mrt.votes import AnswerCounts, cleaned_answer, majority_at_k
+from mrt_hpc.provers.base import GradedBoundary
+from mrt_hpc.provers.branches import Branches
+from mrt_hpc.provers.majority import MajorityVote
+from mrt_hpc.roles.sampling.grading import pairs_to_compare, representatives
+from mrt_hpc.run.records import Branch, FinishReason
 
 RIGHT = "right"
 
@@ -80,28 +87,45 @@ def test_more_voters_than_answers_are_refused(k: int) -> None:
 
 
 def test_answers_are_counted_by_class() -> None:
-    """``3`` and ``3.0`` are both right; ``1/2`` and ``1/2.`` are one class, and ``7`` and nothing are others."""
+    """``3`` and ``3.0`` are both right; ``1/2`` and ``1/2.`` are one class, and ``7`` and nothing are others; a grader
+    may say which wrong answers are the same.
+    """
     answers = [("3", 1.0), ("3.0", 1.0), ("1/2", 0.0), (" 1/2. ", 0.0), ("7", 0.0), (None, 0.0)]
     assert AnswerCounts.of(answers) == AnswerCounts(2, (2, 1), 1)
+    wrong = [("1/2", 0.0), ("0.5", 0.0), ("7", 0.0)]
+    assert AnswerCounts.of(wrong).wrong == (1, 1, 1)
+    assert AnswerCounts.of(wrong, lambda answer: {"0.5": "1/2"}.get(answer, answer)).wrong == (2, 1)
+    for answer, cleaned in (
+        (r" \left( 1, 2 \right) ", "(1,2)"), (r"$\dfrac{1}{2}$.", r"\frac{1}{2}"), (r"10\,000", "10000"),
+        (r"\leftarrow", r"\leftarrow"), ("A B", "AB"), ("x", "x"),
+    ):  # fmt: skip
+        assert cleaned_answer(answer) == cleaned
 
 
-def test_a_grader_may_say_which_wrong_answers_are_the_same() -> None:
-    same = {"0.5": "1/2"}
-    answers = [("1/2", 0.0), ("0.5", 0.0), ("7", 0.0)]
-    assert AnswerCounts.of(answers).wrong == (1, 1, 1)
-    assert AnswerCounts.of(answers, lambda answer: same.get(answer, answer)).wrong == (2, 1)
+# -- of the branches at a boundary
 
 
-@pytest.mark.parametrize(
-    ("answer", "cleaned"),
-    [
-        (r" \left( 1, 2 \right) ", "(1,2)"),
-        (r"$\dfrac{1}{2}$.", r"\frac{1}{2}"),
-        (r"10\,000", "10000"),
-        (r"\leftarrow", r"\leftarrow"),
-        ("A B", "AB"),
-        ("x", "x"),
-    ],
-)
-def test_cleanup(answer: str, cleaned: str) -> None:
-    assert cleaned_answer(answer) == cleaned
+REWARDS = {"1/2": 0.0, "0.5": 0.0, "3": 1.0, "3.0": 1.0, "7": 0.0}
+
+
+def vote(answers: list[str | None], same: dict[str, str]) -> float:
+    branches = [
+        Branch(
+            iteration=0, problem_id="p", sample=0, boundary=0, branch=0, seed=0, weights_version=0, token_ids=[1],
+            logprobs=[math.log(0.5)], finish_reason=FinishReason.STOP, text="", answer=answer,
+            reward=0.0 if answer is None else REWARDS[answer], known=False, look_ahead=0.0, prompt_tokens=1,
+            cached_tokens=None,
+        ) for answer in answers
+    ]  # fmt: skip
+    prover = MajorityVote(Branches(None), len(answers))  # type: ignore[arg-type]  # nothing is asked
+    return prover.estimate(GradedBoundary(BoundaryPlan(0, len(answers), 0.0), branches, [], same)).value
+
+
+def test_spellings_of_one_answer_vote_together() -> None:
+    """Only wrong answers are compared by the grader; by their texts all three tie."""
+    assert pairs_to_compare(set(REWARDS), REWARDS) == [("0.5", "1/2"), ("0.5", "7"), ("1/2", "7")]
+    same = representatives(REWARDS, {("0.5", "1/2")})
+    assert same == {"0.5": "0.5", "1/2": "0.5", "3": "3", "3.0": "3", "7": "7"}
+    assert vote(["1/2", "0.5", "3", None], same) == 0.0
+    assert vote(["1/2", "0.5", "3", None], {}) == 0.5
+    assert vote(["3", "3.0", "7"], representatives(REWARDS, set())) == 1.0

@@ -1,4 +1,6 @@
-"""Values, progress and advantages against numbers worked out by hand."""
+"""Values, progress and advantages against numbers worked out by hand; those of the paper's offline form with what the
+value of the prefix may not change.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,15 @@ import numpy as np
 import pytest
 
 from mrt_hpc.mrt.grpo import leave_one_out, outcome_advantages
+from mrt_hpc.mrt.mrt import (
+    Baseline,
+    Bonus,
+    PrefixGroup,
+    answer_advantages,
+    continued_advantages,
+    draw_boundary,
+    stop_advantages,
+)
 from mrt_hpc.mrt.mrt_online import ScoredTrace, branch_advantages, outcome_token_advantages, token_advantages
 from mrt_hpc.mrt.progress import normalise, per_token, progress
 
@@ -91,3 +102,100 @@ def test_alpha_zero_is_grpo() -> None:
 def test_progress_telescopes_to_the_value_of_the_whole_thought() -> None:
     values = np.array([0.1, 0.7, 0.4, 0.9])
     assert progress(values).sum() == pytest.approx(0.8)
+
+
+# -- the offline form
+
+
+GROUP = PrefixGroup(
+    continued=np.array([1.0, 1.0, 0.0, 0.0]),
+    terminated=np.array([1.0, 0.0, 0.0, 0.0]),
+    next_values=np.array([1.0, 0.5, 0.25, 0.0]),
+)
+PLAIN = {"alpha": 2.0, "divide_by_std": False}
+
+
+def test_end_of_trace_adds_alpha_times_what_going_on_brought() -> None:
+    # outcome +-0.5, V = 0.25: 0.5 + 2 * 0.75 and -0.5 - 2 * 0.25
+    got = continued_advantages(GROUP, bonus=Bonus.END_OF_TRACE, baseline=Baseline.GROUP, **PLAIN)
+    assert got.tolist() == [2.0, 2.0, -1.0, -1.0]
+
+
+def test_next_episode_adds_alpha_times_its_progress() -> None:
+    # progress 0.75, 0.25, 0, -0.25
+    got = continued_advantages(GROUP, bonus=Bonus.NEXT_EPISODE, baseline=Baseline.GROUP, **PLAIN)
+    assert got.tolist() == [2.0, 1.0, -0.5, -1.0]
+
+
+def test_next_episode_needs_its_values() -> None:
+    group = PrefixGroup(GROUP.continued, GROUP.terminated)
+    with pytest.raises(ValueError, match="first new episode"):
+        continued_advantages(group, bonus=Bonus.NEXT_EPISODE, baseline=Baseline.GROUP, **PLAIN)
+
+
+def test_termination_compares_with_stopping_and_knows_no_alpha() -> None:
+    for bonus in Bonus:
+        got = continued_advantages(GROUP, bonus=bonus, baseline=Baseline.TERMINATION, **PLAIN)
+        assert got.tolist() == [0.75, 0.75, -0.25, -0.25]
+
+
+def test_dividing_by_the_spread_leaves_the_bonus_as_it_is() -> None:
+    got = continued_advantages(GROUP, alpha=2.0, bonus=Bonus.END_OF_TRACE, baseline=Baseline.GROUP, divide_by_std=True)
+    assert got == pytest.approx([2.5, 2.5, -1.5, -1.5], rel=1e-5)
+
+
+def test_a_group_that_all_went_wrong_has_a_signal_by_what_stopping_would_have_brought() -> None:
+    group = PrefixGroup(np.zeros(2), np.array([1.0, 0.0]))
+    got = continued_advantages(group, bonus=Bonus.END_OF_TRACE, baseline=Baseline.GROUP, **PLAIN)
+    assert got.tolist() == [-1.0, -1.0]
+
+
+def test_an_answer_is_left_out_of_its_own_baseline() -> None:
+    # the others' means are 0, 1/3, 1/3, 1/3
+    assert answer_advantages(GROUP) == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
+    assert answer_advantages(PrefixGroup(GROUP.continued, np.array([1.0]))).tolist() == [0.0]
+
+
+def test_the_choice_to_stop_is_compared_with_going_on() -> None:
+    assert stop_advantages(GROUP).tolist() == [0.5, -0.5, -0.5, -0.5]
+
+
+def test_boundaries_are_drawn_evenly_with_an_episode_left_to_add() -> None:
+    drawn = [draw_boundary(4, 7, f"p{n}", 0) for n in range(4000)]
+    assert set(drawn) == {0, 1, 2, 3}
+    counts = np.bincount(drawn)
+    assert np.abs(counts - 1000).max() < 4 * np.sqrt(4000 * 0.25 * 0.75)
+    assert draw_boundary(4, 7, "p0", 0) == drawn[0]
+    assert len({draw_boundary(4, 7, "p0", i) for i in range(50)}) == 4
+
+
+@pytest.mark.parametrize("bonus", list(Bonus))
+@pytest.mark.parametrize("baseline", list(Baseline))
+def test_a_shift_of_the_prefix_value_leaves_the_mean_gradient_unchanged(bonus: Bonus, baseline: Baseline) -> None:
+    """A policy of two actions, of which the first is right: the score function has mean zero, so a constant that is
+    added to every advantage vanishes from the mean gradient, whatever it does to single ones.
+    """
+    rng = np.random.default_rng(1)
+    p, n = 0.3, 200_000
+    actions = rng.random(n) < p
+    score = np.where(actions, 1 - p, -p)  # d log pi / d logit
+    rewards = actions.astype(float)
+    gradients = []
+    for value in (0.25, 0.75):
+        group = PrefixGroup(rewards, np.array([value, value]), rewards * 0.8)
+        advantages = continued_advantages(group, alpha=1.0, bonus=bonus, baseline=baseline, divide_by_std=False)
+        gradients.append(advantages * score)
+    difference = gradients[0] - gradients[1]
+    assert difference.std() > 0  # single gradients do change
+    assert abs(difference.mean()) < 4 * difference.std() / np.sqrt(n)
+
+
+def test_the_forced_stop_weighted_by_its_probability_has_the_gradient_of_the_choice() -> None:
+    """Two choices at c_j: stop (probability p, success 0.2) or go on (0.7). d/dlogit of the expected reward is
+    p (1 - p) (0.2 - 0.7), which the forced half gives as the mean of p * A * d log p, with d log p = 1 - p.
+    """
+    rng = np.random.default_rng(2)
+    p, n = 0.1, 100_000
+    group = PrefixGroup((rng.random(n) < 0.7).astype(float), (rng.random(n) < 0.2).astype(float))
+    estimate = p * stop_advantages(group) * (1 - p)
+    assert estimate.mean() == pytest.approx(p * (1 - p) * (0.2 - 0.7), abs=4 * estimate.std() / np.sqrt(n) * 2)

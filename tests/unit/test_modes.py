@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pytest
+import samples
+from run_of import run_of
 
-from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.client import Completion
@@ -24,7 +26,6 @@ from mrt_hpc.modes.budget_forcing import BudgetForcing
 from mrt_hpc.modes.extrapolation import Extrapolation
 from mrt_hpc.modes.revision import HistoryConditioned, Linearised
 from mrt_hpc.modes.writer import Draft, Writer, paragraph_break, whole_paragraphs
-from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.sections import Prompt
 from mrt_hpc.roles.benchmarks.summary import stage_rewards
@@ -32,7 +33,6 @@ from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.parquet import read_records, write_records
 from mrt_hpc.run.records import FinishReason, Problem, Rollout
 from mrt_hpc.run.seeds import derive_seed
-from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -68,10 +68,8 @@ class Scripted:
         stops = [n for n, token in enumerate(written) if token in request.settings.stop_token_ids]
         written = written[: stops[0] + 1] if stops else written
         reason = FinishReason.STOP if stops else FinishReason.LENGTH
-        count = len(request.prompt_ids)
-        yield Completion(
-            0, 0, request.seeds[0], written, [-0.5] * len(written), reason, 3, count, count - 1, [], 5.0, 1.0
-        )
+        count, logprobs = len(request.prompt_ids), [-0.5] * len(written)
+        yield Completion(0, 0, request.seeds[0], written, logprobs, reason, 3, count, count - 1, [], 5.0, 1.0)
 
 
 def traces(mode: Mode, server: Scripted, *, max_tokens: int = 400, tag: str = "</think>") -> list[SampledTrace]:
@@ -93,28 +91,14 @@ def inserted(trace: SampledTrace) -> list[str]:
     return [TOKENS.text(trace.completion.token_ids[at : at + length]) for at, length in trace.inserted]
 
 
-# -- paragraphs and drafts
+WHOLE = {b"a|\n\n|b": 2, b"a|.\n\n|b|\n\n|c|d": 4, b"a|\n\n": 2, b"a|\n|\n|b": 3, b"a|\n\nb|c": 1, b"a|b": 2, b"": 0}
+"""The tokens of some texts, and how many of them stand in whole paragraphs."""
+GAPS = {b"": "", b"so x=7": "\n\n", b"so x=7\n": "\n", b"so x=7\n\n": ""}
 
 
-@pytest.mark.parametrize(
-    ("pieces", "kept"),
-    [
-        ([b"a", b"\n\n", b"b"], 2),
-        ([b"a", b".\n\n", b"b", b"\n\n", b"c", b"d"], 4),
-        ([b"a", b"\n\n"], 2),
-        ([b"a", b"\n", b"\n", b"b"], 3),
-        ([b"a", b"\n\nb", b"c"], 1),
-        ([b"a", b"b"], 2),
-        ([], 0),
-    ],
-)
-def test_an_unfinished_paragraph_is_what_follows_the_last_blank_line(pieces: list[bytes], kept: int) -> None:
-    assert whole_paragraphs(pieces) == kept
-
-
-@pytest.mark.parametrize(("text", "gap"), [(b"", ""), (b"so x=7", "\n\n"), (b"so x=7\n", "\n"), (b"so x=7\n\n", "")])
-def test_a_paragraph_begins_after_a_blank_line(text: bytes, gap: str) -> None:
-    assert paragraph_break(text) == gap
+def test_an_unfinished_paragraph_is_what_follows_the_last_blank_line() -> None:
+    assert {text: whole_paragraphs(text.split(b"|") if text else []) for text in WHOLE} == WHOLE
+    assert {text: paragraph_break(text) for text in GAPS} == GAPS
 
 
 def test_a_draft_tells_sampled_from_inserted_tokens() -> None:
@@ -131,8 +115,6 @@ def test_a_draft_tells_sampled_from_inserted_tokens() -> None:
     assert draft.kept(2).inserted == ()
 
 
-# -- extrapolation
-
 ROTATION = Extrapolation(words=("Wait", "First"), extensions=4, tokens=12, value_every=2, forced_text=FORCED)
 
 
@@ -140,9 +122,15 @@ def test_words_are_inserted_in_rotation_in_place_of_the_closing_tag() -> None:
     server = Scripted(["x=3\n\n</think>", ", x=4\n</think>", ", x=5</think>", ", x=6", ", x=7\n\n</think>", "7}"])
     [trace] = traces(ROTATION, server)
     assert inserted(trace) == ["Wait", "\nFirst", "\n\nWait", "\n\nFirst"]
-    assert trace.text == ("x=3\n\nWait, x=4\n\nFirst, x=5\n\nWait, x=6\n\nFirst, x=7\n\n</think>7}")
+    assert trace.text == "x=3\n\nWait, x=4\n\nFirst, x=5\n\nWait, x=6\n\nFirst, x=7\n\n</think>7}"
     assert trace.boundaries == [0, 4, 12, 21], "a blank line of a sampled and an inserted newline is two tokens"
     assert trace.answer_text == "7}"
+    direct = derive_seed(7, "rollout", 0, "p", 1)
+    extensions = [derive_seed(7, "extension", 0, "p", 1, w) for w in (1, 2, 3, 4)]
+    assert [request.seeds for request in server.asked[:5]] == [[seed] for seed in (direct, *extensions)]
+    assert trace.completion.seed == direct, "the first seed is that of a direct evaluation"
+    assert Extrapolation().budgets(16384) == (16384, 20480, 24576, 28672, 32768)
+    assert [Extrapolation().word(w) for w in (0, 3, 4, 7)] == ["Wait", "But hold on", "Wait", "But hold on"]
 
 
 def test_a_paragraph_that_the_limit_cuts_is_dropped_and_the_rest_stays_in_the_prompt() -> None:
@@ -165,20 +153,6 @@ def test_a_thought_that_the_first_limit_cuts_goes_on_after_its_last_paragraph() 
     assert trace.boundaries[1] == len(ids("x=3\n\n"))
 
 
-def test_seeds_follow_from_the_place_and_the_first_is_that_of_a_direct_evaluation() -> None:
-    server = Scripted(["x=3\n\n</think>", *[", x=5\n\n</think>"] * 4, "7}"])
-    [trace] = traces(ROTATION, server)
-    direct = derive_seed(7, "rollout", 0, "p", 1)
-    extensions = [derive_seed(7, "extension", 0, "p", 1, w) for w in (1, 2, 3, 4)]
-    assert [request.seeds for request in server.asked[:5]] == [[seed] for seed in (direct, *extensions)]
-    assert trace.completion.seed == direct
-
-
-def test_boundaries_stand_for_budgets_past_that_of_the_training() -> None:
-    assert Extrapolation().budgets(16384) == (16384, 20480, 24576, 28672, 32768)
-    assert [Extrapolation().word(w) for w in (0, 3, 4, 7)] == ["Wait", "But hold on", "Wait", "But hold on"]
-
-
 def test_a_closing_tag_of_several_tokens_is_found_in_the_text_and_what_follows_is_dropped() -> None:
     mode = ROTATION.model_copy(update={"extensions": 2, "forced_text": "DONE 7}"})
     server = Scripted(["x=3\n\nDONE so it is", ", x=4\n\nDONE so", ", x=5\n\nDONE 8}", "7}"])
@@ -187,19 +161,14 @@ def test_a_closing_tag_of_several_tokens_is_found_in_the_text_and_what_follows_i
     assert server.asked[1].prompt_ids == [*PROMPT, *ids("x=3\n\nWait")]
 
 
-# -- budgets
-
-
 def test_one_thought_is_cut_at_every_budget() -> None:
     thought = "x=3\n\nWait, x=4\n\n"
     budgets = (2, 4, len(ids(thought)), 100)
     server = Scripted([thought + "</think>", "1}", "2}", "\\boxed{7}"])
     found = traces(BudgetForcing(budgets=budgets, forced_text=FORCED), server)
     assert [(t.stage, t.stages, t.sample, t.counts) for t in found] == [(n, 4, 4 + n, n == 3) for n in range(4)]
-    assert [t.text for t in found[:2]] == [
-        TOKENS.text(ids(thought)[:2]) + FORCED + "1}",
-        TOKENS.text(ids(thought)[:4]) + FORCED + "2}",
-    ]
+    forced = [TOKENS.text(ids(thought)[:cut]) + FORCED + answer for cut, answer in ((2, "1}"), (4, "2}"))]
+    assert [t.text for t in found[:2]] == forced
     assert {t.text for t in found[2:]} == {thought + "</think>\\boxed{7}"}, "both budgets lie beyond the thought"
     assert [t.boundaries for t in found] == [[0, 2], [0, 2, 4], [0, 2, 4, budgets[2]], [0, 2, 4, budgets[2]]]
     assert [inserted(t) for t in found] == [[FORCED], [FORCED], [], []]
@@ -213,18 +182,13 @@ def test_with_extend_the_end_of_the_thought_is_suppressed_up_to_the_largest_budg
     assert last.text.startswith("x=3\n\nWait, x=4\n\nFirst, x=5")
     assert inserted(last) == ["Wait", "First", FORCED]
     assert "</think>" not in last.text.partition(FORCED)[0]
-    assert [request.settings.max_tokens for request in server.asked[:3]] == [
-        14, 14 - len(ids("x=3\n\nWait")), 14 - len(ids("x=3\n\nWait, x=4\n\nFirst")),
-    ]  # fmt: skip
+    left = [14 - len(ids(before)) for before in ("", "x=3\n\nWait", "x=3\n\nWait, x=4\n\nFirst")]
+    assert [request.settings.max_tokens for request in server.asked[:3]] == left
 
 
 def test_a_completion_that_ends_without_closing_its_thought_is_forced_to_answer() -> None:
-    server = Scripted(["x=3", "7}"])
-    [trace] = traces(BudgetForcing(budgets=(50,), forced_text=FORCED), server)
+    [trace] = traces(BudgetForcing(budgets=(50,), forced_text=FORCED), Scripted(["x=3", "7}"]))
     assert trace.text == "x=3" + FORCED + "7}"
-
-
-# -- rounds
 
 
 def test_the_second_attempt_sees_the_first_behind_the_same_prompt() -> None:
@@ -238,17 +202,17 @@ def test_the_second_attempt_sees_the_first_behind_the_same_prompt() -> None:
     assert second.completion.seed == derive_seed(7, "round", 0, "p", 1, 1)
 
 
-def test_without_a_sentence_the_problem_is_said_again() -> None:
-    server = Scripted(["x=3</think>3", "x=7</think>7"])
-    _, second = traces(HistoryConditioned(backtrack=None), server)
-    assert TOKENS.text(second.start.context_ids).endswith("3<|end|>\nSolve 2*x+1=15\n<think>\n")
-
-
-def test_an_attempt_that_its_limit_cuts_is_closed_before_the_next_turn() -> None:
-    server = Scripted(["x=3\n\nx=4", "x=7</think>7"])
-    _, second = traces(HistoryConditioned(backtrack="Again", attempt_tokens=3), server)
-    shown = TOKENS.text(ids("x=3\n\nx=4")[:3])
-    assert TOKENS.text(second.start.context_ids[len(PROMPT) :]) == shown + "</think><|end|>\nAgain\n<think>\n"
+@pytest.mark.parametrize(
+    ("attempt", "mode", "turn"),
+    [
+        ("x=3</think>3", HistoryConditioned(backtrack=None), "x=3</think>3<|end|>\nSolve 2*x+1=15\n<think>\n"),
+        ("x=3\n\nx=4", HistoryConditioned(backtrack="Again", attempt_tokens=3), "x=3</think><|end|>\nAgain\n<think>\n"),
+    ],
+    ids=["the problem is said again", "an attempt that its limit cuts is closed"],
+)
+def test_what_stands_before_the_second_attempt(attempt: str, mode: HistoryConditioned, turn: str) -> None:
+    _, second = traces(mode, Scripted([attempt, "x=7</think>7"]))
+    assert TOKENS.text(second.start.context_ids[len(PROMPT) :]) == turn
 
 
 def test_a_prompt_holds_the_last_attempts_of_the_window() -> None:
@@ -259,16 +223,11 @@ def test_a_prompt_holds_the_last_attempts_of_the_window() -> None:
     assert [t.sample for t in found] == [4, 5, 6, 7]
 
 
-# -- a way of the user's own
-
-
 def test_a_class_beside_the_recipe_is_a_way_of_evaluating(tmp_path: Path) -> None:
     shutil.copy(EXAMPLE, tmp_path / "look_again.py")
-    (tmp_path / "mine.yaml").write_text(
-        "extends: quickstart\nevaluation:\n  benchmarks:\n"
-        '    - {name: b, problems: {type: small_world}, mode: {type: "look_again:OneMoreLook", word: First}}\n'
-    )
-    mode = load_recipe(tmp_path / "mine.yaml").evaluation.benchmarks[0].mode
+    (tmp_path / "mine.yaml").write_text("extends: quickstart\n")
+    own = benchmark('{type: "look_again:OneMoreLook", word: First}')
+    mode = load_recipe(tmp_path / "mine.yaml", (own,)).evaluation.benchmarks[0].mode
     assert isinstance(mode, Mode)
     server = Scripted(["x=3</think>3", ", x=7</think>\\boxed{7}"])
     [trace] = traces(mode, server)
@@ -277,41 +236,35 @@ def test_a_class_beside_the_recipe_is_a_way_of_evaluating(tmp_path: Path) -> Non
     assert (trace.answer_text, trace.counts) == ("\\boxed{7}", True)
 
 
-# -- recipe, records and summary
-
-
 def benchmark(mode: str) -> str:
     return f"evaluation.benchmarks=[{{name: b, problems: {{type: small_world, problems: 4}}, mode: {mode}}}]"
 
 
+TAGLESS = 'prompt={instruction: "", thought_start: "", thought_end: ""}'
+
+
 @pytest.mark.parametrize(
-    ("mode", "words"),
+    ("changes", "told"),
     [
-        ("{type: budget_forcing, budgets: [64, 32]}", "ascending order"),
-        ("{type: budget_forcing, budgets: []}", "budgets"),
-        ("{type: budget_forcing, budgets: [64], forced_text: Stop.}", "forced_text"),
-        ("{type: extrapolation, extensions: 3}", "multiple of value_every"),
-        ('{type: extrapolation, words: [Wait, ""]}', "is empty"),
-        ("{type: extrapolated}", "extrapolation is the nearest"),
-        ("{type: linearised, rounds: 1}", "from 2"),
+        ([benchmark("{type: budget_forcing, budgets: [64, 32]}")], "ascending"),
+        ([benchmark("{type: budget_forcing, budgets: []}")], "budgets"),
+        ([benchmark("{type: budget_forcing, budgets: [64], forced_text: Stop.}")], "forced_text"),
+        ([benchmark("{type: extrapolation, extensions: 3}")], "value_every"),
+        ([benchmark('{type: extrapolation, words: [Wait, ""]}')], "is empty"),
+        ([benchmark("{type: extrapolated}")], "extrapolation is the nearest"),
+        ([benchmark("{type: linearised, rounds: 1}")], "from 2"),
+        ([TAGLESS, benchmark("{type: extrapolation}")], "prompt.thought_end"),
     ],
 )
-def test_what_cannot_work_is_refused(mode: str, words: str) -> None:
+def test_what_cannot_work_is_refused(changes: list[str], told: str) -> None:
     with pytest.raises(UserError) as refused:
-        load_recipe(QUICKSTART, (benchmark(mode),))
-    assert words in refused.value.message()
-
-
-def test_a_model_without_tags_has_no_thought_to_cut() -> None:
-    tagless = ('prompt={instruction: "", thought_start: "", thought_end: ""}',)
-    with pytest.raises(UserError, match=r"prompt\.thought_end"):
-        load_recipe(QUICKSTART, (*tagless, benchmark("{type: extrapolation}")))
-    assert load_recipe(QUICKSTART, (*tagless, benchmark("{type: linearised}"))).evaluation.benchmarks[0].mode
+        load_recipe(QUICKSTART, tuple(changes))
+    assert told in refused.value.message()
+    assert load_recipe(QUICKSTART, (TAGLESS, benchmark("{type: linearised}"))).evaluation.benchmarks[0].mode
 
 
 def test_the_way_of_evaluating_decides_the_digest_and_the_default_changes_none(tmp_path: Path) -> None:
-    recipe = load_recipe(QUICKSTART, (benchmark("null"),))
-    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
+    layout = run_of(tmp_path / "run", recipe=load_recipe(QUICKSTART, (benchmark("null"),)))
     modes = (
         "null",
         "{type: direct}",
@@ -319,25 +272,17 @@ def test_the_way_of_evaluating_decides_the_digest_and_the_default_changes_none(t
         "{type: linearised, rounds: 4}",
         "{type: linearised, rounds: 5}",
     )
-    digests = [
-        evaluation_settings(layout, load_recipe(QUICKSTART, (benchmark(mode),)))["b"].now.sampled for mode in modes
-    ]
+    digests = [evaluation_settings(layout, load_recipe(QUICKSTART, (benchmark(mode),)))["b"].sampled for mode in modes]
     assert digests[0] == digests[1]
     assert digests[2] == digests[3]
     assert len(set(digests)) == 3
 
 
 def rollout(sample: int, reward: float, **more: object) -> Rollout:
-    return Rollout(
-        iteration=0, problem_id="p", sample=sample, seed=1, weights_version=0, prompt_ids=[1], forced=0,
-        token_ids=[2, 3, 4], logprobs=[-0.5, 0.0, 0.0], finish_reason=FinishReason.STOP, text="7", answer="7",
-        reward=reward, boundaries=[0, 1], started=0.0, seconds=1.0, **more,  # type: ignore[arg-type]
-    )  # fmt: skip
+    return replace(samples.rollout("p", sample, reward=reward), **more)  # type: ignore[arg-type]
 
 
 def test_records_without_inserted_tokens_are_written_as_before_and_read_again(tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
     usual, special = tmp_path / "usual.parquet", tmp_path / "special.parquet"
     plain, forced = rollout(0, 1.0), rollout(1, 0.0, inserted=[[1, 2]], stage=1, stages=2)
     write_records(usual, [plain], Rollout)
@@ -345,8 +290,7 @@ def test_records_without_inserted_tokens_are_written_as_before_and_read_again(tm
     assert not {"inserted", "stage", "stages"} & set(pq.read_schema(usual).names)
     assert read_records(usual, Rollout) == [plain]
     assert read_records(special, Rollout) == [plain, forced]
-    assert (plain.sampled_tokens, forced.sampled_tokens) == (3, 1)
-    assert [plain.counts, forced.counts] == [True, True]
+    assert (plain.sampled_tokens, forced.sampled_tokens, plain.counts, forced.counts) == (3, 1, True, True)
 
 
 def test_each_stage_has_its_accuracy() -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from run_of import job_of, run_of
 
 from mrt_hpc.attempt.ledger import claimed, record_submission
 from mrt_hpc.attempt.ranks import start_ranks
 from mrt_hpc.backends.local.backend import LocalRun, run_plan
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.plan.jobs import Job, JobResources, Plan, Role
-from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.plan.jobs import Plan, Role
 from mrt_hpc.roles.tracking import write_events
 from mrt_hpc.run.events import EventKind, EventLog
 from mrt_hpc.run.heartbeats import Heart, Observer
@@ -26,40 +26,25 @@ from mrt_hpc.run.manifest import commit_whole
 from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.stuck_notices import sign
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
-from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
-ONE = JobResources(
-    nodes=1, ranks_per_node=1, gpus_per_rank=0, cpus_per_rank=1, memory_gib_per_node=1.0, time_limit_minutes=1
-)
-JOB = Job(name="a", role=Role.REPORT, tasks=1, resources=ONE)
+JOB = job_of("a", Role.REPORT)
 
 
 @pytest.fixture
 def layout() -> Iterator[RunLayout]:
     """A run outside of pytest's own folder, which counts as a run for the sake of other tests."""
-    recipe = load_recipe(QUICKSTART)
     with tempfile.TemporaryDirectory() as folder:
-        yield create_or_open(Path(folder) / "run", recipe, compile_plan(recipe, LocalSite()))
+        yield run_of(Path(folder) / "run")
 
 
 def move(layout: RunLayout) -> RunLayout:
     return RunLayout(layout.root.rename(layout.root.with_name("moved")))
 
 
-def claim(layout: RunLayout) -> None:
-    holder = Holder(layout.root, "a", 0, "1")
-    group_leases(layout, 3, holder, Observer(10.0)).claim(7)
-
-
-def aside(layout: RunLayout) -> None:
-    set_aside(layout, [layout.plan], "why")
-
-
-def local_claim(layout: RunLayout) -> None:
+def claim_process(layout: RunLayout) -> None:
     with claimed(layout, 10.0):
         pass
 
@@ -70,17 +55,21 @@ def start(layout: RunLayout) -> None:
         child.wait()
 
 
+def fill(directory: Path) -> None:
+    (directory / "x").touch()
+
+
 WRITERS: dict[str, Callable[[RunLayout], object]] = {
     "the state of a task": lambda run: write_task(run, "a", 0, TaskRecord(TaskState.RUNNING)),
     "an event": lambda run: EventLog(run.events / "a.jsonl").emit(EventKind.STEP),
-    "a lease": claim,
-    "a group": lambda run: commit_whole(run.group(3, 7), lambda folder: (folder / "x").write_text("x") and None),
-    "weights": lambda run: commit_whole(run.weights_version(1), lambda folder: (folder / "x").touch()),
+    "a lease": lambda run: group_leases(run, 3, Holder(run.root, "a", 0, "1"), Observer(10.0)).claim(7),
+    "a group": lambda run: commit_whole(run.group(3, 7), fill),
+    "weights": lambda run: commit_whole(run.weights_version(1), fill),
     "a job": lambda run: record_submission(run, "a", "17", "box"),
     "what is told": lambda run: sign(run, "a"),
-    "what is set aside": aside,
+    "what is set aside": lambda run: set_aside(run, [run.plan], "why"),
     "event files": lambda run: write_events(run, run.training_events, ()),
-    "the claim of a process": local_claim,
+    "the claim of a process": claim_process,
     "the log of a rank": start,
 }
 
@@ -110,10 +99,10 @@ def test_a_run_that_is_moved_at_any_moment_is_never_made_again(layout: RunLayout
     """Writers go on until they are told of the move; they may meet the moment itself, which the system refuses."""
     told: list[UserError] = []
 
-    def write_on(write: Callable[[RunLayout], object]) -> None:
+    def write_on(name: str) -> None:
         while True:
             try:
-                write(layout)
+                WRITERS[name](layout)
             except UserError as error:
                 told.append(error)
                 return
@@ -121,7 +110,7 @@ def test_a_run_that_is_moved_at_any_moment_is_never_made_again(layout: RunLayout
                 continue
 
     names = ("the state of a task", "an event", "a lease", "a job", "what is told")
-    threads = [threading.Thread(target=write_on, args=(WRITERS[name],)) for name in names]
+    threads = [threading.Thread(target=partial(write_on, name)) for name in names]
     for thread in threads:
         thread.start()
     moved = move(layout)
@@ -132,9 +121,7 @@ def test_a_run_that_is_moved_at_any_moment_is_never_made_again(layout: RunLayout
     assert moved.recipe_lock.is_file()
 
 
-def test_the_command_that_runs_a_moved_run_ends_and_says_so_and_another_goes_on_at_the_new_place(
-    layout: RunLayout,
-) -> None:
+def test_the_command_that_runs_a_moved_run_ends_and_another_goes_on_at_the_new_place(layout: RunLayout) -> None:
     plan = Plan(name="p", iterations=1, segments=1, jobs=(JOB,))
     layout.plan.write_text(plan.model_dump_json())
 

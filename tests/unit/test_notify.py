@@ -5,18 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import time
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
+from basics import INFERENCE, QUICKSTART, TRAINER, executable, made_run
 
 from mrt_hpc.attempt import notify
 from mrt_hpc.attempt.entry import load_task, run_task
-from mrt_hpc.attempt.ledger import record_site, record_submission, recorded_site
-from mrt_hpc.attempt.notify import tell_end, tell_stuck
+from mrt_hpc.attempt.ledger import record_site, record_submission
+from mrt_hpc.attempt.notify import notify_end, notify_stuck
 from mrt_hpc.attempt.placement import Placement
-from mrt_hpc.attempt.stuck import patience_of, sign_for, tell_failure
+from mrt_hpc.attempt.stuck import notify_failure, patience_of, sign_for
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm import after_srun
 from mrt_hpc.backends.slurm.site import SlurmSite
@@ -25,127 +26,141 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.task.peers import PeersAwayError
-from mrt_hpc.run import stuck_notices as told_module
+from mrt_hpc.run import stuck_notices
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.retries import NO_INODES, RetryPolicy, retrying
-from mrt_hpc.run.stuck_notices import FULL_DISK, forget_told, sign
+from mrt_hpc.run.retries import NO_INODES, retrying
+from mrt_hpc.run.stuck_notices import FULL_DISK, forget_notices, sign
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.waiting import wait_until
-from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.layout import RunLayout
 
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 HERE = Placement(0, 1, 0, "12.0")
+SECOND = "segment-001.trainer"
+
+
+@dataclass
+class Notified:
+    """A run whose site profile names a command that writes down what it gets."""
+
+    layout: RunLayout
+    folder: Path
+
+    @property
+    def told(self) -> list[str]:
+        """The outcomes that the command got; its arguments are those of the profile, the run and the outcome."""
+        path = self.folder / "told"
+        lines = path.read_text().splitlines() if path.exists() else []
+        outcomes = [line.rpartition("|")[2] for line in lines]
+        assert lines == [f"me|{self.layout.root}|{outcome}|{outcome}" for outcome in outcomes]
+        return outcomes
+
+    @property
+    def why(self) -> str:
+        return (self.folder / "why").read_text()
+
+    def command(self, *words: str) -> None:
+        record_site(self.layout, SlurmSite(name="site", notify=words))
+
+    def runs(self, job: str, role: Callable[[Task], None] = lambda _: None, place: Placement = HERE) -> None:
+        run_task(str(self.layout.root), job, 0, place, role)
+
+    def fills(self, job: str) -> None:
+        """A task that has no time to wait for room on the disk."""
+        patience = replace(patience_of(self.layout, job, 1e-9), full_pause_s=0.0, long_wait_s=0.0)
+        with pytest.raises(UserError, match="stayed full"):
+            retrying(never_written, "a shard", patience)
+
+    def returns(self, job: str, place: Placement = HERE, *, finishes: bool = False) -> None:
+        """A task returns its nodes because the other role does not run."""
+
+        def role(task: Task) -> None:
+            if finishes:
+                task.events.emit(EventKind.GROUP_COMMITTED)
+            peer = Role.TRAINER if task.job.role is Role.INFERENCE else Role.INFERENCE
+            raise PeersAwayError("has not run for 10 minutes", task.peers(peer))
+
+        with pytest.raises(UserError, match="gave the nodes back"):
+            self.runs(job, role, place)
+
+    def fails(self, job: str, state: TaskState = TaskState.FAILED) -> None:
+        write_task(self.layout, job, 0, TaskRecord(state, message="why"))
+        notify_failure(self.layout, job, 0, TaskRecord(state, message="why"))
+
+
+def never_written(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunLayout:
-    """A run whose site profile names a command that writes down what it gets."""
-    recipe = load_recipe(QUICKSTART)
-    layout = create_or_open(tmp_path / "a run", recipe, compile_plan(recipe, LocalSite()))
-    command = tmp_path / "tell"
-    words = "$1|$2|$3|$MRT_HPC_OUTCOME"
-    lines = ("#!/bin/sh", f'echo "{words}" >> {tmp_path / "told"}', f'echo "$MRT_HPC_REASON" > {tmp_path / "why"}')
-    command.write_text("\n".join(lines))
-    command.chmod(0o755)
-    record_site(layout, SlurmSite(name="site", notify=(str(command), "me")))
-    record_submission(layout, "report", "12", "site")
-    return layout
+def run(tmp_path: Path) -> Notified:
+    run = Notified(made_run(tmp_path / "a run"), tmp_path)
+    words = f'echo "$1|$2|$3|$MRT_HPC_OUTCOME" >> {tmp_path}/told\necho "$MRT_HPC_REASON" > {tmp_path}/why'
+    executable(tmp_path / "tell", words)
+    run.command(str(tmp_path / "tell"), "me")
+    record_submission(run.layout, "report", "12", "site")
+    return run
 
 
-def told(run: RunLayout) -> list[str]:
-    path = run.root.parent / "told"
-    return path.read_text().splitlines() if path.exists() else []
+# -- the end
 
 
-def does_nothing(_: Task) -> None:
-    return
+def test_the_report_tells_how_a_run_has_ended_and_nobody_else(run: Notified) -> None:
+    def incomplete(_: Task) -> None:
+        raise UserError("the report is incomplete")
 
-
-def fails(_: Task) -> None:
-    raise UserError("the report is incomplete")
-
-
-def test_the_report_tells_that_a_run_has_finished(run: RunLayout) -> None:
-    run_task(str(run.root), "report", 0, HERE, does_nothing)
-    assert told(run) == [f"me|{run.root}|finished|finished"]
-
-
-def test_the_report_tells_that_a_run_has_failed(run: RunLayout) -> None:
+    run.runs("prepare")
+    write_task(run.layout, "report", 0, TaskRecord(TaskState.RETRYING))
+    notify_end(run.layout, "report", 0)
+    assert run.told == [], "other jobs, and a report that comes back"
     with pytest.raises(UserError):
-        run_task(str(run.root), "report", 0, HERE, fails)
-    assert told(run) == [f"me|{run.root}|failed|failed"]
+        run.runs("report", incomplete)
+    assert run.told == ["failed"]
+    run.runs("report")
+    assert run.told == ["failed", "finished"]
 
 
-def test_other_jobs_and_a_report_that_comes_back_tell_nothing(run: RunLayout) -> None:
-    run_task(str(run.root), "prepare", 0, HERE, does_nothing)
-    write_task(run, "report", 0, TaskRecord(TaskState.RETRYING))
-    tell_end(run, "report", 0)
-    assert told(run) == []
-
-
-def test_a_command_that_fails_fails_nothing(run: RunLayout, caplog: pytest.LogCaptureFixture) -> None:
-    record_site(run, SlurmSite(name="site", notify=("/no/such/command",)))
-    write_task(run, "report", 0, TaskRecord(TaskState.DONE))
-    tell_end(run, "report", 0)
+def test_a_command_that_fails_or_prints_harms_nothing(
+    run: Notified, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_task(run.layout, "report", 0, TaskRecord(TaskState.DONE))
+    run.command("/no/such/command")
+    notify_end(run.layout, "report", 0)
     assert "notify" in caplog.text
+    capfd.readouterr()
+    run.command("echo", "123")
+    notify_end(run.layout, "report", 0)
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == ("", f"123 {run.layout.root} finished\n"), "no answer of the job script"
 
 
 def test_a_command_that_hangs_is_ended_with_what_it_has_started(
-    run: RunLayout, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run: Notified, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(notify, "LONGEST_S", 3.0)
-    started, child = time.monotonic(), run.root.parent / "child"
-    script = f"sleep 600 & echo $! > {child}; wait"
-    record_site(run, SlurmSite(name="site", notify=("sh", "-c", script)))
-    write_task(run, "report", 0, TaskRecord(TaskState.DONE))
-    tell_end(run, "report", 0)
-    assert time.monotonic() - started < 120
+    monkeypatch.setattr(notify, "LONGEST_S", 2.0)
+    started, child = time.monotonic(), run.folder / "child"
+    run.command("sh", "-c", f"sleep 600 & echo $! > {child}; wait")
+    write_task(run.layout, "report", 0, TaskRecord(TaskState.DONE))
+    notify_end(run.layout, "report", 0)
+    assert time.monotonic() - started < 20
     assert "timed out" in caplog.text
-    wait_until(lambda: has_ended(int(child.read_text())), reason="the end of the child", deadline_s=60)
+
+    def has_ended() -> bool:
+        try:
+            return psutil.Process(int(child.read_text())).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    wait_until(has_ended, reason="the end of the child", deadline_s=60)
 
 
-def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or only its parent has not asked for its exit code yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
-def test_the_output_of_the_command_is_no_answer_of_the_job_script(
-    run: RunLayout, capfd: pytest.CaptureFixture[str]
-) -> None:
-    record_site(run, SlurmSite(name="site", notify=("echo", "123")))
-    write_task(run, "report", 0, TaskRecord(TaskState.DONE))
-    tell_end(run, "report", 0)
-    said = capfd.readouterr()
-    assert (said.out, said.err) == ("", f"123 {run.root} finished\n")
-
-
-# -- stuck
-
-TRAINER, INFERENCE = "segment-000.trainer", "segment-000.inference"
-NO_ROOM = OSError(errno.ENOSPC, "No space left on device")
-
-
-def why(run: RunLayout) -> str:
-    return (run.root.parent / "why").read_text().strip()
-
-
-def patience(run: RunLayout, job: str) -> RetryPolicy:
-    """Of a task that has no time, and tells at once."""
-    return replace(patience_of(run, job, 1e-9), full_pause_s=0.0, long_wait_s=0.0)
-
-
-def never_written() -> None:
-    raise NO_ROOM
+# -- a full disk
 
 
 @pytest.fixture
@@ -161,182 +176,127 @@ def _links_within_folders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_links_within_folders")
-def test_a_full_disk_is_told_once_by_all_tasks_and_attempts(run: RunLayout) -> None:
-    sign(run, INFERENCE)
+def test_a_full_disk_is_told_once_by_all_tasks_and_attempts(run: Notified) -> None:
+    sign(run.layout, INFERENCE)
     for job in (INFERENCE, INFERENCE, TRAINER, INFERENCE):
-        with pytest.raises(UserError, match="stayed full"):
-            retrying(never_written, "a shard", patience(run, job))
-    assert told(run) == [f"me|{run.root}|stuck|stuck"]
-    assert f"the disk is full: {INFERENCE} waits for room to write a shard" in why(run)
+        run.fills(job)
+    assert run.told == ["stuck"]
+    assert all(word in run.why for word in (INFERENCE, "a shard"))
 
 
-def test_a_cause_that_could_not_be_told_is_told_by_the_next_that_notices(run: RunLayout) -> None:
-    site = recorded_site(run, "site")
-    record_site(run, SlurmSite(name="site", notify=("false",)))
-    tell_stuck(run, "prepare", "full_disk", "the disk is full")
-    record_site(run, site)
+def test_a_cause_is_told_by_the_next_that_notices_when_nobody_could_be_told(run: Notified) -> None:
+    for command, recorded in (((), False), (("false",), False)):
+        run.command(*command)
+        notify_stuck(run.layout, "prepare", FULL_DISK, "the disk is full")
+        assert (run.layout.notices / FULL_DISK).exists() is recorded
+    run.command(str(run.folder / "tell"), "me")
     for _ in range(2):
-        tell_stuck(run, "report", "full_disk", "the disk is full")
-    assert told(run) == [f"me|{run.root}|stuck|stuck"]
+        notify_stuck(run.layout, "report", FULL_DISK, "the disk is full")
+    assert run.told == ["stuck"]
 
 
-def test_a_full_disk_is_told_again_when_there_was_room_in_between(run: RunLayout) -> None:
+def test_a_full_disk_is_told_again_when_there_was_room_in_between(run: Notified) -> None:
     def written_at_last() -> None:
         if times.pop():
-            raise NO_ROOM
+            never_written()
 
-    sign(run, INFERENCE)
+    sign(run.layout, INFERENCE)
+    patience = patience_of(run.layout, INFERENCE, 1e-9)
     for number in (1, 2):
         times = [False, True, True]
-        retrying(written_at_last, "a shard", replace(patience(run, INFERENCE), full_limit_s=60))
-        assert len(told(run)) == number
+        retrying(written_at_last, "a shard", replace(patience, full_pause_s=0.0, long_wait_s=0.0, full_limit_s=60))
+        assert run.told == ["stuck"] * number
 
 
-def test_what_an_attempt_has_finished_since_takes_the_full_disk_back(run: RunLayout) -> None:
-    sign(run, INFERENCE)
-    with pytest.raises(UserError, match="stayed full"):
-        retrying(never_written, "a shard", patience(run, INFERENCE))
-    run_task(str(run.root), "prepare", 0, HERE, does_nothing)
-    assert (run.told / FULL_DISK).exists(), "small files of other jobs may still find room"
-    run_task(str(run.root), INFERENCE, 0, HERE, does_nothing)
-    assert not (run.told / FULL_DISK).exists()
-
-
-def test_an_attempt_that_ends_on_the_full_disk_takes_nothing_back(run: RunLayout) -> None:
+def test_what_an_attempt_has_finished_since_takes_the_full_disk_back(run: Notified) -> None:
     def progresses_and_waits(task: Task) -> None:
-        task.events.emit(EventKind.SHARD_COMMITTED)
+        task.events.emit(EventKind.GROUP_COMMITTED)
         retrying(never_written, "a shard", replace(task.events.patience, full_limit_s=0.0))
 
     with pytest.raises(UserError, match="stayed full"):
-        run_task(str(run.root), INFERENCE, 0, HERE, progresses_and_waits)
-    assert (run.told / FULL_DISK).exists()
-    assert len(told(run)) == 1
+        run.runs(INFERENCE, progresses_and_waits)
+    assert ((run.layout.notices / FULL_DISK).exists(), run.told) == (True, ["stuck"]), "not the one that ends on it"
+    run.runs("prepare")
+    assert (run.layout.notices / FULL_DISK).exists(), "small files of other jobs may still find room"
+    run.runs(INFERENCE)
+    assert not (run.layout.notices / FULL_DISK).exists()
 
 
 @pytest.mark.usefixtures("_links_within_folders")
-def test_a_disk_without_room_for_any_file_is_told_too(run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room_for_any_file_is_told_too(run: Notified, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a new name finds room."""
-
-    def full(*_: object, **__: object) -> None:
-        raise NO_ROOM
-
     with monkeypatch.context() as patch:
-        patch.setattr(told_module, "write_text", full)
-        task = load_task(run, INFERENCE, 0, HERE)
+        patch.setattr(stuck_notices, "write_text", never_written)
+        task = load_task(run.layout, INFERENCE, 0, HERE)
         sign_for(task)
-        task.events.patience.watch.full("a shard", NO_INODES)  # type: ignore[union-attr]
-        task.events.patience.watch.full("a shard", NO_INODES)  # type: ignore[union-attr]
-    assert len(told(run)) == 1
+        for _ in range(2):
+            task.events.patience.watch.full("a shard", NO_INODES)  # type: ignore[union-attr]
+    assert run.told == ["stuck"]
 
 
-def returns_its_nodes(task: Task) -> None:
-    peer = Role.TRAINER if task.job.role is Role.INFERENCE else Role.INFERENCE
-    raise PeersAwayError("has not run for 10 minutes", task.peers(peer))
+# -- roles that miss each other
 
 
-def give_back(
-    run: RunLayout, job: str, role: Callable[[Task], None] = returns_its_nodes, attempt: str = "12.0"
-) -> None:
-    with pytest.raises(UserError, match="gave the nodes back"):
-        run_task(str(run.root), job, 0, replace(HERE, attempt=attempt), role)
+def test_roles_that_miss_each_other_again_and_again_are_told_once(run: Notified) -> None:
+    for outcomes in ([], [], ["stuck"], ["stuck"], ["stuck"]):
+        run.returns(INFERENCE)
+        run.returns(TRAINER)
+        assert run.told == outcomes
+    assert all(word in run.why for word in (INFERENCE, TRAINER, "3 times"))
 
 
-def test_roles_that_miss_each_other_again_and_again_are_told_once(run: RunLayout) -> None:
-    for _ in range(2):
-        give_back(run, INFERENCE)
-        give_back(run, TRAINER)
-    assert told(run) == []
-    for _ in range(3):
-        give_back(run, INFERENCE)
-        give_back(run, TRAINER)
-    assert told(run) == [f"me|{run.root}|stuck|stuck"]
-    assert f"task 0 of {INFERENCE} has returned its nodes 3 times in a row because {TRAINER} did not run" in why(run)
-
-
-def test_what_the_segment_finishes_begins_the_count_of_waits_again(run: RunLayout) -> None:
-    def finishes_something(task: Task) -> None:
-        task.events.emit(EventKind.SHARD_COMMITTED)
-        returns_its_nodes(task)
-
+def test_what_the_segment_finishes_begins_the_count_of_waits_again(run: Notified) -> None:
     for number in range(1, 6):
-        give_back(run, TRAINER)
-        give_back(run, INFERENCE, finishes_something, f"12.{number}")
-    assert told(run) == []
-    for _ in range(3):
-        give_back(run, TRAINER)
-    assert len(told(run)) == 1
-    give_back(run, INFERENCE, finishes_something, "12.9")
-    for _ in range(3):
-        give_back(run, TRAINER)
-    assert len(told(run)) == 2, "this is another time of waiting"
+        run.returns(TRAINER)
+        run.returns(INFERENCE, replace(HERE, attempt=f"12.{number}"), finishes=True)
+    assert run.told == []
+    for times in (1, 2):
+        for _ in range(3):
+            run.returns(TRAINER)
+        assert run.told == ["stuck"] * times, "each is a time of waiting of its own"
+        run.returns(INFERENCE, replace(HERE, attempt="12.9"), finishes=True)
 
 
-def test_near_the_time_limit_a_later_attempt_tells_of_the_waits(run: RunLayout) -> None:
-    late = replace(HERE, time_left_s=20.0)
-    for place in (HERE, HERE, late, late):
-        with pytest.raises(UserError, match="gave the nodes back"):
-            run_task(str(run.root), TRAINER, 0, place, returns_its_nodes)
-    assert told(run) == []
-    give_back(run, TRAINER)
-    assert len(told(run)) == 1
+def test_near_the_time_limit_a_later_attempt_tells_of_the_waits(run: Notified) -> None:
+    for time_left_s in (HERE.time_left_s, HERE.time_left_s, 20.0, 20.0):
+        run.returns(TRAINER, replace(HERE, time_left_s=time_left_s))
+    assert run.told == []
+    run.returns(TRAINER)
+    assert run.told == ["stuck"]
 
 
-def failure(run: RunLayout, job: str, index: int = 0) -> None:
-    record = TaskRecord(TaskState.FAILED, message="the server does not start\n  next: look")
-    write_task(run, job, index, record)
-    tell_failure(run, job, index, record)
+# -- failures that stop a run of three segments, of which each is evaluated
 
 
 @pytest.fixture
-def long_run(run: RunLayout) -> RunLayout:
-    """One with three segments, of which each is evaluated."""
+def long_run(run: Notified) -> Notified:
     changes = ("schedule.iterations=6", "schedule.iterations_per_job=2", "evaluation.every=2")
-    recipe = load_recipe(QUICKSTART, changes)
-    write_json(run.plan, compile_plan(recipe, LocalSite()).as_json())
+    write_json(run.layout.plan, compile_plan(load_recipe(QUICKSTART, changes), LocalSite()).as_json())
     return run
 
 
-def test_a_failure_that_stops_the_run_is_told_while_the_report_waits(long_run: RunLayout) -> None:
-    write_task(long_run, TRAINER, 0, TaskRecord(TaskState.DONE))
-    failure(long_run, "segment-001.trainer")
-    failure(long_run, "segment-001.trainer")
-    assert told(long_run) == [f"me|{long_run.root}|stuck|stuck"]
-    assert "segment-001.trainer has failed for good, so segment-001.evaluation" in why(long_run)
-    assert "the server does not start" in (long_run.root.parent / "why").read_text()
+def test_a_failure_that_stops_the_run_is_told_while_the_report_waits(long_run: Notified) -> None:
+    write_task(long_run.layout, TRAINER, 0, TaskRecord(TaskState.DONE))
+    long_run.fails(SECOND, TaskState.RETRYING)
+    assert long_run.told == [], "it may be tried again"
+    for _ in range(2):
+        long_run.fails(SECOND)
+    assert long_run.told == ["stuck"]
+    assert all(word in long_run.why for word in (f"{SECOND} has failed", "segment-001.evaluation"))
+    forget_notices(long_run.layout)
+    long_run.fails(SECOND)
+    assert long_run.told == ["stuck", "stuck"], "a submission lets every cause be told again"
 
 
-def test_a_failure_that_the_report_tells_at_once_is_left_to_it(long_run: RunLayout) -> None:
-    failure(long_run, "prepare")  # all other jobs are cancelled, and the report starts
-    failure(long_run, "segment-000.evaluation")  # no other job needs it
-    assert told(long_run) == []
+def test_a_failure_that_the_report_tells_at_once_is_left_to_it(long_run: Notified) -> None:
+    long_run.fails("prepare")  # all other jobs are cancelled, and the report starts
+    long_run.fails("segment-000.evaluation")  # no other job needs it
+    assert long_run.told == []
 
 
-def test_a_failure_that_may_be_tried_again_is_not_told(long_run: RunLayout) -> None:
-    write_task(long_run, TRAINER, 0, TaskRecord(TaskState.DONE))
-    tell_failure(long_run, "segment-001.trainer", 0, TaskRecord(TaskState.RETRYING))
-    assert told(long_run) == []
-
-
-def test_the_end_of_a_job_script_tells_of_a_task_that_was_killed(
-    long_run: RunLayout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_job_script_tells_of_a_killed_task(long_run: Notified, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "40")
-    write_task(long_run, TRAINER, 0, TaskRecord(TaskState.DONE))
-    write_task(long_run, "segment-001.trainer", 0, TaskRecord(TaskState.RUNNING, "40.0", failures=3))
-    code = after_srun.main([str(long_run.root), "segment-001.trainer", "0", "137"])
-    assert code == after_srun.AttemptOutcome.OVER
-    assert len(told(long_run)) == 1
-
-
-def test_a_submission_lets_every_cause_be_told_again(long_run: RunLayout) -> None:
-    write_task(long_run, TRAINER, 0, TaskRecord(TaskState.DONE))
-    failure(long_run, "segment-001.trainer")
-    forget_told(long_run)
-    failure(long_run, "segment-001.trainer")
-    assert len(told(long_run)) == 2
-
-
-def test_without_a_command_nothing_is_recorded(run: RunLayout) -> None:
-    record_site(run, SlurmSite(name="site"))
-    tell_stuck(run, TRAINER, FULL_DISK, "the disk is full")
-    assert not (run.told / FULL_DISK).exists()
+    write_task(long_run.layout, TRAINER, 0, TaskRecord(TaskState.DONE))
+    write_task(long_run.layout, SECOND, 0, TaskRecord(TaskState.RUNNING, "40.0", failures=3))
+    code = after_srun.main([str(long_run.layout.root), SECOND, "0", "137"])
+    assert (code, long_run.told) == (after_srun.AttemptOutcome.OVER, ["stuck"])

@@ -20,22 +20,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture
-def shard(tmp_path: Path) -> Path:
-    return evaluated_run(tmp_path / "run", 0).evaluation_shard(0, "held-out", 0)
-
-
-def test_outcomes_are_those_of_the_whole_records(shard: Path) -> None:
+def test_outcomes_are_those_of_the_whole_records_in_any_order_and_damage_is_seen(tmp_path: Path) -> None:
+    shard = evaluated_run(tmp_path / "run", 0).evaluation_shard(0, "held-out", 0)
     found = read_outcomes(shard)
     assert evaluated_problems([found]) == evaluated_problems([read_group(shard)])
     assert [rollout.tokens for rollout in found.rollouts] == [70, 50]
     assert len(found.branches) == 20
-
-
-def test_the_order_of_records_does_not_matter(shard: Path) -> None:
-    found = read_outcomes(shard)
     turned = replace(found, rollouts=found.rollouts[::-1], branches=found.branches[::-1], values=found.values[::-1])
     assert evaluated_problems([turned]) == evaluated_problems([found])
+    path = shard / "rollouts.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["reward"]), path)
+    with pytest.raises(DamagedError):
+        read_outcomes(shard)
+    with pytest.raises(UserError, match="reward"):
+        read_part(path, RolloutOutcome)
+    path.write_bytes(b"nothing")
+    with pytest.raises(DamagedError):
+        read_part(path, RolloutOutcome)
 
 
 def test_a_model_has_the_samples_that_were_written(tmp_path: Path) -> None:
@@ -44,16 +45,3 @@ def test_a_model_has_the_samples_that_were_written(tmp_path: Path) -> None:
     assert tuple(samples.problems.values()) == tuple(PROBLEMS.values())
     assert list(samples.accuracy.values()) == [0.5, 1.0]
     assert (samples.mean_tokens, samples.longest, samples.fewest) == (40.0, 70, 2)
-
-
-def test_damage_and_missing_columns_are_seen(shard: Path) -> None:
-    path = shard / "rollouts.parquet"
-    table = pq.read_table(path)
-    pq.write_table(table.drop_columns(["reward"]), path)
-    with pytest.raises(DamagedError):
-        read_outcomes(shard)
-    with pytest.raises(UserError, match="also reward"):
-        read_part(path, RolloutOutcome)
-    path.write_bytes(b"nothing")
-    with pytest.raises(DamagedError, match="cannot read records"):
-        read_part(path, RolloutOutcome)

@@ -1,42 +1,43 @@
-"""Weights version 0 is taken from a model directory, which may be a weights version of another run."""
+"""The first job: weights version 0 is taken from a model directory, which may be a weights version of another run, and
+model, tokenizer, prompts and gold answers are checked before anything is sampled.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from commands import new_run, recipe, refusal
 from safetensors.numpy import load_file, save_file
 from transformers import LlamaConfig, Qwen3NextConfig
 
 from mrt_hpc.attempt.entry import load_task
 from mrt_hpc.attempt.placement import Placement
-from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.domains.small_world.model import build_tokenizer
-from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles import prepare
 from mrt_hpc.roles.prepare_checks import check_prompts, name_unreadable
 from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
 from mrt_hpc.run.weights import publish
-from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.training.agreement import make_small
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from mrt_hpc.roles.task.context import Task
 
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 BENCHMARK = "evaluation.benchmarks=[{name: held-out, problems: {type: small_world, split: held_out, problems: 20}}]"
-FILES = ("chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+FILES = ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+DROP = "sampling.long_prompts=drop"
 
 
 def fill(directory: Path) -> None:
@@ -45,108 +46,117 @@ def fill(directory: Path) -> None:
     (directory / "generation_config.json").unlink()
 
 
-def task_from(model: Path, run: Path) -> Task:
-    recipe = load_recipe(QUICKSTART, (f"model={{type: hugging_face, path: {model}}}",))
-    create_or_open(run, recipe, compile_plan(recipe, LocalSite()))
+def prepare_task(run: Path, *settings: str, name: str = "quickstart") -> Task:
+    new_run(run, *settings, name=name)
     return load_task(RunLayout(run), "prepare", 0, Placement(0, 1, 0, "a"))
 
 
-@pytest.fixture
-def other(tmp_path: Path) -> Path:
-    """A weights version of another run."""
-    layout = RunLayout(tmp_path / "other")
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    layout = RunLayout(tmp_path_factory.mktemp("other"))
     publish(layout, 12, fill)
     return layout.weights_version(12)
 
 
+@pytest.fixture
+def other(published: Path, tmp_path: Path) -> Path:
+    """A weights version of another run."""
+    return shutil.copytree(published, tmp_path / "other" / published.name)
+
+
+@pytest.fixture
+def model(other: Path) -> Path:
+    """A model that no run has made."""
+    (other / MANIFEST).unlink()
+    return other
+
+
+def change_tokenizer(model: Path, **changes: object) -> None:
+    path = model / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def make_lossy(model: Path) -> None:
+    """Let the tokenizer lose spaces."""
+    change_tokenizer(model, normalizer={"type": "Replace", "pattern": {"String": " "}, "content": ""})
+
+
+def make_infinite(model: Path) -> None:
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.weight"][2] = np.nan
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+
+
+# -- models
+
+
 def test_a_run_starts_from_a_weights_version_of_another(other: Path, tmp_path: Path) -> None:
-    task = task_from(other, tmp_path / "run")
+    task = prepare_task(tmp_path / "run", f"model={{type: hugging_face, path: {other}}}")
     prepare.run(task)
     manifest = verify(task.layout.weights_version(0))
-    assert sorted(manifest.files) == sorted(FILES)
-    assert manifest.about["source"] == str(other)
+    assert (sorted(manifest.files), manifest.about["source"]) == (FILES, str(other))
 
 
 def test_a_damaged_weights_version_of_another_run_is_refused(other: Path, tmp_path: Path) -> None:
     save_file({"weight": np.ones(4, dtype=np.float32)}, other / "model.safetensors")
-    task = task_from(other, tmp_path / "run")
-    with pytest.raises(DamagedError, match="differs from the manifest"):
+    task = prepare_task(tmp_path / "run", f"model={{type: hugging_face, path: {other}}}")
+    with pytest.raises(DamagedError):
         prepare.run(task)
     assert not task.layout.weights_version(0).exists()
 
 
-def test_a_model_with_a_number_that_is_not_finite_is_never_published(other: Path, tmp_path: Path) -> None:
-    model = shutil.copytree(other, tmp_path / "model")
-    (model / MANIFEST).unlink()
-    tensors = load_file(model / "model.safetensors")
-    tensors["model.norm.weight"][2] = np.nan
-    save_file(tensors, model / "model.safetensors", {"format": "pt"})
-    task = task_from(model, tmp_path / "run")
-    with pytest.raises(UserError, match=r"hold a NaN or an infinity: model\.norm\.weight"):
-        prepare.run(task)
-    assert not task.layout.weights_version(0).exists()
-
-
-def test_a_model_whose_tokenizer_loses_spaces_is_refused_before_anything_is_sampled(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    fill(model)
-    make_lossy(model)
-    task = task_from(model, tmp_path / "run")
-    with pytest.raises(UserError, match="the tokenizer does not bring back a text whole"):
-        prepare.run(task)
+@pytest.mark.parametrize(
+    ("damage", "prover", "fact"),
+    [
+        (make_infinite, False, "model.norm.weight"),
+        (make_lossy, False, "model.path"),
+        (make_lossy, True, "prover.model"),
+    ],
+)
+def test_a_model_that_cannot_be_used_is_never_published(
+    model: Path, tmp_path: Path, damage: Callable[[Path], None], prover: bool, fact: str
+) -> None:
+    damage(model)
+    setting = f"prover.model={model}" if prover else f"model={{type: hugging_face, path: {model}}}"
+    task = prepare_task(tmp_path / "run", setting, name="small_world/mrt_online")
+    assert fact in refusal(prepare.run, task).message()
     assert not task.layout.weights_version(0).exists()
 
 
 def test_an_architecture_that_the_installed_packages_do_not_know_is_refused(tmp_path: Path) -> None:
-    fill(tmp_path)
-    (tmp_path / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
-    with pytest.raises(UserError, match="known to vLLM and transformers as installed here"):
-        prepare.check_architecture(tmp_path, "model.path")
-    (tmp_path / "config.json").write_text('{"architectures": ["Qwen22ForCausalLM"]}')
-    with pytest.raises(UserError, match=r"known to vLLM as installed here(?s:.)*the nearest is Qwen2ForCausalLM"):
-        prepare.check_architecture(tmp_path, "prover.model", trained=False)
+    for name, trained, fact in (("NoSuch", True, "transformers"), ("Qwen22", False, "Qwen2ForCausalLM")):
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [f"{name}ForCausalLM"]}))
+        refused = refusal(partial(prepare.check_architecture, tmp_path, "model.path", trained=trained)).message()
+        assert name in refused and fact in refused
 
 
-def test_a_model_that_would_not_be_trained_as_it_is_sampled_is_refused_before_a_gpu_is_asked_for(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_that_is_not_trained_as_it_is_sampled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_small(Qwen3NextConfig(), tmp_path)
-    recipe = load_recipe(QUICKSTART)
-    prepare.check_training(tmp_path, "model.path", recipe)
-    prepare.check_training(tmp_path, "model.path", load_recipe(QUICKSTART, ("training.batching=packed",)))
+    quickstart = recipe("quickstart")
+    prepare.check_training(tmp_path, "model.path", quickstart)
+    prepare.check_training(tmp_path, "model.path", recipe("quickstart", "training.batching=packed"))
     assert "training.batching is padded" in caplog.text
     tensors = load_file(tmp_path / "model.safetensors")
     save_file(tensors | {"model.layers.77.norm": np.zeros(2)}, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match="has tensors that the model does not know"):
-        prepare.check_training(tmp_path, "model.path", recipe)
+    refused = refusal(prepare.check_training, tmp_path, "model.path", quickstart)
+    assert "model.layers.77.norm" in refused.message()
 
 
-def test_the_tokenizer_of_the_provers_model_is_checked_too(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    fill(model)
-    make_lossy(model)
-    recipe = load_recipe(QUICKSTART.parent / "small_world" / "mrt_online.yaml", (f"prover.model={model}",))
-    create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
-    with pytest.raises(UserError, match="does not bring back a text whole") as refused:
-        prepare.run(load_task(RunLayout(tmp_path / "run"), "prepare", 0, Placement(0, 1, 0, "a")))
-    assert "prover.model" in str(refused.value.where)
+# -- prompts and gold answers
 
 
-def make_lossy(model: Path) -> None:
-    lossy = {"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": ""}}
-    path = model / "tokenizer.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | lossy))
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    return prompt_task(tmp_path / "run")
+
+
+def prompt_task(run: Path, *settings: str) -> Task:
+    return prepare_task(run, "data.problems=40", "sampling.problems_per_iteration=8", BENCHMARK, *settings)
 
 
 def lengths(task: Task, path: Path) -> list[int]:
     prompter = Prompter.of(STARTING_MODEL, task.recipe.prompt)
     return sorted(len(prompter.encoded(p.problem)) for p in read_problems(path))
-
-
-def check_tokenized_prompts(task: Task) -> None:
-    check_prompts(task, STARTING_MODEL)
 
 
 def make_long(path: Path, count: int) -> None:
@@ -155,82 +165,59 @@ def make_long(path: Path, count: int) -> None:
     write_problems(path, [*problems[count:], *long])
 
 
-def prompt_task(run: Path, *changes: str) -> Task:
-    recipe = load_recipe(QUICKSTART, ("data.problems=40", "sampling.problems_per_iteration=8", BENCHMARK, *changes))
-    create_or_open(run, recipe, compile_plan(recipe, LocalSite()))
-    return load_task(RunLayout(run), "prepare", 0, Placement(0, 1, 0, "a"))
+def change_first(task: Task, **changes: object) -> str:
+    """Change the first training problem; returns its id."""
+    first, *others = read_problems(task.layout.train_data)
+    write_problems(task.layout.train_data, [replace(first, **changes), *others])  # type: ignore[arg-type]
+    return first.id
 
 
-def test_gold_answers_that_the_grader_cannot_read_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    task = prompt_task(tmp_path / "run")
+@pytest.mark.parametrize(
+    ("answers", "unreadable"),
+    [([], []), (["\\frac{1}{", "\\frac{1}{2}.", "x+1"], [0]), ([("2", "x+1"), ("2", "\\frac{1}{")], [1])],
+)
+def test_unreadable_gold_answers(task: Task, caplog: pytest.LogCaptureFixture, answers: Any, unreadable: Any) -> None:
+    problems = read_problems(task.layout.train_data)
+    odd = [replace(problem, answer=answer) for problem, answer in zip(problems, answers, strict=False)]
+    write_problems(task.layout.train_data, [*odd, *problems[len(odd) :]])
     name_unreadable(task)
-    assert not caplog.records, "gold answers that are numbers need no look"
-    path = task.layout.train_data
-    first, second, third, *others = read_problems(path)
-    odd = [replace(first, answer="\\frac{1}{"), replace(second, answer="\\frac{1}{2}."), replace(third, answer="x+1")]
-    write_problems(path, [*odd, *others])
-    name_unreadable(task)
-    (record,) = caplog.records
-    assert f"the grader cannot read gold answers of 1 of 40 problems of {path}" in record.getMessage()
-    assert record.getMessage().endswith(f": {first.id}")
-
-
-def test_one_of_several_gold_answers_that_the_grader_cannot_read_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    task = prompt_task(tmp_path / "run")
-    first, second, *others = read_problems(task.layout.train_data)
-    several = [replace(first, answer=("2", "x+1")), replace(second, answer=("2", "\\frac{1}{"))]
-    write_problems(task.layout.train_data, [*several, *others])
-    name_unreadable(task)
-    (record,) = caplog.records
-    assert record.getMessage().endswith(f": {second.id}")
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message.rpartition(": ")[2] for message in messages] == [problems[n].id for n in unreadable]
+    assert all(f"1 of 40 problems of {task.layout.train_data}" in message for message in messages)
 
 
 @pytest.mark.parametrize("field", ["data", "benchmark held-out"])
-def test_a_prompt_that_is_too_long_is_refused_before_anything_is_made(field: str, tmp_path: Path) -> None:
-    wanted = prompt_task(tmp_path / "measured")
-    training = lengths(wanted, wanted.layout.train_data)
+def test_a_prompt_that_is_too_long_is_refused_before_anything_is_made(field: str, task: Task) -> None:
+    longest = lengths(task, task.layout.train_data)[-1]
     if field != "data":  # one long problem in the benchmark alone
-        make_long(wanted.layout.benchmark_data("held-out"), 1)
-    limit = training[-1] - 1 if field == "data" else training[-1]
-    task = replace(wanted, experiment=load_recipe(QUICKSTART, (f"sampling.max_prompt_tokens={limit}", BENCHMARK)))
-    with pytest.raises(
-        UserError, match=r"longer than sampling.max_prompt_tokens \(\d+\); the longest is that of"
-    ) as told:
-        prepare.run(task)
-    assert str(told.value.where).startswith(field)
-    assert "sampling.long_prompts=drop" in (told.value.advice or "")
+        make_long(task.layout.benchmark_data("held-out"), 1)
+    limit = longest - 1 if field == "data" else longest
+    asked = recipe("quickstart", f"sampling.max_prompt_tokens={limit}", BENCHMARK)
+    refused = refusal(prepare.run, replace(task, experiment=asked))
+    assert f"sampling.max_prompt_tokens ({limit})" in refused.what
+    assert str(refused.where).startswith(field)
+    assert DROP in str(refused.advice)
     assert not task.layout.weights_version(0).exists()
 
 
 def test_long_prompts_are_left_out_where_the_recipe_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    task = prompt_task(tmp_path / "run", "sampling.max_prompt_tokens=64", "sampling.long_prompts=drop")
+    task = prompt_task(tmp_path / "run", "sampling.max_prompt_tokens=64", DROP)
     path, record = task.layout.train_data, task.layout.train_data.with_name("train.left_out.json")
     make_long(path, 5)
     before = lengths(task, path)
     for _ in range(2):  # a second attempt finds nothing to leave out
-        check_tokenized_prompts(task)
+        check_prompts(task, STARTING_MODEL)
         assert lengths(task, path) == [n for n in before if n <= 64]
         assert len(json.loads(record.read_text())["tokens"]) == 5
-    assert caplog.text.count("data: 5 of 40 problems are left out") == 1
-
-
-def with_problem(task: Task, text: str) -> str:
-    """Give the first training problem another text; returns its id."""
-    first, *others = read_problems(task.layout.train_data)
-    write_problems(task.layout.train_data, [replace(first, problem=text), *others])
-    return first.id
+    assert caplog.text.count("data: 5 of 40 problems") == 1
+    none = prompt_task(tmp_path / "none", "sampling.max_prompt_tokens=1", DROP)
+    assert refusal(check_prompts, none, STARTING_MODEL).advice, "too few are left"
 
 
 @pytest.mark.parametrize("text", ["Say <|end|> twice", "x</think>=3"])
-def test_a_problem_that_holds_a_special_token_is_refused(text: str, tmp_path: Path) -> None:
-    task = prompt_task(tmp_path / "run")
-    name = with_problem(task, text)
-    with pytest.raises(UserError, match="1 of 40 problems hold text that is a special token") as refused:
-        check_tokenized_prompts(task)
-    assert refused.value.value == name
-    assert not task.layout.weights_version(0).exists()
+def test_a_problem_that_holds_a_special_token_is_refused(text: str, task: Task) -> None:
+    name = change_first(task, problem=text)
+    assert refusal(check_prompts, task, STARTING_MODEL).value == name
 
 
 def test_a_problem_that_the_template_changes_is_refused(tmp_path: Path) -> None:
@@ -238,28 +225,16 @@ def test_a_problem_that_the_template_changes_is_refused(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages[0].content.split('###')[0] }}\n")
     task = prompt_task(tmp_path / "run", f"prompt.chat_template={template}")
-    check_tokenized_prompts(task)
-    name = with_problem(task, "Solve 2*x=6 ### and this")
-    with pytest.raises(UserError, match=f"does not write problem {name} as it is"):
-        check_tokenized_prompts(task)
+    check_prompts(task, STARTING_MODEL)
+    name = change_first(task, problem="Solve 2*x=6 ### and this")
+    assert name in refusal(check_prompts, task, STARTING_MODEL).message()
 
 
-def test_problems_that_the_tokenizer_normalises_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    build_tokenizer().save_pretrained(tmp_path)
-    path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": {"type": "NFC"}}))
-    task = prompt_task(tmp_path / "run")
-    check_prompts(task, tmp_path)
+def test_problems_that_a_tokenizer_changes(task: Task, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build_tokenizer().save_pretrained(tmp_path / "model")
+    change_tokenizer(tmp_path / "model", normalizer={"type": "NFC"})
+    check_prompts(task, tmp_path / "model")
     assert "normalisation" not in caplog.text
-    name = with_problem(task, "What is e\u0301?")
-    check_prompts(task, tmp_path)
-    assert (
-        f"replaces characters of 1 of 40 problems by others that look alike (Unicode normalisation), and the model "
-        f"reads those: {name}" in caplog.text
-    )
-
-
-def test_too_few_problems_left_are_refused(tmp_path: Path) -> None:
-    task = prompt_task(tmp_path / "run", "sampling.max_prompt_tokens=1", "sampling.long_prompts=drop")
-    with pytest.raises(UserError, match="too few are left"):
-        check_tokenized_prompts(task)
+    name = change_first(task, problem="What is e\u0301?")
+    check_prompts(task, tmp_path / "model")
+    assert "1 of 40 problems" in caplog.text and f"reads those: {name}" in caplog.text

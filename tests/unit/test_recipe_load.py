@@ -1,201 +1,109 @@
-"""Recipes are read strictly: what is wrong is named with file, line, field, value and the nearest valid name."""
+"""Recipes and site profiles are read strictly: what is wrong is refused with file, line, field, value and remedy; and
+recipes extend others.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
+from commands import QUICKSTART, RECIPES, ROOT, recipe, refusal, typed
+from hypothesis import given
+from hypothesis import strategies as st
 
 import mrt_hpc
 from mrt_hpc.backends.slurm.site import SlurmSite, unknown_options
-from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.load import load_recipe, load_site
+from mrt_hpc.recipe.load import load_recipe, load_site, merged, read_recipe_source, without_detour
 from mrt_hpc.recipe.lock import as_begun, differences, lock_text, read_recipe_lock
-from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import Coupling
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-PROFILES = [
-    *sorted((RECIPES.parent / "slurm" / "sites").glob("*.yaml")),
-    RECIPES.parent / "tests" / "slurm" / "onehost.yaml",
-]
-QUICKSTART = RECIPES / "quickstart.yaml"
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-def refusal(*overrides: str, recipe: Path = QUICKSTART) -> str:
-    with pytest.raises(UserError) as caught:
-        load_recipe(recipe, overrides)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_recipe_of_the_project_is_valid(path: Path) -> None:
-    assert isinstance(load_recipe(path), Recipe)
+def test_every_recipe_and_every_site_profile_of_the_project_is_valid() -> None:
+    recipes = [path for path in RECIPES.rglob("*.yaml") if not {"bases", "suites"} & set(path.parts)]
+    assert len(recipes) > 20
+    for path in recipes:
+        assert load_recipe(path).name
+    for path in (*(ROOT / "slurm" / "sites").glob("*.yaml"), ROOT / "tests" / "slurm" / "onehost.yaml"):
+        assert load_site(path).name
 
 
 def test_overrides_replace_fields_and_list_items() -> None:
-    recipe = load_recipe(
-        QUICKSTART, ("training.learning_rate=2e-6", "evaluation.benchmarks.0.samples=7", "schedule.coupling=sequential",
-                     "schedule.iterations_per_job=1")
-    )  # fmt: skip
-    assert recipe.training.learning_rate == 2e-6
-    assert recipe.evaluation.benchmarks[0].samples == 7
-    assert recipe.schedule.coupling is Coupling.SEQUENTIAL
+    changes = ("training.learning_rate=2e-6", "evaluation.benchmarks.0.samples=7", "schedule.iterations_per_job=1")
+    changed = recipe("quickstart", *changes, "schedule.coupling=sequential")
+    assert (changed.training.learning_rate, changed.evaluation.benchmarks[0].samples) == (2e-6, 7)
+    assert changed.schedule.coupling is Coupling.SEQUENTIAL
+
+
+@pytest.mark.parametrize("override", ["nonsense", "evaluation.benchmarks.3.samples=1", "seed=[", "seed.x=1"])
+def test_an_override_that_cannot_be_laid_over_the_recipe(override: str) -> None:
+    refused = refusal(recipe, "quickstart", override)
+    assert override in refused.message()
+    assert "--set" in str(refused.advice)
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
+    ("text", "fact"),
     [
-        ("training.learning_rat=1", ["no such field", "learning_rate is the nearest"]),
-        ("algorithm.alpa=2", ["algorithm.alpa", "alpha is the nearest"]),
-        ("algorithm.type=grp", ["algorithm.type", "'grp'", "grpo is the nearest"]),
-        ("resources.trainer.gpu=1", ["gpus is the nearest"]),
-        ("training.learning_rate=fast", ["'fast'", "a number from 1e-12 to 1"]),
-        ("sampling.max_tokens=1.5", ["1.5", "a whole number"]),
-        ("seed=-1", ["-1", "a whole number from 0 to"]),
-        ("sampling.top_p=0.9", ["refused in training"]),
-        ("prover=null", ["mrt_online needs a prover"]),
-        ("evaluation.benchmarks.0.problems.split=test", ["benchmarks.0.problems.split", "one of train, held_out"]),
-        ("evaluation.benchmarks.3.samples=1", ["no such list item", "from 0 to 0"]),
-        ("nonsense", ["not an override"]),
-        ("name=a b", ["'a b'"]),
-        ("training.learning_rate=.inf", ["training.learning_rate"]),
+        ("a: [1", ", line "),
+        ("", ""),
+        ("- 1\n- 2", ""),
+        ("name: x\nname: y", ", line 2"),
+        ("[" + "1, " * 1_200_000 + "1]", "3.6 MB"),
     ],
+    ids=["not closed", "empty", "a list", "a name twice", "megabytes"],
 )
-def test_a_wrong_override_is_explained(override: str, words: list[str]) -> None:
-    message = refusal(override)
-    for word in [*words, override]:
-        assert word in message
-
-
-def test_a_wrong_field_is_named_with_its_line(tmp_path: Path) -> None:
-    text = QUICKSTART.read_text().replace("  zero_stage: 0", "  zero_stag: 0")
+def test_what_is_no_recipe_is_refused_with_its_place(tmp_path: Path, text: str, fact: str) -> None:
     path = tmp_path / "r.yaml"
     path.write_text(text)
-    line = text.splitlines().index("  zero_stag: 0") + 1
-    message = refusal(recipe=path)
-    assert f"{path}, line {line}" in message
-    assert "zero_stage is the nearest" in message
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("a: [1", ["not YAML", "line"]),
-        ("", ["holds no fields"]),
-        ("- 1\n- 2", ["holds no fields"]),
-        ("name: x\nname: y", ["line 2"]),
-    ],
-)
-def test_what_is_no_recipe_is_refused_in_words(tmp_path: Path, text: str, words: list[str]) -> None:
-    path = tmp_path / "r.yaml"
-    path.write_text(text)
-    message = refusal(recipe=path)
-    for word in words:
-        assert word in message
-
-
-def test_combinations_that_do_not_fit_say_why() -> None:
-    assert "1 or less" in refusal("schedule.coupling=sequential")
-    assert "nothing to do" in refusal("resources.inference.tasks=1000")
-    assert "compares the rollouts" in refusal("sampling.rollouts_per_problem=1")
-    assert "multiple of ranks_per_node" in refusal("resources.trainer.ranks=5", "resources.trainer.ranks_per_node=2")
+    refused = refusal(load_recipe, path)
+    assert str(refused.where).startswith(str(path))
+    assert fact in refused.message()
+    assert refused.advice
 
 
 def test_relative_paths_start_at_the_recipe() -> None:
-    recipe = load_recipe(RECIPES / "mrt_online.yaml", ("prover.model=mu",))
-    assert recipe.prover is not None
-    assert recipe.prover.model == str(RECIPES / "mu")
-    assert str(RECIPES) in recipe.data.path  # type: ignore[union-attr]
-
-
-def test_the_lock_gives_back_the_recipe(tmp_path: Path) -> None:
-    recipe = load_recipe(QUICKSTART, ("training.learning_rate=3e-7",))
-    path = tmp_path / "recipe.lock.yaml"
-    path.write_text(lock_text(recipe))
-    assert read_recipe_lock(path) == recipe
-
-
-def test_site_profiles(tmp_path: Path) -> None:
-    path = tmp_path / "site.yaml"
-    path.write_text("type: slurm\nname: here\npartitions: {cpu: short}\n")
-    assert load_site(path).name == "here"
-    path.write_text("type: slurm\nname: here\npartition: {cpu: short}\n")
-    with pytest.raises(UserError, match="partitions is the nearest"):
-        load_site(path)
-
-
-@pytest.mark.parametrize(
-    ("field", "words"),
-    [
-        (r'account: "lab\n#SBATCH --uid=0"', ["account", "without a line break", "line 3"]),
-        (r'partitions: {cpu: "short\rx"}', ["partitions.cpu", "without a line break"]),
-        (r'sbatch: {constraint: "ib\n"}', ["sbatch.constraint", "without a line break"]),
-        (r'container: {image: "a\tb.sif"}', ["container.image", "without a line break"]),
-        (r'scratch: "/s\n"', ["scratch", "without a line break"]),
-        ("sbatch: {array: 0-3}", ["sbatch.array", "the plan of a run sets it"]),
-        ("sbatch: {dependency: singleton}", ["sbatch.dependency", "the plan of a run sets it"]),
-        ("sbatch: {time: '5'}", ["sbatch.time", "the plan of a run sets it"]),
-    ],
-)
-def test_a_site_profile_adds_no_lines_to_job_scripts_and_replaces_none(
-    tmp_path: Path, field: str, words: list[str]
-) -> None:
-    path = tmp_path / "site.yaml"
-    path.write_text(f"type: slurm\nname: here\n{field}\n")
-    with pytest.raises(UserError) as refused:
-        load_site(path)
-    for word in words:
-        assert word in str(refused.value)
+    changed = recipe("mrt_online", "prover.model=mu")
+    assert changed.prover is not None and changed.prover.model == str(RECIPES / "mu")
+    assert str(RECIPES) in changed.data.path  # type: ignore[union-attr]
 
 
 def test_an_option_that_sbatch_does_not_know_is_named() -> None:
-    site = SlurmSite(name="here", sbatch={"constrain": "ib", "exclusive": "user"})
-    (said,) = unknown_options(site)
-    assert "--constrain (the nearest is --constraint)" in said
-
-
-@pytest.mark.parametrize("path", PROFILES, ids=lambda p: p.stem)
-def test_every_site_profile_of_the_project_is_valid(path: Path) -> None:
-    assert load_site(path).name
-
-
-def advice(refused: pytest.ExceptionInfo[UserError]) -> str:
-    return str(refused.value.advice)
-
-
-def test_a_fault_in_an_option_says_to_change_the_option() -> None:
-    with pytest.raises(UserError) as refused:
-        load_recipe(RECIPES / "mrt_online.yaml", ("training.learning_rate=fast",))
-    assert advice(refused) == "change the option --set training.learning_rate=fast"
+    (said,) = unknown_options(SlurmSite(name="here", sbatch={"constrain": "ib", "exclusive": "user"}))
+    assert "--constrain" in said and "--constraint" in said
 
 
 def test_a_fault_in_the_file_says_to_edit_it_and_names_the_options_that_may_be_the_cause(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
-    path.write_text((RECIPES / "mrt_online.yaml").read_text().replace("learning_rate: 1e-6", "learning_rate: fast"))
-    with pytest.raises(UserError) as refused:
-        load_recipe(path)
-    assert advice(refused) == f"edit {path}"
-    with pytest.raises(UserError) as refused:
-        load_recipe(RECIPES / "mrt_online.yaml", ("schedule.max_staleness=9",))
-    assert "keep_weights" in refused.value.what
-    assert advice(refused).endswith("or change the options --set schedule.max_staleness=9")
-
-
-def test_a_fault_in_a_lock_names_its_line_and_the_version_that_wrote_it(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.lock.yaml"
-    text = lock_text(load_recipe(RECIPES / "mrt_online.yaml")).replace("learning_rate: 1e-06", "learning_rate: fast")
+    text = (RECIPES / "mrt_online.yaml").read_text().replace("learning_rate: 1e-6", "learning_rate: fast")
     path.write_text(text)
-    line = text.splitlines().index("    learning_rate: fast") + 1
-    with pytest.raises(UserError) as refused:
-        read_recipe_lock(path)
-    assert refused.value.where == f"{path}, line {line}"
-    assert "edit" not in advice(refused)
-    assert f"this is {mrt_hpc.__version__}" in advice(refused)
+    refused = refusal(load_recipe, path)
+    line = next(n for n, row in enumerate(text.splitlines(), 1) if "learning_rate: fast" in row)
+    assert (refused.where, refused.advice) == (f"{path}, line {line}", f"edit {path}")
+    misfit = refusal(recipe, "mrt_online", "schedule.max_staleness=9")
+    assert misfit.what.startswith("training.keep_weights")
+    assert str(misfit.advice).endswith("or change the options --set schedule.max_staleness=9")
+
+
+# -- locks
+
+
+def test_the_lock_gives_back_the_recipe_and_a_fault_in_it_names_its_line_and_version(tmp_path: Path) -> None:
+    path, asked = tmp_path / "recipe.lock.yaml", recipe("mrt_online")
+    path.write_text(lock_text(asked))
+    assert read_recipe_lock(path) == asked
+    text = lock_text(asked).replace("learning_rate: 1e-06", "learning_rate: fast")
+    path.write_text(text)
+    refused = refusal(read_recipe_lock, path)
+    assert refused.where == f"{path}, line {text.splitlines().index('    learning_rate: fast') + 1}"
+    assert "edit" not in str(refused.advice)
+    assert mrt_hpc.__version__ in str(refused.advice)
 
 
 def test_an_unchanged_recipe_goes_on_with_a_run_of_other_defaults() -> None:
-    wanted = load_recipe(RECIPES / "length_penalty.yaml", ("resources.inference.tasks=2",))
+    wanted = recipe("length_penalty", "resources.inference.tasks=2")
     changed = wanted.algorithm.model_copy(update={"divide_by_std": True})
     locked = wanted.model_copy(update={"algorithm": changed, "resources": load_recipe(QUICKSTART).resources})
     kept = as_begun(locked, wanted)
@@ -205,8 +113,155 @@ def test_an_unchanged_recipe_goes_on_with_a_run_of_other_defaults() -> None:
 
 
 def test_what_a_recipe_names_is_never_taken_from_the_lock() -> None:
-    locked = load_recipe(RECIPES / "mrt_online.yaml")
-    for change in ("training.learning_rate=3e-6", "algorithm={type: grpo}", "evaluation.benchmarks=[]"):
-        changes = (change, "prover=null") if "grpo" in change else (change,)
-        wanted = load_recipe(RECIPES / "mrt_online.yaml", changes)
+    locked = recipe("mrt_online")
+    for changes in (["training.learning_rate=3e-6"], ["algorithm={type: grpo}", "prover=null"], ["evaluation.every=9"]):
+        wanted = recipe("mrt_online", *changes)
         assert as_begun(locked, wanted) == wanted
+
+
+# -- extends
+
+BASE = """\
+name: base
+model: {type: hugging_face, path: models/one}
+data: {type: jsonl, path: problems.jsonl, limit: 9}
+algorithm: {type: grpo, divide_by_std: false}
+sampling:
+  problems_per_iteration: 4
+  max_tokens: 64
+training: {learning_rate: 1e-3, betas: [0.9, 0.99]}
+schedule: {iterations: 2, iterations_per_job: 1}
+"""
+
+
+class Write(Protocol):
+    def __call__(self, text: str, name: str = "child.yaml", extends: str = "bases/base.yaml") -> Path: ...
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a recipe that extends another; the base is there."""
+
+    def written(text: str, name: str = "child.yaml", extends: str = "bases/base.yaml") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"extends: {extends}\n{text}\n" if extends else text)
+        return path
+
+    written(BASE, "bases/base.yaml", "")
+    return written
+
+
+def test_sections_are_merged_and_all_else_is_replaced(write: Write, tmp_path: Path) -> None:
+    child = write("name: child\ntraining: {betas: [0.8, 0.9]}\nsampling: {max_tokens: 32}\ndata: {limit: null}")
+    found = load_recipe(child)
+    assert (found.name, found.training.betas, found.training.learning_rate) == ("child", (0.8, 0.9), 1e-3)
+    assert (found.sampling.max_tokens, found.sampling.problems_per_iteration) == (32, 4)
+    assert found.data.limit is None, "null removes what the base has set"
+    assert load_recipe(child, ("sampling.max_tokens=16",)).sampling.max_tokens == 16, "an option comes last"
+    other, same = (load_recipe(write(f"algorithm: {{type: {kind}}}")) for kind in ("length_penalty", "grpo"))
+    assert other.algorithm.model_dump()["coefficient"] == 0.2
+    assert not same.algorithm.model_dump()["divide_by_std"]
+    moved = load_recipe(write("data: {type: jsonl, path: mine.jsonl}"))
+    assert moved.model.path == str(tmp_path / "bases" / "models" / "one"), "paths start at the file that names them"
+    assert moved.data.path == str(tmp_path / "mine.jsonl")
+
+
+def test_a_chain_of_three_and_a_base_by_its_name(write: Write) -> None:
+    write("name: middle\nseed: 3", "middle.yaml")
+    last = load_recipe(write("name: last", extends="middle"))
+    assert (last.name, last.seed, last.sampling.max_tokens) == ("last", 3, 64)
+    assert load_recipe(write("name: mine", extends="quickstart")).algorithm.type == "mrt_online"
+
+
+@pytest.mark.parametrize(
+    ("child", "field", "file", "line"),
+    [
+        ("name: child\nsampling: {max_tokens: much}\n", "sampling.max_tokens", "child.yaml", 3),
+        ("name: child\nsampling: {max_toknes: 3}\n", "sampling.max_toknes", "child.yaml", 3),
+        ("name: child\n", "training.learning_rate", "base.yaml", 8),
+        ("name: child\nalgorithm: {type: star, alpha: 1}\n", "algorithm.sequences_per_iteration", "child.yaml", 3),
+    ],
+)
+def test_a_fault_has_the_place_where_it_stands(write: Write, child: str, field: str, file: str, line: int) -> None:
+    write(BASE.replace("1e-3", "0") if file == "base.yaml" else BASE, "bases/base.yaml", "")
+    refused = refusal(load_recipe, write(child))
+    assert refused.what.startswith(field)
+    assert str(refused.where).endswith(f"{file}, line {line}")
+    assert str(refused.advice).endswith(file)
+
+
+@pytest.mark.parametrize("extends", ["nowhere.yaml", "[a, b]", "''", "other.yaml", "child.yaml"])
+def test_a_base_that_cannot_be_used_is_refused_with_file_and_line(write: Write, extends: str) -> None:
+    """It is not there, is no name, or extends the recipe in turn."""
+    write("", "other.yaml", "child.yaml")
+    refused = refusal(load_recipe, write("name: a", extends=extends))
+    assert refused.what.startswith("extends: ")
+    assert ", line 1" in str(refused.where)
+    assert str(refused.advice).startswith("edit ")
+
+
+def test_the_lock_holds_the_resolved_recipe(write: Write, tmp_path: Path) -> None:
+    lock = lock_text(load_recipe(write("seed: 5")))
+    assert lock == lock_text(load_recipe(write(f"{BASE}seed: 5\n", "bases/whole.yaml", "")))
+    assert "extends" not in lock
+    assert str(tmp_path / "bases" / "problems.jsonl") in lock
+
+
+def test_recipes_of_the_small_world_differ_in_their_method_alone() -> None:
+    quickstart = recipe("quickstart")
+    for path in (RECIPES / "small_world").glob("*.yaml"):
+        found = load_recipe(path)
+        assert len(path.read_text().splitlines()) <= 20, f"{path.stem} shows what makes it what it is"
+        for section in ("model", "prompt", "serving", "evaluation", "resources"):
+            assert getattr(found, section) == getattr(quickstart, section), f"{path.stem}: {section}"
+
+
+SECTIONS = st.recursive(
+    st.integers() | st.none() | st.text(max_size=3),
+    lambda inner: st.dictionaries(st.sampled_from(["a", "b", "type"]), inner, max_size=3) | st.lists(inner, max_size=2),
+    max_leaves=8,
+)
+DATA = st.dictionaries(st.sampled_from(["a", "b", "c"]), SECTIONS, max_size=3)
+
+
+@given(DATA, DATA)
+def test_what_a_recipe_says_holds(base: dict[str, Any], own: dict[str, Any]) -> None:
+    assert merged(base, {}) == merged(base, base) == base
+    found = merged(base, own)
+    assert found.keys() == base.keys() | own.keys()
+    assert {name: value for name, value in own.items() if not isinstance(value, dict) and found[name] != value} == {}
+    assert merged(found, own) == found
+
+
+def test_places_are_ordered_as_a_reader_meets_them(write: Write) -> None:
+    source = read_recipe_source(write("seed: 1"), advice="")
+    own, below = source.places["seed",], source.places["training",]
+    assert own < below
+    assert (below.depth, below.path.name) == (1, "base.yaml")
+    assert "extends" not in source.data
+
+
+def test_a_base_in_another_folder_names_its_files_as_it_does_alone(write: Write, tmp_path: Path) -> None:
+    alone = write("model: {path: models/small}", "base.yaml", f"{RECIPES}/grpo.yaml")
+    assert load_recipe(write("", "variants/base.yaml", "../base")) == load_recipe(alone)
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "linked").symlink_to(tmp_path / "bases")
+    detour = tmp_path / "below" / "linked" / ".."
+    assert without_detour(detour) == detour, "a symbolic link leads elsewhere"
+    assert without_detour(tmp_path / "bases" / "..") == tmp_path
+
+
+# -- validate
+
+
+def test_validate_says_what_to_type_next_and_a_wrong_recipe_is_no_valid_one() -> None:
+    changed = ("--set", "training.learning_rate=2e-6")
+    lines = typed("validate", QUICKSTART, *changed).output.splitlines()
+    assert (lines[0], lines[-1]) == ("valid", f"next: mrt-hpc plan {QUICKSTART} {' '.join(changed)}")
+    assert "mrt_online with prover forced_answer" in lines[1]
+    assert "submit will refuse" in typed("validate", RECIPES / "mrt_online.yaml").output, "no error, but said"
+    long = "schedule={iterations: 100000, iterations_per_job: 1}"
+    for wrong in (["--set", "training.lerning_rate=1"], ["--set", long]):
+        assert "valid" not in typed("validate", QUICKSTART, *wrong, exits=2).stdout.split()
+    assert "quickstart" in typed("validate", "quickstrat", exits=2).stderr

@@ -1,4 +1,4 @@
-"""Recipes, suites and site profiles are listed by their names, and copied to be edited."""
+"""Recipes, suites and site profiles are found by path and by name from any directory, listed, and copied."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from commands import ROOT, refusal, typed
 
-from mrt_hpc.cli.main import main
 from mrt_hpc.cli.recipes import copy_of
-from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.recipe.find import KINDS, RECIPES, SITES, SUITES, entries, find
+from mrt_hpc.recipe.find import KINDS, RECIPES, SITES, SUITES, Kind, entries, find, folders
 from mrt_hpc.recipe.load import load_recipe, load_site
 
-ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "slurm" / "sites" / "example.yaml"
 
 
 @pytest.fixture(autouse=True)
@@ -29,98 +27,127 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "here"
 
 
-def invoke(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["recipes", *map(str, arguments)])
+def write(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+# -- find
+
+
+def test_the_first_of_the_folders_is_taken_and_before_all_the_path_that_was_typed(folder: Path) -> None:
+    for name in ("quickstart", "quickstart.yaml", "recipes/quickstart.yaml"):
+        assert find(RECIPES, name) == ROOT / "recipes" / "quickstart.yaml"
+    assert find(RECIPES, "small_world/grpo") == ROOT / "recipes" / "small_world" / "grpo.yaml"
+    below = write(folder / "recipes" / "quickstart.yaml")
+    assert find(RECIPES, "quickstart") == below
+    mine = write(folder.parent / "configuration" / "mrt-hpc" / "recipes" / "quickstart.yaml")
+    assert find(RECIPES, "quickstart") == mine
+    write(folder / "quickstart.yaml")
+    assert find(RECIPES, "quickstart.yaml") == Path("quickstart.yaml")
+
+
+def test_a_name_that_is_not_there_is_refused_with_each_folder_what_it_holds_and_the_nearest(folder: Path) -> None:
+    write(folder / "mine.yaml")
+    (folder / "recipes").mkdir()
+    refused = refusal(find, RECIPES, "quikstart")
+    where = dict(line.strip().split(": ", 1) for line in str(refused.where).splitlines())
+    assert {str(folder), *map(str, folders(RECIPES))} == where.keys()
+    assert where[str(folder)] == "mine.yaml"
+    assert where[str(folder.parent / "configuration" / "mrt-hpc" / "recipes")] == "not there"
+    assert where[str(folder / "recipes")] == "holds none"
+    assert "small_world/grpo" in where[str(ROOT / "recipes")]
+    assert refused.advice == "mrt-hpc plan quickstart"
+    assert str(refusal(find, RECIPES, str(folder / "mime.yaml")).expected).endswith("mine.yaml is the nearest")
+
+
+@pytest.mark.parametrize("kind", [RECIPES, SITES])
+def test_what_is_no_name_of_a_file_is_refused_like_one_that_is_not_there(kind: Kind) -> None:
+    for name in ("", " ", ".", "..", "/", "small_world"):
+        refused = refusal(find, kind, name)
+        assert refused.value == name
+        assert str(refused.advice).startswith("mrt-hpc ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (["plan", "quikstart"], "mrt-hpc plan quickstart"),
+        (["plan", "quickstart", "--site", "exampel"], "mrt-hpc plan RECIPE --site example"),
+        (["plan", "zzzz"], "mrt-hpc plan NAME"),
+    ],
+)
+def test_the_refusal_of_a_name_ends_with_what_to_type(arguments: list[str], advice: str) -> None:
+    assert typed(*arguments, exits=2).stderr.splitlines()[-1].startswith(f"  next:     {advice}")
+
+
+# -- list and copy
 
 
 def listed() -> dict[tuple[str, str], dict[str, str]]:
-    return {(row["kind"], row["name"]): row for row in json.loads(invoke("list", "--json").stdout)}
+    return {(row["kind"], row["name"]): row for row in json.loads(typed("recipes", "list", "--json").stdout)}
 
 
 def test_all_that_comes_with_the_package_is_listed_with_its_first_line() -> None:
     rows = listed()
     files = {path.relative_to(ROOT / "recipes").with_suffix("") for path in (ROOT / "recipes").rglob("*.yaml")}
-    names = {name for kind, name in rows if kind == "recipe"} | {
-        f"suites/{name}" for kind, name in rows if kind == "suite"
-    }
+    names = {{"suite": f"suites/{name}"}.get(kind, name) for kind, name in rows if kind != "site profile"}
     assert names == {str(file) for file in files if "bases" not in file.parts}
-    assert rows["recipe", "small_world/star"]["about"].startswith("STaR: the starting policy's right traces")
-    assert rows["suite", "small_world"]["about"].startswith("The held-out problems of the embedded small world")
-    assert rows["site profile", "example"]["path"] == str(ROOT / "slurm" / "sites" / "example.yaml")
-    assert all(row["about"] for row in rows.values())
-
-
-def test_a_pipe_gets_whole_lines() -> None:
-    told = invoke("list").stdout
-    for row in listed().values():
-        assert row["about"] in told
-        assert row["name"] in told
-    assert "next: mrt-hpc plan NAME" in told
+    assert rows["recipe", "small_world/star"]["about"].startswith("STaR: ")
+    assert rows["site profile", "example"]["path"] == str(EXAMPLE)
+    shown = typed("recipes", "list").stdout
+    for row in rows.values():
+        assert row["about"] and row["about"] in shown and row["name"] in shown, "a pipe gets whole lines"
 
 
 def test_the_users_own_take_the_place_of_the_packages(folder: Path) -> None:
-    mine = folder.parent / "configuration" / "mrt-hpc" / "recipes" / "grpo.yaml"
-    mine.parent.mkdir(parents=True)
-    mine.write_text("# Mine.\nextends: mrt_online\n")
-    (folder / "slurm" / "sites").mkdir(parents=True)
-    (folder / "slurm" / "sites" / "lab.yml").write_text("type: local\n")
+    mine = write(
+        folder.parent / "configuration" / "mrt-hpc" / "recipes" / "grpo.yaml", "# Mine.\nextends: mrt_online\n"
+    )
+    write(folder / "slurm" / "sites" / "lab.yml", "type: local\n")
     rows = listed()
     assert rows["recipe", "grpo"] == {"kind": "recipe", "name": "grpo", "about": "Mine.", "path": str(mine)}
     assert rows["site profile", "lab"]["about"] == ""
     for kind in KINDS:
-        for entry in entries(kind):
-            assert find(kind, entry.name) == entry.path
+        assert {entry.name: find(kind, entry.name) for entry in entries(kind)} == {
+            entry.name: entry.path for entry in entries(kind)
+        }
 
 
 @pytest.mark.parametrize("name", ["mrt_online", "small_world/mrt", "recipes/small_world/mrt.yaml", "4x8/mrt_online"])
-def test_a_copy_is_the_same_recipe_under_its_name(name: str, folder: Path) -> None:
-    assert invoke("copy", name).exit_code == 0
+def test_a_copy_is_the_same_recipe_under_its_name_and_its_paths_start_at_its_folder(name: str, folder: Path) -> None:
+    typed("recipes", "copy", name)
     place = folder / "recipes" / f"{name.removeprefix('recipes/').removesuffix('.yaml')}.yaml"
     original = ROOT / place.relative_to(folder)
     assert place.read_bytes() == original.read_bytes()
     assert find(RECIPES, str(place.relative_to(folder / "recipes").with_suffix(""))) == place
     assert load_recipe(place).algorithm == load_recipe(original).algorithm
+    if name == "mrt_online":
+        data = load_recipe(place).data.model_dump()["path"]
+        assert Path(data).resolve() == folder.resolve() / "data" / "numina_math_4000.jsonl"
 
 
-def test_the_paths_of_a_copy_start_at_its_folder(folder: Path) -> None:
-    assert invoke("copy", "mrt_online").exit_code == 0
-    data = load_recipe(folder / "recipes" / "mrt_online.yaml").data.model_dump()["path"]
-    assert Path(data).resolve() == folder.resolve() / "data" / "numina_math_4000.jsonl"
-
-
-def test_a_suite_takes_the_files_beside_it_along(folder: Path) -> None:
-    told = invoke("copy", "paper_few_shot")
+def test_a_suite_takes_the_files_beside_it_along_and_a_profile_gets_another_name(folder: Path) -> None:
+    shown = typed("recipes", "copy", "paper_few_shot").stdout
     suites = folder / "recipes" / "suites"
     assert sorted(path.name for path in suites.iterdir()) == ["paper_few_shot.yaml", "solved_problems.jsonl"]
-    assert "wrote recipes/suites/solved_problems.jsonl" in told.stdout
-    assert "--suite recipes/suites/paper_few_shot.yaml --plan" in told.stdout
+    assert "--suite recipes/suites/paper_few_shot.yaml --plan" in shown
     assert find(SUITES, "paper_few_shot") == suites / "paper_few_shot.yaml"
-
-
-def test_a_site_profile_is_copied_under_another_name(folder: Path) -> None:
-    told = invoke("copy", "example", "slurm/sites/mycluster.yaml")
-    assert "next: edit it, then mrt-hpc plan quickstart --site slurm/sites/mycluster.yaml" in told.stdout
-    copied, original = find(SITES, "mycluster"), ROOT / "slurm" / "sites" / "example.yaml"
-    assert load_site(copied).model_dump() == load_site(original).model_dump()
-    assert (folder / "slurm" / "sites" / "mycluster.yaml").is_file()
+    shown = typed("recipes", "copy", "example", "slurm/sites/mycluster.yaml").stdout
+    assert "mrt-hpc plan quickstart --site slurm/sites/mycluster.yaml" in shown
+    assert find(SITES, "mycluster") == folder / "slurm" / "sites" / "mycluster.yaml"
+    assert load_site(find(SITES, "mycluster")).model_dump() == load_site(EXAMPLE).model_dump()
 
 
 def test_nothing_is_replaced_without_force(folder: Path) -> None:
-    (folder / "mine.yaml").write_text("precious")
-    refused = invoke("copy", "grpo", "mine.yaml")
-    assert refused.exit_code == ExitCode.FATAL
-    assert "--force" in refused.stderr
-    assert (folder / "mine.yaml").read_text() == "precious"
-    assert invoke("copy", "grpo", "mine.yaml", "--force").exit_code == 0
-    assert load_recipe(folder / "mine.yaml").name == load_recipe(ROOT / "recipes" / "grpo.yaml").name
-    own = invoke("copy", folder / "mine.yaml", "mine.yaml", "--force")
-    assert "would replace the original" in own.stderr
-
-
-def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UserError, match="no recipe, suite or site profile") as caught:
-        copy_of("mrt_onlin", None)
-    assert caught.value.advice == "mrt-hpc recipes copy mrt_online"
+    mine = write(folder / "mine.yaml", "precious")
+    assert "--force" in typed("recipes", "copy", "grpo", "mine.yaml", exits=2).stderr
+    assert mine.read_text() == "precious"
+    typed("recipes", "copy", "grpo", "mine.yaml", "--force")
+    assert load_recipe(mine).name == load_recipe(ROOT / "recipes" / "grpo.yaml").name
+    typed("recipes", "copy", mine, "mine.yaml", "--force", exits=2)
+    assert refusal(copy_of, "mrt_onlin", None).advice == "mrt-hpc recipes copy mrt_online"
 
 
 def test_the_module_is_the_command() -> None:

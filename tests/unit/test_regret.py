@@ -1,4 +1,4 @@
-"""Normalised regret against areas worked out by hand."""
+"""Areas under values, normalised regret, and accuracy within a number of tokens, worked out by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mrt_hpc.analysis.curves import valued_traces
-from mrt_hpc.mrt.regret import TraceCurve, area_under_values, regret_by_problem, tokens_to_answer
+from mrt_hpc.mrt.regret import TraceCurve, area_of_episodes, area_under_values, regret_by_problem, tokens_to_answer
+from mrt_hpc.mrt.token_budget import first_reached, reward_within
 from mrt_hpc.run.groups import Sampled
 from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
 
@@ -27,7 +28,7 @@ def test_area(budget: float, area: float) -> None:
 
 
 def test_the_area_starts_at_nothing_where_the_first_boundary_lies_later() -> None:
-    # from (0, 0) to (100, 0.5): a triangle, then 0.5 held
+    """From (0, 0) to (100, 0.5): a triangle, then 0.5 held."""
     assert area_under_values(np.array([100.0]), np.array([0.5]), 200.0) == pytest.approx((25 + 50) / 200)
     assert area_under_values(np.array([100.0]), np.array([0.5]), 50.0) == pytest.approx(0.125)
 
@@ -37,18 +38,6 @@ def test_regret_is_meaned_over_the_traces_of_a_problem() -> None:
     never = TraceCurve(np.array([0.0]), np.array([0.0]))
     found = regret_by_problem({"a": [always, always, always, never], "b": [never]}, 100.0)
     assert found == pytest.approx({"a": 0.25, "b": 1.0})
-
-
-def branch(boundary: int, number: int, prompt_tokens: int, sampled: int) -> Branch:
-    return Branch(
-        iteration=0, problem_id="p", sample=0, boundary=boundary, branch=number, seed=0, weights_version=0,
-        token_ids=[0] * sampled, logprobs=[0.0] * sampled, finish_reason=FinishReason.STOP, text="", answer=None,
-        reward=0.0, known=False, look_ahead=0.0, prompt_tokens=prompt_tokens, cached_tokens=None,
-    )  # fmt: skip
-
-
-def value(boundary: int, value: float) -> PrefixValue:
-    return PrefixValue(0, "p", 0, boundary, value, variance=0.0, progress_variance=0.0, branches=2, baseline=0.0)
 
 
 ROLLOUT = Rollout(
@@ -62,11 +51,16 @@ def test_all_tokens_are_prompt_prefix_closing_text_and_mean_answer() -> None:
     """A prompt of 20 tokens, prefixes of 0, 40 and 100, a closing text of 10, answers of 6 and 14, 4 and 6, 5 and 5."""
     lengths = [(6, 14), (4, 6), (5, 5)]
     branches = [
-        branch(j, n, 20 + prefix + 10, sampled)
-        for j, prefix in enumerate(ROLLOUT.boundaries)
-        for n, sampled in enumerate(lengths[j])
+        Branch(
+            iteration=0, problem_id="p", sample=0, boundary=j, branch=n, seed=0, weights_version=0, token_ids=[0] * own,
+            logprobs=[0.0] * own, finish_reason=FinishReason.STOP, text="", answer=None, reward=0.0, known=False,
+            look_ahead=0.0, prompt_tokens=20 + prefix + 10, cached_tokens=None,
+        ) for j, prefix in enumerate(ROLLOUT.boundaries) for n, own in enumerate(lengths[j])
+    ]  # fmt: skip
+    values = [
+        PrefixValue(0, "p", 0, j, value, variance=0.0, progress_variance=0.0, branches=2, baseline=0.0)
+        for j, value in enumerate((0.0, 0.5, 1.0))
     ]
-    values = [value(0, 0.0), value(1, 0.5), value(2, 1.0)]
     sampled = Sampled(
         rollouts=[ROLLOUT], branches=branches, values=values, statistics=GroupStatistics(1, 6, 110, 40, 0, 0, 0, {})
     )
@@ -90,3 +84,47 @@ def test_what_regret_refuses() -> None:
         area_under_values(TOKENS, np.array([0.0]), 10)
     with pytest.raises(ValueError, match="at least one trace"):
         regret_by_problem({"a": []}, 10)
+
+
+# -- within a number of tokens
+
+
+CURVE = TraceCurve(np.array([0.0, 100.0, 200.0]), np.array([0.2, 0.6, 0.4]))
+
+
+def test_a_trace_that_is_stopped_has_the_value_there_and_one_that_has_ended_its_reward() -> None:
+    allowed = np.array([0.0, 50.0, 100.0, 150.0, 210.0, 219.0, 220.0, 400.0])
+    found = reward_within(allowed, 220, 1.0, CURVE)
+    assert found == pytest.approx([0.2, 0.4, 0.6, 0.5, 0.4, 0.4, 1.0, 1.0])
+
+
+def test_without_values_a_trace_counts_once_it_has_ended() -> None:
+    assert reward_within(np.array([0.0, 99.0, 100.0]), 100, 1.0, None).tolist() == [0.0, 0.0, 1.0]
+    assert reward_within(np.array([0.0, 100.0]), 100, 0.0, None).tolist() == [0.0, 0.0]
+
+
+def test_the_first_tokens_that_reach_an_accuracy() -> None:
+    allowed = np.array([0.0, 100.0, 200.0, 300.0])
+    curves = np.array(
+        [
+            [0.0, 0.4, 0.8, 0.8],  # 0.5 lies a quarter of the way from 100 to 200
+            [0.5, 0.1, 0.9, 0.9],  # reached at once, though lost again
+            [0.1, 0.2, 0.3, 0.4],  # never
+            [0.2, 0.6, 0.3, 0.9],  # three quarters of the way to 100: the first time counts
+        ]
+    )
+    assert first_reached(allowed, curves, 0.5).tolist() == pytest.approx([125.0, 0.0, np.inf, 75.0])
+
+
+@pytest.mark.parametrize(
+    ("episodes", "area"),
+    [
+        (0, 0.2),  # the value of the empty prefix, held
+        (1, (0.4 * 100 + 0.6 * 300) / 400),
+        (2, (0.4 * 100 + 0.5 * 100 + 0.4 * 200) / 400),
+        (5, (0.4 * 100 + 0.5 * 100 + 0.4 * 200) / 400),  # a trace with fewer episodes is kept whole
+    ],
+)
+def test_the_area_of_the_first_episodes_holds_their_last_value(episodes: int, area: float) -> None:
+    assert area_of_episodes(CURVE, episodes, 400.0) == pytest.approx(area)
+    assert area_of_episodes(CURVE, 1, 50.0) == pytest.approx(0.3)  # cut at the budget: 0.2 to 0.4

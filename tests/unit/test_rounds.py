@@ -1,161 +1,220 @@
-"""Who samples what: how the groups of an iteration are shared out, also among another number of tasks than before."""
+"""Who samples what: how the groups of an iteration are shared out, also among another number of tasks than before, and
+rounds that overlap.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from run_of import publish_some, run_of, say, task_of
+from samples import sampled
 
-from mrt_hpc.attempt.entry import load_task
-from mrt_hpc.attempt.placement import Placement
-from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.sampling.round_sampler import GroupPlace, NeedWatch, NotNeededError, Round, Rounds
-from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.groups import Sampled, commit_group
-from mrt_hpc.run.records import GroupStatistics
-from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-from mrt_hpc.run.weights import publish
-from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.roles.sampling import round_sampler
+from mrt_hpc.roles.sampling.round_sampler import GroupPlace, NeedWatch, NotNeededError, RollingSampler, Round, Rounds
+from mrt_hpc.run.groups import commit_group
+from mrt_hpc.run.task_state import TaskState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from mrt_hpc.roles.sampling.round_sampler import RoundSampler
     from mrt_hpc.run.layout import RunLayout
 
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 GROUPS, ITERATIONS = 10, 3
 TRAINER, INFERENCE = "segment-000.trainer", "segment-000.inference"
-NOTHING = GroupStatistics(
-    rollouts=0, branches=0, rollout_tokens=0, branch_tokens=0, prompt_tokens=0, cached_tokens=0, prefilled_tokens=0,
-    seconds={},
-)  # fmt: skip
 
 
 @pytest.fixture
 def layout(tmp_path: Path) -> RunLayout:
-    changes = {
-        "sampling.problems_per_iteration": GROUPS,
-        "schedule.iterations": ITERATIONS,
-        "schedule.iterations_per_job": ITERATIONS,
-        "schedule.max_staleness": 1,
-        "resources.inference.tasks": 4,
-    }
-    recipe = load_recipe(QUICKSTART, tuple(f"{field}={value}" for field, value in changes.items()))
-    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
-    publish_version(layout, 0)
-    say(layout, TRAINER, 0, TaskState.RUNNING)
+    layout = run_of(
+        tmp_path / "run",
+        f"sampling.problems_per_iteration={GROUPS}",
+        f"schedule.iterations={ITERATIONS}",
+        f"schedule.iterations_per_job={ITERATIONS}",
+        "schedule.max_staleness=1",
+        "resources.inference.tasks=4",
+    )
+    publish_some(layout, 0)
+    say(layout, TRAINER, TaskState.RUNNING)
     return layout
 
 
-def publish_version(layout: RunLayout, version: int) -> None:
-    publish(layout, version, lambda directory: (directory / "model.safetensors").touch())
-
-
-def say(layout: RunLayout, job: str, index: int, state: TaskState) -> None:
-    """The state of a task; one that runs has a heart that has just begun to beat."""
-    write_task(layout, job, index, TaskRecord(state, attempt=f"a{index}"))
-    write_json(layout.heart(job, index), {"attempt": f"a{index}", "beat": 1})
-
-
 def complete(layout: RunLayout, iteration: int, *positions: int) -> None:
-    for position in positions:
-        commit_group(layout.group(iteration, position), Sampled(rollouts=[], statistics=NOTHING))
+    for position in positions or range(GROUPS):
+        commit_group(layout.group(iteration, position), sampled())
 
 
-def rounds(layout: RunLayout, index: int) -> Rounds:
-    return Rounds(load_task(layout, INFERENCE, index, Placement(0, 1, 0, f"a{index}")), problems=1000)
+def rounds(layout: RunLayout, index: int = 0) -> Rounds:
+    return Rounds(task_of(layout, INFERENCE, index), problems=1000)
 
 
-def found(layout: RunLayout, index: int) -> Round:
-    work = rounds(layout, index).awaited()
-    assert work is not None
-    return work
+def found(layout: RunLayout, index: int = 0) -> Round:
+    return cast("Round", rounds(layout, index).awaited())
 
 
 @pytest.mark.parametrize("at_work", [(0,), (0, 2), (0, 1, 2, 3)])
 def test_every_missing_group_has_one_taker_among_those_at_work(layout: RunLayout, at_work: tuple[int, ...]) -> None:
     complete(layout, 0, 3, 7)
     for index in range(4):
-        say(layout, INFERENCE, index, TaskState.RUNNING if index in at_work else TaskState.STOPPED)
+        say(layout, INFERENCE, TaskState.RUNNING if index in at_work else TaskState.STOPPED, index)
     shares = [found(layout, index).positions for index in at_work]
     assert sorted(p for share in shares for p in share) == [p for p in range(GROUPS) if p not in (3, 7)]
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_what_others_hold_is_not_offered_until_they_are_lost(layout: RunLayout) -> None:
-    say(layout, INFERENCE, 0, TaskState.RUNNING)
-    say(layout, INFERENCE, 1, TaskState.RUNNING)
+    for index in (0, 1):
+        say(layout, INFERENCE, TaskState.RUNNING, index)
     held = found(layout, 0)
     assert all(held.leases.claim(position) for position in held.positions)
     assert set(found(layout, 1).positions).isdisjoint(held.positions)
+    say(layout, INFERENCE, TaskState.STOPPED)
     layout.heart(INFERENCE, 0).unlink()
-    say_stopped = TaskRecord(TaskState.STOPPED, attempt="a0")
-    write_task(layout, INFERENCE, 0, say_stopped)
     assert found(layout, 1).positions == list(range(GROUPS))
 
 
 def test_work_goes_no_further_ahead_than_the_staleness_limit(layout: RunLayout) -> None:
-    complete(layout, 0, *range(GROUPS))
-    assert found(layout, 0).iteration == 1
-    complete(layout, 1, *range(GROUPS))
-    assert rounds(layout, 0)._look() is None, "the trainer may bring the next weights version"
-    publish_version(layout, 1)
-    assert (found(layout, 0).iteration, found(layout, 0).version) == (2, 1)
-
-
-def test_what_follows_depends_on_the_weights_that_the_server_holds(layout: RunLayout) -> None:
-    """Not on the newest published ones, which it may not have loaded yet."""
-    complete(layout, 0, *range(GROUPS))
-    publish_version(layout, 1)
-    complete(layout, 1, *range(GROUPS))
-    assert rounds(layout, 0).following(0, sampling=()) is None
-    work = rounds(layout, 0).following(1, sampling=())
-    assert work is not None
-    assert (work.iteration, work.version) == (2, 1)
+    complete(layout, 0)
+    assert found(layout).iteration == 1
+    complete(layout, 1)
+    assert rounds(layout)._look() is None, "the trainer may bring the next weights version"
+    publish_some(layout, 1)
+    assert (found(layout).iteration, found(layout).version) == (2, 1)
+    assert rounds(layout).following(0, sampling=()) is None, "the server has not loaded it yet"
+    work = rounds(layout).following(1, sampling=())
+    assert work and (work.iteration, work.version) == (2, 1)
 
 
 def test_a_task_does_not_begin_once_more_what_it_is_sampling(layout: RunLayout) -> None:
     """It could: the lease of an attempt that was interrupted is its own."""
     complete(layout, 0, 0)
-    held = found(layout, 0)
+    held = found(layout)
     assert all(held.leases.claim(position) for position in (1, 2, 3))
-    work = rounds(layout, 0).following(0, sampling={GroupPlace(0, 1), GroupPlace(0, 3)})
-    assert work is not None
-    assert work.positions == [2, 4, 5, 6, 7, 8, 9]
+    work = rounds(layout).following(0, sampling={GroupPlace(0, 1), GroupPlace(0, 3)})
+    assert work and work.positions == [2, 4, 5, 6, 7, 8, 9]
     nothing_left = {GroupPlace(iteration, position) for iteration in range(2) for position in range(GROUPS)}
-    assert rounds(layout, 0).following(0, nothing_left) is None
+    assert rounds(layout).following(0, nothing_left) is None
 
 
-def test_inference_ends_when_the_segment_is_trained(layout: RunLayout) -> None:
-    publish_version(layout, ITERATIONS)
-    assert rounds(layout, 0)._look() == (None,), "at once, though the trainer still runs"
-    assert rounds(layout, 0).awaited() is None
-
-
-def test_a_server_that_is_starting_is_given_up_when_the_segment_is_trained(
-    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mrt_hpc.roles.sampling.round_sampler.LOOK_WHILE_STARTING_S", 0.0)
-    watch = NeedWatch(rounds(layout, 0))
+def test_inference_ends_when_the_segment_is_trained(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_sampler, "LOOK_WHILE_STARTING_S", 0.0)
+    watch = NeedWatch(rounds(layout))
     watch.look()
-    publish_version(layout, ITERATIONS)
-    with pytest.raises(NotNeededError):
+    publish_some(layout, ITERATIONS)
+    assert rounds(layout)._look() == (None,), "at once, though the trainer still runs"
+    assert rounds(layout).awaited() is None
+    with pytest.raises(NotNeededError):  # a server that is starting is given up
         watch.look()
 
 
 def test_inference_ends_when_all_is_sampled_and_the_trainer_does_not_run(layout: RunLayout) -> None:
     for iteration in range(ITERATIONS):
-        complete(layout, iteration, *range(GROUPS))
-    assert rounds(layout, 0)._look() is None, "the trainer may find a group damaged"
-    say(layout, TRAINER, 0, TaskState.STOPPED)
-    assert rounds(layout, 0).awaited() is None
+        complete(layout, iteration)
+    assert rounds(layout)._look() is None, "the trainer may find a group damaged"
+    say(layout, TRAINER, TaskState.STOPPED)
+    assert rounds(layout).awaited() is None
 
 
 def test_inference_ends_soon_after_the_trainer_has_failed(layout: RunLayout) -> None:
-    assert found(layout, 0).positions
-    say(layout, TRAINER, 0, TaskState.FAILED)
-    with pytest.raises(UserError, match=f"{TRAINER} has failed") as caught:
-        rounds(layout, 0).awaited()
+    assert found(layout).positions
+    say(layout, TRAINER, TaskState.FAILED)
+    with pytest.raises(UserError, match=TRAINER) as caught:
+        rounds(layout).awaited()
     assert caught.value.exit_code is ExitCode.FATAL
+
+
+# -- rounds that overlap: the next one begins when the last group of the one before has a place
+
+
+@dataclass
+class Sampled:
+    """Stands where a sampler stands: each round is claimed at once, and ends when it is told to."""
+
+    ends: dict[int, asyncio.Event] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)
+    fails: int | None = None
+    sampling: frozenset[object] = frozenset()
+
+    async def sample(self, work: Round, loading_s: float, all_claimed: asyncio.Event) -> None:
+        self.told.append(f"begin {work.iteration} ({loading_s:g} s of loading)")
+        all_claimed.set()
+        await self.ends.setdefault(work.iteration, asyncio.Event()).wait()
+        if work.iteration == self.fails:
+            raise UserError("the server is gone")
+        self.told.append(f"end {work.iteration}")
+
+    def end_all(self) -> None:
+        for end in self.ends.values():
+            end.set()
+
+
+def a_round(iteration: int) -> Round:
+    return Round(iteration, 0, [0], cast("Any", None), 0.0)
+
+
+def rolled(sampled: Sampled, following: Callable[[], Round | None], swap: Callable[[], bool] = lambda: False) -> None:
+    sampler = RollingSampler(cast("RoundSampler", sampled), lambda _: following(), swap)
+
+    async def all_rounds() -> None:
+        async with asyncio.timeout(20):
+            await sampler.sample(a_round(0), 2.5)
+
+    with pytest.MonkeyPatch.context() as quick:
+        quick.setattr(round_sampler, "LONGEST_LOOK_S", 0.01)
+        asyncio.run(all_rounds())
+
+
+def test_a_round_begins_while_the_one_before_is_sampled() -> None:
+    sampled, left = Sampled(), [1, 2]
+
+    def following() -> Round | None:
+        if left:
+            return a_round(left.pop(0))
+        sampled.end_all()  # looked for again at intervals, until the last round has ended
+        return None
+
+    rolled(sampled, following)
+    assert sampled.told[:3] == [f"begin {i} ({s} s of loading)" for i, s in ((0, "2.5"), (1, "0"), (2, "0"))]
+    assert sorted(sampled.told[3:]) == ["end 0", "end 1", "end 2"]
+
+
+def test_newer_weights_are_loaded_while_rounds_are_sampled_and_make_others_possible() -> None:
+    sampled, held = Sampled(), [0]
+
+    def swap() -> bool:
+        held[0] += bool(sampled.told)
+        return bool(sampled.told)
+
+    def following() -> Round | None:
+        if held[0] and len(sampled.told) == 1:
+            return a_round(1)
+        if len(sampled.told) > 1:
+            sampled.end_all()
+        return None
+
+    rolled(sampled, following, swap)
+    assert sampled.told[1].startswith("begin 1"), "it could begin only with newer weights"
+
+
+def test_the_first_failure_ends_all() -> None:
+    sampled = Sampled(fails=0)
+
+    def following() -> Round | None:
+        if len(sampled.told) == 1:
+            return a_round(1)
+        sampled.ends[0].set()
+        return None
+
+    def refused() -> bool:
+        raise UserError("the vLLM server refused")
+
+    with pytest.raises(UserError, match="the server is gone"):
+        rolled(sampled, following)
+    assert "end 1" not in sampled.told
+    with pytest.raises(UserError, match="refused"):  # weights that cannot be loaded
+        rolled(Sampled(), lambda: None, refused)

@@ -1,4 +1,4 @@
-"""Where a server without a GPU computes."""
+"""Where the servers of a task compute: their GPUs, cores, memory and nodes, and the environment of their processes."""
 
 from __future__ import annotations
 
@@ -11,49 +11,79 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from test_task_endings import task
+from run_of import run_of, task_of
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.ray_node import RayNode, RayPlace
 from mrt_hpc.inference.server import NODE_LACKS, VllmServer
 from mrt_hpc.inference.server_start import ServerSettings, cpu_environment
-from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.sections import ServerLayout
 from mrt_hpc.roles.sampling.ray_cluster import node_gpus
 from mrt_hpc.roles.sampling.serving import gpus_of, layout_of, server_settings
 from mrt_hpc.run.access import CACHES, cache_variables
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from mrt_hpc.roles.task.context import Task
 
-BINDING = "VLLM_CPU_OMP_THREADS_BIND"
-PROCESSES = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    MakeTask = Callable[..., Task]
+
+BINDING, VISIBLE = "VLLM_CPU_OMP_THREADS_BIND", "CUDA_VISIBLE_DEVICES"
 
 
 @pytest.fixture(autouse=True)
-def three_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def three_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no setting of the site."""
+    monkeypatch.setattr("mrt_hpc.inference.server_start.on_cpu", lambda: False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 4})
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.delenv(BINDING, raising=False)
+    for name in ("OMP_NUM_THREADS", BINDING, VISIBLE):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    return task_of(run_of(tmp_path_factory.mktemp("run") / "run"), "segment-000.inference")
+
+
+@pytest.fixture
+def task(plain: Task) -> MakeTask:
+    """Makes tasks of six cores, with other settings of their servers."""
+
+    def make(gpus: int = 0, nodes: int = 1, seed: int = 0, **serving: int) -> Task:
+        resources = plain.job.resources.model_copy(update={"cpus_per_rank": 6, "gpus_per_rank": gpus, "nodes": nodes})
+        served = plain.recipe.serving.model_copy(update=serving)
+        recipe = plain.recipe.model_copy(update={"serving": served, "seed": seed})
+        return replace(plain, experiment=recipe, job=plain.job.model_copy(update={"resources": resources}))
+
+    return make
+
+
+def settings_of(task: Task, number: int = 0, share: float = 1.0) -> ServerSettings:
+    return server_settings(task, task.layout.root, 64, share=share, common_seeds=False, number=number)
+
+
+def started(settings: ServerSettings) -> tuple[list[str], dict[str, str]]:
+    """The words of the command with which a server is started, and its environment."""
+    with closing(VllmServer(settings, settings.model_dir / "log")) as server:
+        return server.command.words(), server.command.environment()
+
+
+# -- cores and memory
 
 
 @pytest.mark.parametrize(("wanted", "count"), [(None, "3"), (2, "2"), (8, "3")])
-def test_threads_are_as_many_as_wanted_and_bound_to_no_core(wanted: int | None, count: str) -> None:
-    environment = cpu_environment(wanted)
-    assert (environment[BINDING], environment["OMP_NUM_THREADS"]) == ("nobind", count)
-
-
-def test_a_site_may_bind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_as_many_as_wanted_and_bound_only_by_a_site(
+    wanted: int | None, count: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM binds threads in processes of their own only; those that are not bound compute in that of the engine."""
+    processes = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    own = cpu_environment(wanted)
+    assert (own[BINDING], own["OMP_NUM_THREADS"], own[processes]) == ("nobind", count, "0")
     monkeypatch.setenv(BINDING, "0-2")
-    environment = cpu_environment(None)
-    assert environment[BINDING] == "0-2"
-    assert PROCESSES not in environment, "vLLM binds threads in processes of their own only"
-
-
-def test_threads_that_are_not_bound_compute_in_the_process_of_the_engine() -> None:
-    assert cpu_environment(None)[PROCESSES] == "0"
+    bound = cpu_environment(wanted)
+    assert (bound[BINDING], bound["OMP_NUM_THREADS"], processes in bound) == ("0-2", count, False)
 
 
 @pytest.mark.parametrize(
@@ -62,89 +92,121 @@ def test_threads_that_are_not_bound_compute_in_the_process_of_the_engine() -> No
     ids=["the task's cores", "half of them", "at least one", "as the site says", "half of what the site says"],
 )
 def test_a_server_computes_on_its_share_of_the_tasks_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str | None, share: float, threads: int
+    task: MakeTask, monkeypatch: pytest.MonkeyPatch, told: str | None, share: float, threads: int
 ) -> None:
     if told is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", told)
-    one = task(tmp_path)
-    resources = one.job.resources.model_copy(update={"cpus_per_rank": 6})
-    of_six = replace(one, job=one.job.model_copy(update={"resources": resources}))
-    settings = server_settings(of_six, tmp_path, 64, share=share, common_seeds=False)
+    settings = settings_of(task(), share=share)
     assert settings.cpu_threads == threads
-    assert settings.kv_cache_gib == one.recipe.serving.kv_cache_gib * share
+    assert settings.kv_cache_gib == task().recipe.serving.kv_cache_gib * share
+
+
+def test_servers_and_their_processes_share_the_cores_and_the_memory(task: MakeTask) -> None:
+    settings = settings_of(task(servers=3, tensor_parallel=2), number=1)
+    assert settings.cpu_threads == 1
+    assert settings.kv_cache_gib == task().recipe.serving.kv_cache_gib / 2, "vLLM takes it for each process"
 
 
 @pytest.mark.parametrize(("seed", "told"), [(0, 0), (7, 7), (2**32 - 1, 2**32 - 1), (2**32, 0), (10**30, None)])
-def test_a_large_seed_is_one_that_the_server_can_take(tmp_path: Path, seed: int, told: int | None) -> None:
+def test_a_large_seed_is_one_that_the_server_can_take(task: MakeTask, seed: int, told: int | None) -> None:
     """vLLM gives it to numpy, which takes 32 bits; smaller seeds stay as they are."""
-    one = task(tmp_path)
-    large = replace(one, experiment=one.recipe.model_copy(update={"seed": seed}))
-    taken = server_settings(large, tmp_path, 64, share=1.0, common_seeds=False).seed
+    taken = settings_of(task(seed=seed)).seed
     assert told is None or taken == told
     np.random.RandomState(taken)
 
 
-def on_nodes(one: Task, nodes: int) -> Task:
-    """The same task on several nodes."""
-    resources = one.job.resources.model_copy(update={"nodes": nodes})
-    return replace(one, job=one.job.model_copy(update={"resources": resources, "role": Role.INFERENCE}))
-
-
-def with_servers(tmp_path: Path, gpus: int, **serving: int) -> Task:
-    """A task with some GPUs and six cores."""
-    one = task(tmp_path)
-    resources = one.job.resources.model_copy(update={"cpus_per_rank": 6, "gpus_per_rank": gpus})
-    recipe = one.recipe.model_copy(update={"serving": one.recipe.serving.model_copy(update=serving)})
-    return replace(one, experiment=recipe, job=one.job.model_copy(update={"resources": resources}))
+# -- GPUs and nodes
 
 
 @pytest.mark.parametrize(
-    ("gpus", "serving", "servers", "width"),
+    ("gpus", "nodes", "serving", "expected"),
     [
-        (0, {}, 1, 1),
-        (0, {"servers": 2, "tensor_parallel": 3}, 2, 3),
-        (8, {}, 8, 1),
-        (8, {"servers": 1}, 1, 8),
-        (8, {"tensor_parallel": 2}, 4, 2),
-        (8, {"servers": 8}, 8, 1),
-        (8, {"servers": 2, "tensor_parallel": 4}, 2, 4),
+        (0, 1, {}, ServerLayout(1, 1)),
+        (0, 1, {"servers": 2, "tensor_parallel": 3}, ServerLayout(2, 3)),
+        (8, 1, {}, ServerLayout(8, 1)),
+        (8, 1, {"servers": 1}, ServerLayout(1, 8)),
+        (8, 1, {"tensor_parallel": 2}, ServerLayout(4, 2)),
+        (8, 1, {"servers": 8}, ServerLayout(8, 1)),
+        (8, 1, {"servers": 2, "tensor_parallel": 4}, ServerLayout(2, 4)),
+        (8, 2, {}, ServerLayout(1, 8, 2)),
+        (8, 2, {"tensor_parallel": 16}, ServerLayout(1, 16, 1)),
+        (8, 2, {"tensor_parallel": 4}, ServerLayout(1, 4, 4)),
+        (0, 2, {}, ServerLayout(1, 1)),
     ],
 )
 def test_the_gpus_of_a_task_are_divided_among_its_servers(
-    tmp_path: Path, gpus: int, serving: dict[str, int], servers: int, width: int
+    task: MakeTask, gpus: int, nodes: int, serving: dict[str, int], expected: ServerLayout
 ) -> None:
-    assert layout_of(with_servers(tmp_path, gpus, **serving)) == ServerLayout(servers, width)
+    """One server spans those of several nodes; without any it stays on the first node."""
+    one = task(gpus, nodes, **serving)
+    assert layout_of(one) == expected
+    settings = settings_of(one)
+    assert settings.over_ray is (gpus > 0 and nodes > 1)
+    if settings.over_ray:
+        words, _ = started(settings)
+        told = {name: words[words.index(name) + 1] for name in words if name.endswith(("-size", "-backend"))}
+        assert told["--distributed-executor-backend"] == "ray"
+        sizes = (told["--tensor-parallel-size"], told["--pipeline-parallel-size"])
+        assert sizes == (str(expected.tensor_parallel), str(expected.stages))
+
+
+def test_vllm_is_not_asked_to_span_nodes_without_gpus(task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mrt_hpc.inference.server_start.on_cpu", lambda: True)
+    with pytest.raises(UserError, match="without GPUs"):
+        started(settings_of(task(8, 2)))
 
 
 @pytest.mark.parametrize(
-    ("serving", "width", "stages"), [({}, 8, 2), ({"tensor_parallel": 16}, 16, 1), ({"tensor_parallel": 4}, 4, 4)]
+    ("local_rank", "visible", "own"),
+    [(0, None, ("0", "1")), (1, "4,5", ("4", "5")), (0, "a,b,c,d", ("a", "b")), (1, "a,b,c,d", ("c", "d"))],
 )
-def test_one_server_spans_the_gpus_of_several_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serving: dict[str, int], width: int, stages: int
+def test_a_rank_takes_the_gpus_of_its_node_or_its_share_of_them(
+    task: MakeTask, monkeypatch: pytest.MonkeyPatch, local_rank: int, visible: str | None, own: tuple[str, ...]
 ) -> None:
-    several = on_nodes(with_servers(tmp_path, 8, **serving), 2)
-    assert layout_of(several) == ServerLayout(1, width, stages)
-    settings = server_settings(several, tmp_path, 64, share=1.0, common_seeds=False)
-    monkeypatch.setattr("mrt_hpc.inference.server_start.on_cpu", lambda: False)
-    with closing(VllmServer(settings, tmp_path / "log")) as one:
-        words = one.command.words()
-    told = {name: words[words.index(name) + 1] for name in words if name.endswith(("-size", "-backend"))}
-    assert told["--distributed-executor-backend"] == "ray"
-    assert (told["--tensor-parallel-size"], told["--pipeline-parallel-size"]) == (str(width), str(stages))
+    if visible is not None:
+        monkeypatch.setenv(VISIBLE, visible)
+    assert node_gpus(replace(task(2, 2), local_rank=local_rank)) == own
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [(None, [("0", "1"), ("2", "3")]), ("4,5,6,7", [("4", "5"), ("6", "7")]), ("a,b,c,d", [("a", "b"), ("c", "d")])],
+)
+def test_each_server_sees_gpus_of_its_own(
+    task: MakeTask, monkeypatch: pytest.MonkeyPatch, visible: str | None, gpus: list[tuple[str, ...]]
+) -> None:
+    """The only server of a task sees what the task sees."""
+    if visible is not None:
+        monkeypatch.setenv(VISIBLE, visible)
+    settings = [settings_of(task(4, tensor_parallel=2), number=n) for n in range(2)]
+    assert [one.gpus for one in settings] == gpus
+    assert started(settings[1])[1][VISIBLE] == ",".join(gpus[1])
+    assert gpus_of(task(4, servers=1), 0) == ()
+
+
+@pytest.mark.parametrize("visible", ["", "3", "0,1,2"])
+@pytest.mark.parametrize("serving", [{}, {"servers": 1}, {"tensor_parallel": 2}])
+def test_servers_that_need_more_gpus_than_their_task_sees_are_refused(
+    task: MakeTask, monkeypatch: pytest.MonkeyPatch, visible: str, serving: dict[str, int]
+) -> None:
+    monkeypatch.setenv(VISIBLE, visible)
+    for refuse in (lambda: gpus_of(task(4, **serving), 0), lambda: node_gpus(task(4, 2, **serving))):
+        with pytest.raises(UserError, match="need 4 GPU"):
+            refuse()
+
+
+# -- the environment of processes
 
 
 def test_flashinfer_is_off_whether_or_not_the_node_has_a_compiler_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: MakeTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm import envs
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    settings = server_settings(with_servers(tmp_path, 8), tmp_path, 64, share=1.0, common_seeds=False)
-    monkeypatch.setattr("mrt_hpc.inference.server_start.on_cpu", lambda: False)
-    with closing(VllmServer(settings, tmp_path / "log")) as server:
-        words, environment = server.command.words(), server.command.environment()
+    words, environment = started(settings_of(task(8)))
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(words[words.index("--model") :])
     engine = AsyncEngineArgs.from_cli_args(arguments)
     assert engine.kernel_config.enable_flashinfer_autotune is False
@@ -156,16 +218,15 @@ def test_flashinfer_is_off_whether_or_not_the_node_has_a_compiler_for_it(
 
 @pytest.mark.parametrize(("over_ray", "interface"), [(False, "lo"), (True, "ib0")])
 def test_the_processes_of_a_server_on_one_node_listen_on_loopback_only(
-    over_ray: bool, interface: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: MakeTask, monkeypatch: pytest.MonkeyPatch, over_ray: bool, interface: str
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
-    settings = server_settings(with_servers(tmp_path, 8), tmp_path, 64, share=1.0, common_seeds=False)
-    with closing(VllmServer(replace(settings, over_ray=over_ray), tmp_path / "log")) as server:
-        assert server.command.environment()["GLOO_SOCKET_IFNAME"] == interface
+    _, environment = started(replace(settings_of(task(8)), over_ray=over_ray))
+    assert environment["GLOO_SOCKET_IFNAME"] == interface
 
 
 def test_no_private_folder_of_the_first_node_reaches_the_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: MakeTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM gives its processes on other nodes the environment of the server, but for what these nodes set."""
     begin, second = subprocess.Popen, dict[str, str]()
@@ -185,10 +246,8 @@ def test_no_private_folder_of_the_first_node_reaches_the_second(
     private = be_on("first")
     for name, value in cache_variables().items():
         monkeypatch.setenv(name, value)
-    settings = server_settings(on_nodes(with_servers(tmp_path, 8), 2), tmp_path, 64, share=1.0, common_seeds=False)
-    with closing(VllmServer(settings, tmp_path / "log")) as server:
-        first = server.command.environment()
-        folders = {str(private), first["TMPDIR"]}
+    _, first = started(settings_of(task(8, 2)))
+    folders = {str(private), first["TMPDIR"]}
     be_on("second")
     monkeypatch.setattr("mrt_hpc.inference.ray_node.subprocess.Popen", note)
     with RayNode(RayPlace("127.0.0.1", "127.0.0.1:1", "token"), tmp_path / "log"):
@@ -196,73 +255,6 @@ def test_no_private_folder_of_the_first_node_reaches_the_second(
     reached = {name for name, value in (first | second).items() if any(folder in value for folder in folders)}
     assert not reached
     assert second["VLLM_RPC_BASE_PATH"] == second["TMPDIR"]
-
-
-def test_without_gpus_the_server_stays_on_the_first_node(tmp_path: Path) -> None:
-    several = on_nodes(with_servers(tmp_path, 0), 2)
-    settings = server_settings(several, tmp_path, 64, share=1.0, common_seeds=False)
-    assert (settings.over_ray, layout_of(several)) == (False, ServerLayout(1, 1))
-
-
-def test_vllm_is_not_asked_to_span_nodes_without_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mrt_hpc.inference.server_start.on_cpu", lambda: True)
-    settings = server_settings(on_nodes(with_servers(tmp_path, 8), 2), tmp_path, 64, share=1.0, common_seeds=False)
-    with closing(VllmServer(settings, tmp_path / "log")) as one, pytest.raises(UserError, match="without GPUs"):
-        one.command.words()
-
-
-@pytest.mark.parametrize(
-    ("local_rank", "visible", "own"),
-    [(0, None, ("0", "1")), (1, "4,5", ("4", "5")), (0, "a,b,c,d", ("a", "b")), (1, "a,b,c,d", ("c", "d"))],
-)
-def test_a_rank_takes_the_gpus_of_its_node_or_its_share_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_rank: int, visible: str | None, own: tuple[str, ...]
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert node_gpus(replace(on_nodes(with_servers(tmp_path, 2), 2), local_rank=local_rank)) == own
-
-
-@pytest.mark.parametrize(
-    ("visible", "gpus"),
-    [(None, [("0", "1"), ("2", "3")]), ("4,5,6,7", [("4", "5"), ("6", "7")]), ("a,b,c,d", [("a", "b"), ("c", "d")])],
-)
-def test_each_server_sees_gpus_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, gpus: list[tuple[str, ...]]
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    several = with_servers(tmp_path, 4, tensor_parallel=2)
-    settings = [server_settings(several, tmp_path, 64, share=1.0, common_seeds=False, number=n) for n in range(2)]
-    assert [one.gpus for one in settings] == gpus
-    with closing(VllmServer(settings[1], tmp_path / "log")) as server:
-        assert server.command.environment()["CUDA_VISIBLE_DEVICES"] == ",".join(gpus[1])
-
-
-def test_the_only_server_of_a_task_sees_what_the_task_sees(tmp_path: Path) -> None:
-    assert gpus_of(with_servers(tmp_path, 4, servers=1), 0) == ()
-
-
-@pytest.mark.parametrize("visible", ["", "3", "0,1,2"])
-@pytest.mark.parametrize("serving", [{}, {"servers": 1}, {"tensor_parallel": 2}])
-def test_servers_that_need_more_gpus_than_their_task_sees_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, serving: dict[str, int]
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    one = with_servers(tmp_path, 4, **serving)
-    with pytest.raises(UserError, match="need 4 GPU"):
-        gpus_of(one, 0)
-    with pytest.raises(UserError, match="need 4 GPU"):
-        node_gpus(on_nodes(one, 2))
-
-
-def test_servers_and_their_processes_share_the_cores_and_the_memory(tmp_path: Path) -> None:
-    several = with_servers(tmp_path, 0, servers=3, tensor_parallel=2)
-    settings = server_settings(several, tmp_path, 64, share=1.0, common_seeds=False, number=1)
-    assert settings.cpu_threads == 1
-    assert settings.kv_cache_gib == several.recipe.serving.kv_cache_gib / 2, "vLLM takes it for each process"
 
 
 @pytest.mark.parametrize("said", NODE_LACKS)

@@ -1,17 +1,25 @@
-"""Several servers of one task: they start, load and end together, and requests of one problem stay on one of them."""
+"""Several servers of one task start, load and end together, and requests of one problem stay on one of them. None is
+restarted in the middle of a load, and none samples where a step of the load went wrong.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+import httpx
 import pytest
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.protocol import Request, SamplingSettings
+from mrt_hpc.inference.server import VllmServer
+from mrt_hpc.inference.server_control import Address, ServerControl
 from mrt_hpc.inference.server_pool import MOST_FAMILIES, ServerPool, SpreadGenerator, spread_over
+from mrt_hpc.inference.server_start import ServerSettings
+from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -19,8 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.inference.client import Completion
-    from mrt_hpc.inference.server import VllmServer
-    from mrt_hpc.recipe.sections import WeightSwap
 
 DEADLINE_S = 20.0
 
@@ -47,8 +53,7 @@ class ScriptedServer:
     def close(self) -> None:
         self.closed.set()
 
-    def answers_until_closed(self) -> None:
-        """Go on starting until it is closed."""
+    def works_until_closed(self) -> None:
         assert self.closed.wait(DEADLINE_S)
         raise UserError("the vLLM server was closed")
 
@@ -79,7 +84,7 @@ def test_servers_start_and_load_at_the_same_time(tmp_path: Path) -> None:
 
 def test_a_server_that_fails_to_start_ends_those_that_are_still_starting() -> None:
     slow = ScriptedServer()
-    slow.starting = slow.answers_until_closed
+    slow.starting = slow.works_until_closed
     with pytest.raises(UserError, match="refused"), pool_of(slow, ScriptedServer(failing)):
         pytest.fail("one of them has not started")
     assert slow.closed.is_set()
@@ -105,24 +110,25 @@ def test_a_load_that_fails_on_one_server_is_told_when_all_have_ended_theirs(tmp_
 def test_a_signal_during_a_load_ends_the_servers_and_with_them_the_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Told(BaseException):
-        pass
+    begun, slow = threading.Event(), ScriptedServer()
 
     def told(*_: object) -> None:
         wait_until(begun.is_set, reason="the load to begin", deadline_s=DEADLINE_S)
-        raise Told
+        raise KeyboardInterrupt
 
     def load() -> None:
         begun.set()
-        slow.answers_until_closed()
+        slow.works_until_closed()
 
-    begun, slow = threading.Event(), ScriptedServer()
     slow.loading = load
     with pool_of(slow, ScriptedServer()) as pool:
         monkeypatch.setattr("mrt_hpc.inference.server_pool.wait", told)
-        with pytest.raises(Told):
+        with pytest.raises(KeyboardInterrupt):
             pool.load_weights(tmp_path, 4)
     assert slow.closed.is_set()
+
+
+# -- the requests of problems
 
 
 @dataclass
@@ -141,15 +147,12 @@ class Held:
                 yield cast("Completion", seed)
 
 
-def request(family: str, samples: int) -> Request:
-    return Request([1], list(range(samples)), SamplingSettings(1), family=family)
-
-
 async def asked_for(generator: SpreadGenerator, family: str, samples: int = 1) -> asyncio.Task[int]:
     """Ask, and come back when the server has been asked."""
+    request = Request([1], list(range(samples)), SamplingSettings(1), family=family)
 
     async def all_of_them() -> int:
-        return len([c async for c in generator.stream([request(family, samples)])])
+        return len([c async for c in generator.stream([request])])
 
     task = asyncio.create_task(all_of_them())
     await asyncio.sleep(0)
@@ -176,30 +179,82 @@ def test_a_problem_goes_where_least_is_to_be_done_and_stays_there() -> None:
     asyncio.run(ask())
 
 
-def test_what_is_given_up_is_no_longer_counted() -> None:
+def test_what_is_given_up_is_no_longer_counted_and_few_problems_are_remembered() -> None:
     async def ask() -> None:
         generator = SpreadGenerator((Held(), Held()))
-        task = await asked_for(generator, "a", 4)
-        assert generator.unfinished == [4, 0]
-        task.cancel()
-        await asyncio.wait([task])
-        assert generator.unfinished == [0, 0]
-
-    asyncio.run(ask())
-
-
-def test_no_more_problems_are_remembered_than_may_be_sampled() -> None:
-    async def ask() -> None:
-        held = [Held(), Held()]
-        generator = SpreadGenerator(tuple(held))
         for number in range(MOST_FAMILIES + 5):
-            (await asked_for(generator, str(number))).cancel()
+            task = await asked_for(generator, str(number), 4)
+            assert generator.unfinished == [4, 0]
+            task.cancel()
+            await asyncio.wait([task])
+            assert generator.unfinished == [0, 0]
         assert len(generator._server_of) == MOST_FAMILIES
         assert "0" not in generator._server_of
 
     asyncio.run(ask())
-
-
-def test_a_single_server_is_asked_without_a_way_round() -> None:
     only = Held()
     assert spread_over([only]) is only
+
+
+# -- one server loads
+
+
+class Server(VllmServer):
+    """Starts no process, and notes the weights that it would start with."""
+
+    def start(self, _: object = None) -> None:
+        """Note the weights."""
+        self.started_with = self.weights_version
+
+    def _recovers(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_restart_waits_for_the_end_of_a_load(tmp_path: Path, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).touch()
+    server = Server(ServerSettings(tmp_path, 8), tmp_path / "log")
+
+    def load(*_: object, swap: WeightSwap, **__: object) -> dict[str, Any]:
+        assert swap is WeightSwap.KEEP
+        loading.set()
+        assert go_on.wait(DEADLINE_S)
+        if fails:
+            failing()
+        return {}
+
+    monkeypatch.setattr(ServerControl, "load", load)
+    with ThreadPoolExecutor(2) as threads:
+        load_ends = threads.submit(server.load_weights, tmp_path, 1, WeightSwap.KEEP)
+        assert loading.wait(DEADLINE_S)
+        restart = threads.submit(server.restart_if_dead)
+        wait_until(restart.running, reason="the restart to begin", deadline_s=DEADLINE_S)
+        assert server.is_loading
+        assert not hasattr(server, "started_with")
+        go_on.set()
+    assert server.started_with == (0 if fails else 1), "with the weights that it held last"
+    assert isinstance(load_ends.exception(), UserError) == fails
+    assert not server.is_loading
+
+
+@pytest.mark.parametrize("swap", [WeightSwap.DRAIN, WeightSwap.RECOMPUTE])
+@pytest.mark.parametrize("cleared", [True, False])
+def test_a_cache_that_was_not_cleared_fails_the_load(
+    swap: WeightSwap, cleared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM answers that with 200."""
+    called: list[str] = []
+
+    def answer(_: object, __: str, path: str, **___: object) -> httpx.Response:
+        called.append(path)
+        return httpx.Response(200, json={"success": cleared, "results": [{}]})
+
+    monkeypatch.setattr(ServerControl, "call", answer)
+    control = ServerControl(Address("unix:/none"), "key", "log", "advice")
+    try:
+        control.load(tmp_path, 1, swap=swap, pause_deadline_s=1, read_deadline_s=1)
+    except UserError:
+        assert not cleared
+    assert ("/resume" in called) is cleared

@@ -1,29 +1,24 @@
-"""What Slurm's commands print is read by one function each, whatever sites, wrappers and other jobs put between it."""
+"""What Slurm's commands print is read by one function each, whatever sites and wrappers put between it."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from basics import executable, look_first_in
 from ruamel.yaml import YAML
-from slurm_texts import squeue_prints
+from slurm_texts import USER, RecordedSlurm, squeue_prints
 
+from mrt_hpc.backends.backend import Hold
+from mrt_hpc.backends.slurm import survey
 from mrt_hpc.backends.slurm.answers import squeue_format, squeue_records, submitted_id
 from mrt_hpc.backends.slurm.answers import version as version_in
 from mrt_hpc.backends.slurm.commands import run_slurm
 from mrt_hpc.backends.slurm.queue import queue_states
-from mrt_hpc.backends.slurm.survey import (
-    Survey,
-    User,
-    default_account,
-    parse_associations,
-    parse_nodes,
-    parse_partitions,
-    parse_qos,
-    parse_settings,
-)
+from mrt_hpc.backends.slurm.reasons import _REASONS, meaning
+from mrt_hpc.backends.slurm.survey import PartitionFacts, Survey, User, parse_nodes, seconds_of
+from mrt_hpc.cluster.job_rules import preemption, refusals
 from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,17 +43,16 @@ READERS: dict[str, Callable[[str], object]] = {
     "sacct": states,
     "nodes": lambda printed: {name: sum(k.count for k in kinds) for name, kinds in parse_nodes(printed).items()},
     "version": lambda printed: list(Survey(User("me"), version_in(printed)).version_numbers or ()) or None,
-    "associations": lambda printed: {one.account: one.max_submit_jobs for one in parse_associations(printed)},
-    "qos": lambda printed: {one.name: one.max_submit_jobs for one in parse_qos(printed)},
-    "default_account": lambda printed: default_account(printed, "researcher"),
-    "config": lambda printed: [(found := parse_settings(printed)).max_array_size, found.max_job_count],
-    "partitions": lambda printed: list(parse_partitions(printed)),
+    "associations": lambda printed: {one.account: one.max_submit_jobs for one in survey.parse_associations(printed)},
+    "qos": lambda printed: {one.name: one.max_submit_jobs for one in survey.parse_qos(printed)},
+    "default_account": lambda printed: survey.default_account(printed, "researcher"),
+    "config": lambda printed: [(found := survey.parse_settings(printed)).max_array_size, found.max_job_count],
+    "partitions": lambda printed: list(survey.parse_partitions(printed)),
 }
-REFUSING = ("sbatch", "squeue")
 
 
-def written(kind: str, case: dict[str, Any]) -> bytes:
-    """The bytes that a command prints in this case."""
+def printed_bytes(kind: str, case: dict[str, Any]) -> bytes:
+    """What a command prints in this case."""
     text = case["printed"]
     if kind == "squeue":
         text = text.replace("|", "\0").replace("{", BEGIN).replace("}", END).replace("\0", BETWEEN)
@@ -68,14 +62,13 @@ def written(kind: str, case: dict[str, Any]) -> bytes:
 
 @pytest.mark.parametrize(("kind", "case"), CASES)
 def test_an_answer_is_read(kind: str, case: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "answer").write_bytes(written(kind, case))
+    (tmp_path / "answer").write_bytes(printed_bytes(kind, case))
     (tmp_path / "header").write_text(squeue_prints())
     for name, file in (("command", "answer"), ("sacct", "answer"), ("squeue", "header")):
-        (tmp_path / name).write_text(f"#!/bin/sh\ncat {tmp_path}/{file}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        executable(tmp_path / name, f"cat {tmp_path}/{file}")
+    look_first_in(tmp_path, monkeypatch)
     printed, read = run_slurm(["command"]), READERS[kind]
-    if case["expected"] is None and kind in REFUSING:
+    if case["expected"] is None and kind in ("sbatch", "squeue"):
         with pytest.raises(UserError) as refused:
             read(printed)
         assert all(word in str(refused.value.value) for word in printed.split()[-1:])
@@ -83,5 +76,144 @@ def test_an_answer_is_read(kind: str, case: dict[str, Any], tmp_path: Path, monk
         assert read(printed) == case["expected"]
 
 
-def test_the_corpus_is_large_enough() -> None:
-    assert len(CASES) >= 60
+def test_a_cluster_with_accounting() -> None:
+    assert User.current().name
+    assert User.current().groups
+    found = RecordedSlurm().survey()
+    settings, partitions, qos = found.settings, found.partitions, found.qos
+    assert settings is not None
+    assert partitions is not None
+    assert qos is not None
+    assert (found.version_numbers, found.default_account, found.problems) == ((22, 5), "lab", {})
+    assert (settings.name, settings.max_array_size, settings.max_job_count) == ("onehost", 1001, 5000)
+    assert (settings.kill_wait_s, settings.requeues, settings.exempt_s) == (10, True, 0)
+    assert settings.enforced == {"associations", "limits", "qos"}
+    has = (settings.has_accounting, settings.sends_user_signal, settings.allocates_memory, settings.propagates)
+    assert has == (True, True, True, True)
+    assert list(partitions) == ["cpu", "gpu", "preempt"]
+    assert [name for name, partition in partitions.items() if partition.is_default] == ["cpu"]
+    assert (partitions["gpu"].max_minutes, partitions["gpu"].gpu_nodes, partitions["preempt"].grace_s) == (2880, 4, 15)
+    assert [(one.account, one.qos) for one in found.associations or ()] == [("lab", ("lowly", "normal", "urgent"))]
+    assert qos["urgent"].preempts == ("lowly",)
+    assert (found.qos_of(None, None), found.qos_of("lab", "lowly")) == (qos["normal"], qos["lowly"])
+
+
+def test_what_is_missing_or_refuses_leaves_the_rest() -> None:
+    plain = RecordedSlurm("plain").survey()  # sacctmgr has no text: asking it would fail
+    assert (plain.associations, plain.qos, plain.default_account) == (None, None, None)
+    found = RecordedSlurm(missing=frozenset({"sinfo"}), refusing={"sacctmgr": "Access denied"}).survey()
+    assert found.partitions is not None
+    assert (found.version, found.partitions["gpu"].nodes, found.associations) == (None, (), None)
+    assert set(found.problems.values()) == {"sinfo was not found", "sacctmgr refused: Access denied"}
+
+
+# As sinfo prints %G on public clusters: (whole GPUs by type, types of parts of GPUs).
+GRES: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
+    "(null)": ({}, ()),
+    "gpu": ({"": 1}, ()),
+    "gpu:8(S:0-3)": ({"": 8}, ()),
+    "gpu:0": ({}, ()),
+    "gpu:a100": ({"a100": 1}, ()),
+    "gpu:2080ti": ({"2080ti": 1}, ()),
+    "gpu:a100:2(S:0,1),gpu:v100:1,nvme:1": ({"a100": 2, "v100": 1}, ()),
+    "gpu:tesla:2(S:0),gpu:tesla:2(S:1)": ({"tesla": 4}, ()),
+    "gpu:a100:4(IDX:0-3)": ({"a100": 4}, ()),
+    "gpu:a100:no_consume:4": ({"a100": 4}, ()),
+    "gpu:no_consume:4": ({"": 4}, ()),
+    "gpu:tesla:4K": ({"tesla": 4096}, ()),
+    "gpu:nvidia_a100-sxm4-80gb:8(S:0-1)": ({"nvidia_a100-sxm4-80gb": 8}, ()),
+    "gpu:rtx_2080_ti:4(S:0),gpu:titan_rtx:4(S:1)": ({"rtx_2080_ti": 4, "titan_rtx": 4}, ()),
+    "shard:a100:32(S:0-1),gpu:a100:4(S:0-1)": ({"a100": 4}, ()),
+    "craynetwork:4,hbm:0": ({}, ()),
+    "bandwidth:lustre:no_consume:4G,gpu:p100:2": ({"p100": 2}, ()),
+    "gpu:1g.10gb:4(S:0),gpu:3g.40gb:1(S:1)": ({}, ("1g.10gb", "3g.40gb")),
+    "gpu:a100:3(S:0-1),gpu:a100_3g.20gb:2(S:1)": ({"a100": 3}, ("a100_3g.20gb",)),
+    "gpu:a100-1g5gb:7": ({}, ("a100-1g5gb",)),
+    "gpu:nvidia_a100_80gb_pcie_2g.20gb+me:1": ({}, ("nvidia_a100_80gb_pcie_2g.20gb+me",)),
+    "gpu:a100_mig:7,gpu:a100:4": ({"a100": 4}, ("a100_mig",)),
+}
+
+
+def test_gpus_of_a_node_and_times() -> None:
+    for gres, gpus in GRES.items():
+        (kind,) = parse_nodes(f"gpu|{gres}|3|64+|512000+")["gpu"]
+        assert (kind.gpus, kind.slices) == gpus, gres
+        assert (kind.count, kind.cpus, kind.memory_mib) == (3, 64, 512000), gres
+    assert [seconds_of(text) for text in ("00:00:15", "1-00:00:01", "-1", "")] == [15, 86401, 0, 0]
+
+
+def test_whom_a_partition_admits() -> None:
+    for partition, because in (
+        (PartitionFacts("p"), []),
+        (PartitionFacts("p", allow_groups=frozenset({"lab", "other"})), []),
+        (PartitionFacts("p", allow_groups=frozenset({"staff"})), ["AllowGroups=staff"]),
+        (PartitionFacts("p", allow_accounts=frozenset({"b", "a"})), ["AllowAccounts=a,b"]),
+        (PartitionFacts("p", deny_accounts=frozenset({"lab"})), ["DenyAccounts=lab"]),
+        (PartitionFacts("p", allow_qos=frozenset({"long"})), ["AllowQos=long"]),
+        (PartitionFacts("p", deny_qos=frozenset({"normal"})), ["DenyQos=normal"]),
+        (PartitionFacts("p", root_only=True), ["RootOnly=YES"]),
+    ):
+        assert [one.partition(":")[0] for one in refusals(partition, USER, ["lab"], "normal")] == because
+
+
+def test_what_a_preemption_does() -> None:
+    def modes(preempt_type: str, qos: str | None = None) -> list[tuple[str, int]]:
+        found = RecordedSlurm(changes={"config": [("preempt/partition_prio", f"preempt/{preempt_type}")]}).survey()
+        what = [preemption(found, one, found.qos_of(None, qos)) for one in (found.partitions or {}).values()]
+        return [(one.mode, one.notice_s) for one in what if one is not None]
+
+    assert modes("partition_prio") == [("OFF", 0), ("OFF", 0), ("REQUEUE", 25)]
+    assert set(modes("qos")) == {("OFF", 0)}, "no QOS preempts QOS normal"
+    assert set(modes("qos", "lowly")) == {("REQUEUE", 25)}
+    assert modes("none")[2] == ("OFF", 0)
+    plain = RecordedSlurm("plain").survey()
+    done = preemption(plain, (plain.partitions or {})["preempt"], None)
+    assert done is not None
+    assert (done.mode, done.notice_s) == ("CANCEL", 30)
+
+
+# -- the reason for which squeue says that a task waits
+
+DOWN = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+
+
+LIMITS = {
+    "QOSMaxJobsPerUserLimit": ("your jobs have reached the QOS's limit on running jobs", "sacctmgr"),
+    "QOSMaxGRESPerUser": ("your jobs have reached the QOS's limit on GPUs", "sacctmgr"),
+    "QOSGrpNodeLimit": ("all jobs of the QOS have reached the QOS's limit on nodes", "sacctmgr"),
+    "AssocGrpGRES": ("all jobs of the account have reached the account's limit on GPUs", "sacctmgr"),
+    "AssocGrpCPUMinutesLimit": ("limit on core minutes", "when the period ends"),
+    "QOSMaxCpuPerAccountLimit": ("the jobs of your account", "sacctmgr"),
+    "QOSMaxWallDurationPerJobLimit": ("more running time than its QOS", "mrt-hpc cancel {run}"),
+    "QOSMaxNodePerJobLimit": ("more nodes than its QOS", "mrt-hpc cancel {run}"),
+    "QOSMinGRES": ("fewer GPUs than its QOS", "mrt-hpc cancel {run}"),
+}
+"""What is made of the parts of a reason's name."""
+LISTED = {
+    "Priority": (Hold.RESOURCES, "sprio -j {id}"),
+    "ReqNodeNotAvail, UnavailableNodes:node[1-3]": (Hold.RESOURCES, "sinfo -R"),
+    "(ReqNodeNotAvail)": (Hold.RESOURCES, "sinfo -R"),
+    DOWN: (Hold.RESOURCES, "sinfo -R"),
+    "Dependency": (Hold.JOBS, "nothing"),
+    "DependencyNeverSatisfied": (Hold.NEVER, "mrt-hpc cancel {run}"),
+    "PartitionTimeLimit": (Hold.NEVER, "time_limit_minutes"),
+    "BeginTime": (Hold.TIME, "nothing"),
+    "JobHeldUser": (Hold.USER, "scontrol release {id}"),
+    "launch failed requeued held": (Hold.USER, "scontrol release {id}"),
+    "JobHeldAdmin": (Hold.ADMINISTRATOR, "administrators"),
+    "JobArrayTaskLimit": (Hold.RESOURCES, "max_parallel"),
+}
+
+
+def test_a_reason_has_a_meaning_and_a_command_that_can_be_typed() -> None:
+    for reason in (*LISTED, *LIMITS, *_REASONS):
+        found = meaning(reason)
+        assert found is not None, reason
+        words, command = LIMITS.get(reason, ("", ""))
+        ends = Hold.NEVER if command == "mrt-hpc cancel {run}" else Hold.RESOURCES
+        hold, command = LISTED.get(reason, (ends if reason in LIMITS else found.hold, command))
+        assert (found.hold, command in found.next, words in found.means) == (hold, True, True), found
+        typed = found.next.format(id="12_3", run="runs/x").replace("{id}", "")
+        assert (bool(typed), "{" in typed) == (True, False), reason
+    for reason in ("", "SomethingNew", "QOSomething", "Assoc"):
+        assert meaning(reason) is None

@@ -1,240 +1,260 @@
-"""What is taken for success, for a job of a run, and for an answer, whatever a queue, its commands or its site do."""
+"""What is taken for the state of a job, its end and an answer; and how tasks and views go on asking."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
-from contextlib import nullcontext
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
-from slurm_texts import squeue_prints
+from canned_queue import INFERENCE, TRAINER, CannedRun, canned_run
 
-from mrt_hpc.attempt.ledger import record_submission
-from mrt_hpc.backends.slurm import arrays, queue
-from mrt_hpc.backends.slurm.answers import MARKS
+from mrt_hpc.attempt.entry import load_task, record_after
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.slurm import commands as slurm_commands
+from mrt_hpc.backends.slurm import queue
 from mrt_hpc.backends.slurm.commands import run_slurm
-from mrt_hpc.backends.slurm.parameters import queue_name, require_plain_path
-from mrt_hpc.backends.slurm.queue import QueueState
-from mrt_hpc.backends.slurm.site import SlurmSite
+from mrt_hpc.backends.slurm.parameters import queue_name
+from mrt_hpc.backends.slurm.task import ASK_EVERY_S, QueueWatch
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.submit.create import create_or_open
-from mrt_hpc.submit.submission import Listener, start
+from mrt_hpc.plan.jobs import Role
+from mrt_hpc.roles.task import peers as peers_module
+from mrt_hpc.run.task_state import TaskRecord, TaskState
+from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.view import snapshot_reader
 
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
-AWAY = "echo 'sacct: error: Connection refused' >&2; exit 1"
-LIMIT = "echo 'sbatch: error: AssocMaxSubmitJobLimit' >&2; echo 'sbatch: error: Job violates policy' >&2; exit 1"
+if TYPE_CHECKING:
+    from pathlib import Path
 
-
-@dataclass
-class Commands:
-    """Scripts in the place of Slurm's commands, and the queue that they list."""
-
-    folder: Path
-
-    def put(self, name: str, script: str) -> None:
-        (self.folder / name).write_text(f'#!/bin/sh\ncd "$(dirname "$0")"\n{script}\n')
-        (self.folder / name).chmod(0o755)
-
-    def queue(self, *records: str) -> None:
-        (self.folder / "queue").write_text(squeue_prints(*records))
+WORDS = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
+LEAVES = 'sed -i "/(|$1|/d" $(dirname $0)/queue'
 
 
 @pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
-    """A queue that is empty, and commands that do what they are told."""
-    found = Commands(tmp_path / "bin")
-    found.folder.mkdir()
-    monkeypatch.setenv("PATH", f"{found.folder}:{os.environ['PATH']}")
-    found.queue()
-    found.put("squeue", "cat queue")
-    found.put("sacct", "exit 0")
-    found.put("scontrol", "exit 0")
-    found.put("scancel", 'sed -i "/(|$1|/d" queue')
-    found.put("sbatch", "echo x >> calls; echo $((70 + $(wc -l < calls)))")
-    return found
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
+    return canned_run(tmp_path, monkeypatch)
 
 
-@pytest.fixture
-def layout(tmp_path: Path) -> RunLayout:
-    recipe = load_recipe(QUICKSTART)
-    return create_or_open(tmp_path / "run", recipe, compile_plan(recipe, SlurmSite(name="x")))
+# -- the state of a job
+
+LISTED = ["12_0|FAILED|100|NonZeroExitCode|n1", "12_1|CANCELLED|100|None|n1"]
+LAGGING = "12_0|RUNNING|0:0|n1|5\n12_1|COMPLETED|0:0|n1|5\n12_2|PENDING|0:0||0"
+BEST = "12_0|FAILED|0:125|n1|5\n12_0.0|OUT_OF_MEMORY|0:125|n1|5\n12_1|RUNNING|0:0|n1|5"
+CUT = "12_[0,2-3,5-6...%2]|CANCELLED by 5|0:0|None assigned|0"
+ENDING, COMES_BACK = (f"12_0|COMPLETING|{int(time.time()) + left}|None|n1" for left in (-2, 86400))
+STATES: list[tuple[list[str], str | None, dict[str, str]]] = [
+    (["12|REVOKED|N/A|None|"], "", {"12": "RUNNING"}),  # a word that is not known is no end
+    (["12|RUNNING|1795669200|None|n1", "12|COMPLETED|1|None|"], "", {"12": "RUNNING"}),
+    (["12|COMPLETED|1|None|", "12|RUNNING|1795669200|None|n1"], "", {"12": "RUNNING"}),
+    (["12|EXPEDITING|N/A|None|"], "", {"12": "PENDING"}),
+    (["12|?|N/A|None|"], "", {"12": "PENDING"}),
+    (["12|RUNNING|1795669200|None|n1"], None, {"12": "RUNNING"}),  # who may not ask accounting
+    ([], CUT, {"12": "UNKNOWN"}),  # accounting cuts its list of tasks
+    ([], "12_[0-4:2,7]|CANCELLED by 5|0:0||0", dict.fromkeys(("12_0", "12_2", "12_4", "12_7"), "CANCELLED")),
+    # accounting lags behind and never learns of some ends, but knows best how a task has ended
+    (["12_2|PENDING|N/A|Resources|"], LAGGING, {"12_0": "UNKNOWN", "12_1": "COMPLETED", "12_2": "PENDING"}),
+    (LISTED, BEST, {"12_0": "OUT_OF_MEMORY", "12_1": "CANCELLED"}),
+    (LISTED, "", {"12_0": "FAILED", "12_1": "CANCELLED"}),
+    # a task that is ending and is queued again has its whole time before it
+    ([ENDING], "", {"12_0": "ENDING"}),
+    ([COMES_BACK], "", {"12_0": "RUNNING"}),
+    ([ENDING], "12_0|CANCELLED|0:0|n1|5", {"12_0": "CANCELLED"}),
+    ([COMES_BACK], "12_0|CANCELLED|0:0|n1|5", {"12_0": "CANCELLED"}),
+]
+"""What squeue lists, what sacct prints (None: it may not be run), and the states of the tasks of job 12."""
 
 
-def submit(layout: RunLayout, told: list[str]) -> None:
-    recipe, site = load_recipe(QUICKSTART), SlurmSite(name="x")
-    start(recipe, compile_plan(recipe, site), layout, site, Listener(told.append, told.append, nullcontext))
-
-
-@pytest.mark.parametrize(
-    ("records", "state"),
-    [
-        (["12|REVOKED|N/A|None|"], QueueState.RUNNING),
-        (["12|RUNNING|1795669200|None|n1", "12|COMPLETED|1|None|"], QueueState.RUNNING),
-        (["12|COMPLETED|1|None|", "12|RUNNING|1795669200|None|n1"], QueueState.RUNNING),
-        (["12|EXPEDITING|N/A|None|"], QueueState.PENDING),
-        (["12|?|N/A|None|"], QueueState.PENDING),
-    ],
-)
-def test_what_the_queue_lists_is_not_over_because_its_word_is_not_known(
-    commands: Commands, records: list[str], state: QueueState
-) -> None:
-    commands.queue(*records)
-    assert queue.queue_states(["12"])["12"].state is state
-
-
-def test_accounting_that_a_user_may_not_ask_leaves_the_answer_of_the_queue(commands: Commands) -> None:
-    commands.queue("12|RUNNING|1795669200|None|n1")
-    (commands.folder / "sacct").chmod(0o644)
-    assert queue.queue_states(["12"])["12"].state is QueueState.RUNNING
-
-
-def test_a_list_of_tasks_that_accounting_cuts_is_passed_over(commands: Commands) -> None:
-    commands.put("sacct", "echo '12_[0,2-3,5-6...%2]|CANCELLED by 5|0:0|None assigned|0'")
-    assert {task.state for task in queue.queue_states(["12"]).values()} == {QueueState.UNKNOWN}
-
-
-def test_a_child_that_a_wrapper_leaves_running_does_not_hold_the_answer(commands: Commands) -> None:
-    commands.put("sbatch", "sleep 60 & echo 71")
-    assert run_slurm(["sbatch"], timeout_s=30.0).strip() == "71"
-
-
-def test_a_submission_without_an_answer_may_have_been_queued(commands: Commands, layout: RunLayout) -> None:
-    commands.put("sbatch", "echo 'Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1")
-    with pytest.raises(UserError, match="may be queued all the same") as refused:
-        submit(layout, [])
-    assert refused.value.exit_code is ExitCode.RETRYABLE
-
-
-def test_a_job_finds_its_call_also_where_nothing_can_be_told(commands: Commands, layout: RunLayout) -> None:
-    commands.put("sbatch", "echo Projekt; echo x >> calls; echo $((70 + $(wc -l < calls)))")
-
-    def closed(line: str) -> None:
-        raise BrokenPipeError(line)
-
-    recipe, site = load_recipe(QUICKSTART), SlurmSite(name="x")
-    jobs = compile_plan(recipe, site).jobs
-    with pytest.raises(BrokenPipeError, match="Projekt"):
-        arrays.submit(jobs, site, layout, known_ids={}, record=lambda *_: None, tell=closed)
-    assert (layout.logs / jobs[0].name / "71_submitted.pkl").exists()
-
-
-@pytest.mark.parametrize("mark", MARKS)
-def test_a_path_that_the_marks_of_a_listing_would_cut_is_refused(tmp_path: Path, mark: str) -> None:
-    with pytest.raises(UserError, match="the run directory's path holds"):
-        require_plain_path(RunLayout(tmp_path / f"a{mark}b"))
+def test_the_state_of_a_job(run: CannedRun) -> None:
+    for records, accounted, states in STATES:
+        run.queue(*records)
+        run.command("sacct", f"cat << END\n{accounted}\nEND")
+        if accounted is None:
+            (run.commands / "sacct").chmod(0o644)
+        found = {task: one.state.name for task, one in queue.queue_states(["12"]).items()}
+        assert found == states or (accounted == CUT and set(found.values()) == {"UNKNOWN"}), (records, accounted)
 
 
 @pytest.mark.parametrize(
     ("scancel", "asked", "left"),
     [
-        pytest.param('sed -i "/(|$1|/d" queue', ["1", "2", "3"], set(), id="done as told"),
-        pytest.param('sed -i "/(|$1|/d" queue; echo Invalid job id >&2; exit 1', ["1", "2"], set(), id="refused, done"),
-        pytest.param('sed -i "/(|$1|/d" queue', ["1", "Submitted batch job 2", "3"], set(), id="a word that is no id"),
-        pytest.param('sed -i "/(|$1|/d" queue', ["1", "9", "2"], set(), id="one that has ended"),
-        pytest.param("echo Invalid job id specified >&2; exit 1", ["1", "2"], {"1", "2"}, id="refused as unknown"),
-        pytest.param("exit 0", ["1", "2"], {"1", "2"}, id="nothing done"),
-        pytest.param('[ $1 = 2 ] || sed -i "/(|$1|/d" queue', ["1", "2", "3"], {"2"}, id="a part done"),
+        (LEAVES, ["1", "2", "3"], ""),
+        (f"{LEAVES}; echo Invalid job id >&2; exit 1", ["1", "2"], ""),  # refused, and done
+        (LEAVES, ["1", "Submitted batch job 2", "3"], ""),
+        (LEAVES, ["1", "9", "2"], ""),  # one has ended
+        ("echo Invalid job id specified >&2; exit 1", ["1", "2"], "12"),
+        ("exit 0", ["1", "2"], "12"),
+        (f"[ $1 = 2 ] || {LEAVES}", ["1", "2", "3"], "2"),
     ],
-)  # fmt: skip
+)
 def test_what_was_cancelled_is_what_the_queue_no_longer_holds(
-    commands: Commands, monkeypatch: pytest.MonkeyPatch, scancel: str, asked: list[str], left: set[str]
+    run: CannedRun, monkeypatch: pytest.MonkeyPatch, scancel: str, asked: list[str], left: str
 ) -> None:
     monkeypatch.setattr(queue, "GONE_S", 0.1)
-    commands.put("scancel", scancel)
-    commands.queue(*(f"{job}|PENDING|N/A|Priority|" for job in "123"))
+    run.command("scancel", scancel)
+    run.queue(*(f"{job}|PENDING|N/A|Priority|" for job in "123"))
     if left:
         with pytest.raises(UserError) as refused:
             queue.cancel(asked)
-        assert {word.strip(",") for word in str(refused.value.value).partition("(")[0].split()} == left
+        assert {word.strip(",") for word in str(refused.value.value).partition("(")[0].split()} == {*left}
     else:
         assert set(queue.cancel(asked)) == {*asked} & {*"123"}
-    assert {job for job in "123" if f"(|{job}|" in (commands.folder / "queue").read_text()} == {*"123"} - {
-        *asked
-    } | left
-
-
-FOREIGN = "40|PENDING|N/A|a\n12|line break|/home/me/x.sh"
+    queued = (run.commands / "queue").read_text()
+    assert {job for job in "123" if f"(|{job}|" in queued} == {*"123"} - {*asked} | {*left}
 
 
 @pytest.mark.parametrize(
     ("name", "script", "found"),
     [
-        pytest.param("{name}", "{root}/logs/prepare/submission.sh", True, id="as it was submitted"),
-        pytest.param("rewritten", "{root}/logs/prepare/submission.sh", True, id="another name"),
-        pytest.param("rewritten", "{link}/logs/prepare/submission.sh", True, id="through a link"),
-        pytest.param("{name}", "(null)", True, id="no script"),
-        pytest.param("{name}", "/var/spool/wrapped/submission.sh", True, id="a script of the site's"),
-        pytest.param("{name}", "{copy}/logs/prepare/submission.sh", False, id="of a copy of the run"),
-        pytest.param("run.prepare.00000000", "(null)", False, id="of another run of this name"),
-        pytest.param("run.prepare", "(null)", False, id="of this name without a token"),
-        pytest.param("rewritten", "(null)", False, id="no mark"),
+        ("{name}", "{root}/logs/prepare/submission.sh", True),  # as it was submitted
+        ("rewritten", "{root}/logs/prepare/submission.sh", True),
+        ("rewritten", "{link}/logs/prepare/submission.sh", True),
+        ("{name}", "(null)", True),
+        ("{name}", "/var/spool/wrapped/submission.sh", True),
+        ("{name}", "{copy}/logs/prepare/submission.sh", False),  # of a copy of the run
+        ("run.prepare.00000000", "(null)", False),  # of another run of this name
+        ("run.prepare", "(null)", False),
+        ("rewritten", "(null)", False),
     ],
 )
-def test_a_job_of_a_run_is_known_by_several_marks(
-    commands: Commands, layout: RunLayout, tmp_path: Path, name: str, script: str, found: bool
+def test_a_job_of_a_run_is_known_by_several_marks(run: CannedRun, name: str, script: str, found: bool) -> None:
+    root = run.layout.root
+    places = {"root": root, "link": root.with_name("link"), "copy": root.with_name("copy")}
+    places["link"].symlink_to(root)
+    shutil.copytree(root, places["copy"])
+    record = f"12|PENDING|N/A|{name}|{script}".format(name=queue_name("prepare", run.layout), **places)
+    foreign = "40|PENDING|N/A|a\n12|line break|/home/me/x.sh"
+    run.queue(foreign, record, record.replace("12|PENDING", "11|RUNNING"))
+    assert queue.unrecorded_jobs(root, []) == ({"prepare": ["11", "12"]} if found else {})
+    assert queue.unrecorded_jobs(root, ["11", "12"]) == {}
+
+
+# -- the answer of a command
+
+
+def test_what_a_command_says_while_it_waits_is_shown_once(
+    run: CannedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "link").symlink_to(layout.root)
-    shutil.copytree(layout.root, tmp_path / "copy")
-    places = {
-        "name": queue_name("prepare", layout),
-        "root": layout.root,
-        "link": tmp_path / "link",
-        "copy": tmp_path / "copy",
-    }
-    record = f"12|PENDING|N/A|{name}|{script}".format(**places)
-    commands.queue(FOREIGN, record, record.replace("12|PENDING", "11|RUNNING"))
-    assert queue.unrecorded_jobs(layout.root, []) == ({"prepare": ["11", "12"]} if found else {})
-    assert queue.unrecorded_jobs(layout.root, ["11", "12"]) == {}
+    monkeypatch.setattr(slurm_commands, "QUIET_S", 0.3)
+    run.command("sbatch", f"echo '{WORDS}' >&2; sleep 1; echo 7")
+    assert run_slurm(["sbatch"]) == "7\n"
+    assert capsys.readouterr().err == f"waiting for sbatch: {WORDS}\n"
 
 
-@pytest.mark.parametrize("sacct", [AWAY, "echo 'sacct: fatal: Bad job/step specified' >&2; exit 1", "exec sleep 60"])
-def test_accounting_that_is_away_keeps_nothing_from_being_submitted(
-    commands: Commands, layout: RunLayout, monkeypatch: pytest.MonkeyPatch, sacct: str
-) -> None:
-    monkeypatch.setattr(queue, "ACCOUNTING_S", 0.5)
-    commands.put("sacct", sacct)
-    record_submission(layout, "prepare", "12", "x")
-    commands.queue("12|RUNNING|N/A|None|n1")
-    told: list[str] = []
-    began = time.monotonic()
-    submit(layout, told)
-    assert time.monotonic() - began < 20
-    assert len([line for line in told if line.startswith("submitted ")]) == 4, "all but the one that runs"
+def test_a_command_that_does_not_answer_is_ended_and_its_children_hold_nothing(run: CannedRun) -> None:
+    run.command("sbatch", f"echo '{WORDS}' >&2; exec sleep 60")
+    with pytest.raises(UserError, match=WORDS):
+        run_slurm(["sbatch"], timeout_s=0.5)
+    run.command("sbatch", "sleep 60 & echo 71")
+    assert run_slurm(["sbatch"], timeout_s=30.0).strip() == "71"
 
 
-@pytest.mark.parametrize(("refusals", "code"), [(1, None), (9, ExitCode.RETRYABLE)])
-def test_room_below_a_limit_of_ones_own_jobs_is_waited_for(
-    commands: Commands, layout: RunLayout, monkeypatch: pytest.MonkeyPatch, refusals: int, code: ExitCode | None
-) -> None:
-    monkeypatch.setattr(arrays, "ROOM_S", 1.0)
-    monkeypatch.setattr(arrays, "OFFER_EVERY_S", 0.2)
-    commands.put("sbatch", f"echo x >> calls; n=$(wc -l < calls); [ $n -gt {refusals} ] || {{ {LIMIT}; }}; echo $n")
-    told: list[str] = []
-    if code is None:
-        submit(layout, told)
-    else:
-        with pytest.raises(UserError) as refused:
-            submit(layout, told)
-        assert refused.value.exit_code is code
-    assert [line for line in told if "AssocMaxSubmitJobLimit" in line] == told[:1], "once"
+def test_habits_of_the_shell_do_not_change_what_slurm_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [
+        "SBATCH_EXPORT",
+        "SBATCH_NO_REQUEUE",
+        "SBATCH_TIMELIMIT",
+        "SBATCH_WAIT",
+        "SQUEUE_STATES",
+        "SCANCEL_STATE",
+    ]
+    of_a_job = ["SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV", "SLURM_MEM_PER_CPU", "SLURM_ARRAY_JOB_ID"]
+    of_the_site = ["SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_SOCKET", "SLURM_ROOT", "MY_SLURM"]
+    for name in (given := [*options, *of_a_job, *of_the_site]):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    printed = run_slurm(["env"]).splitlines()
+    assert [name for name in given if f"{name}=x" in printed] == of_the_site
+    assert slurm_commands.ignored_options() == [f"{name}=x" for name in options if name.startswith("SBATCH")]
 
 
-def test_what_a_site_says_to_those_who_submit_is_shown_once(commands: Commands, layout: RunLayout) -> None:
-    note = "sbatch: You have used 99 % of project lab"
-    commands.put("sbatch", f"echo x >> calls; echo '{note}' >&2; echo banner; echo $((70 + $(wc -l < calls)))")
-    told: list[str] = []
-    submit(layout, told)
-    assert [sum(word in line for line in told) for word in (note, "banner")] == [1, 1]
+# -- a task that waits for jobs knows soon when they have left the queue for good, and believes no listing too early
+
+OWN, PARTNER, NEWER = "7", "12", "13"
 
 
-@pytest.mark.parametrize("job_id", ["Submitted batch job 4", "", "a/b", "1_2", "71;box", "1\n2", "x" * 200])
-def test_the_ledger_holds_nothing_that_is_no_id(layout: RunLayout, job_id: str) -> None:
-    with pytest.raises(UserError):
-        record_submission(layout, "prepare", job_id, "x")
-    assert list(layout.jobs.iterdir()) == []
+class Watching:
+    """Task 7 of a run watches its partner 12."""
+
+    def __init__(self, run: CannedRun) -> None:
+        self.now = 1000.0
+        self.watch = QueueWatch(run.layout, OWN, lambda: self.now)
+
+    def looks(self, times: int, pause_s: float = ASK_EVERY_S) -> bool:
+        """Whether the partner is gone, at the last of so many looks."""
+        gone = False
+        for _ in range(times):
+            gone = self.watch((TRAINER,))
+            self.now += pause_s
+        return gone
+
+
+def test_a_job_that_two_listings_of_one_wait_lack_is_gone(run: CannedRun) -> None:
+    run.submitted(trainer=PARTNER)
+    run.queue(OWN)
+    assert not Watching(run).looks(29, pause_s=1.0), "squeue is asked at a slow pace"
+    assert run.calls.count("squeue") == 1
+    watching = Watching(run)
+    assert not watching.looks(1)
+    watching.now += 100 * ASK_EVERY_S
+    assert not watching.looks(1), "an earlier wait says nothing about this one"
+    run.command("squeue", f"cat {run.commands}/queue; exit 1")
+    assert not watching.looks(1), "errors are waited out"
+    run.queue(OWN)
+    assert watching.looks(2)
+
+
+def test_what_proves_nothing(run: CannedRun) -> None:
+    run.queue(OWN)
+    assert not Watching(run).looks(3), "it was never submitted"
+    run.submitted(trainer=PARTNER)
+    for listed in ((OWN, PARTNER), (PARTNER,), (), ("9",)):  # queued, hidden, empty, of others
+        run.queue(*listed)
+        assert not Watching(run).looks(5), listed
+    run.submitted(trainer=NEWER)
+    run.queue(OWN, NEWER)
+    assert not Watching(run).looks(3), "it was submitted again"
+
+
+def test_inference_ends_when_its_trainer_has_left_the_queue(run: CannedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "LOOK_EVERY_S", 0.0)
+    run.submitted(trainer=PARTNER)
+    run.queue(OWN)
+    run.task(TRAINER, TaskState.STOPPED, attempt="12.0")
+    watching, placement = Watching(run), Placement(0, 1, 0, "7.0")
+    task = replace(load_task(run.layout, INFERENCE, 0, placement), gone=watching.watch)
+    wait = task.peer_wait("weights", task.peers(Role.TRAINER))
+    wait.check()
+    watching.now += ASK_EVERY_S
+    with pytest.raises(UserError, match=TRAINER) as left:
+        wait.check()
+    assert left.value.exit_code is ExitCode.FATAL
+    after = record_after(task, left.value, TaskRecord(TaskState.RUNNING, attempt="7.0"))
+    assert (after.state, after.awaited) == (TaskState.FAILED, (TRAINER,))
+
+
+# -- a live view asks from time to time, and never waits for a later answer
+
+
+def test_a_live_view_asks_the_queue_only_when_it_is_due_and_waits_for_no_answer(run: CannedRun) -> None:
+    run.submitted(trainer=PARTNER)
+    run.queue("12|PENDING|N/A|Priority|")
+    now = 1000.0
+    with snapshot_reader.QueueLooks(run.layout, within_s=60.0, clock=lambda: now) as looks:
+
+        def reason() -> str:
+            return looks.latest().tasks[TRAINER][0].reason
+
+        assert reason() == "Priority"
+        run.queue("12|PENDING|N/A|Resources|")
+        now += snapshot_reader.ASK_EVERY_S - 1
+        assert (reason(), run.calls.count("squeue")) == ("Priority", 1)
+        now += 2
+        wait_until(lambda: reason() == "Resources", reason="the second answer", deadline_s=60)
+        assert run.calls.count("squeue") == 2
+        last = looks.latest()
+        run.command("squeue", "exec sleep 60")
+        looks.within_s = 1.0
+        now += snapshot_reader.ASK_EVERY_S + 1
+        assert looks.latest() is last, "until the next one comes"
+        wait_until(lambda: "Slurm" in looks.latest().unreached, reason="the end of the question", deadline_s=60)

@@ -1,4 +1,4 @@
-"""A task tells when its server answers and when its first token has come, each once."""
+"""A task writes when its server answers and when its first token has come, each once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from test_task_endings import task
 
 from mrt_hpc.roles.sampling import serving
-from mrt_hpc.roles.sampling.serving import tell_first_token, tell_started
+from mrt_hpc.roles.sampling.serving import record_first_token, record_started
 from mrt_hpc.run.events import EventKind, read_events
 
 if TYPE_CHECKING:
@@ -37,26 +37,27 @@ class Counted:
         return self.counts.pop(0)
 
 
-def told(one: Any, server: Any, client: Any) -> list[float]:
-    """The seconds of the first token, as the events tell them after a while."""
+@pytest.fixture
+def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A task that looks often."""
+    monkeypatch.setattr(serving, "LOOK_EVERY_S", 0.001)
+    return task(tmp_path)
+
+
+def first_tokens(one: Any, server: Any, client: Any) -> list[float]:
+    """The seconds of the first token, as the events have them after a while."""
 
     async def watched() -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(5 if server.counts else 0.05):
-                await tell_first_token(one, server, client)
+                await record_first_token(one, server, client)
 
     asyncio.run(watched())
     return [event["seconds"] for event in read_events(one.layout.events, EventKind.FIRST_TOKEN)]
 
 
-@pytest.fixture(autouse=True)
-def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "LOOK_EVERY_S", 0.001)
-
-
-def test_a_server_that_answers_is_told_with_the_seconds_it_took(tmp_path: Path) -> None:
-    one: Any = task(tmp_path)
-    tell_started(one, Counted([]), 3, 1.5)  # type: ignore[arg-type]
+def test_a_server_that_answers_is_written_with_the_seconds_it_took(one: Any) -> None:
+    record_started(one, Counted([]), 3, 1.5)  # type: ignore[arg-type]
     (event,) = read_events(one.layout.events, EventKind.SERVER_STARTED)
     assert (event["version"], event["server_pid"], event["seconds"]) == (3, 7, 1.5)
 
@@ -66,27 +67,18 @@ def test_a_server_that_answers_is_told_with_the_seconds_it_took(tmp_path: Path) 
     [([0, None, 0, 4], 7), ([100, 100, None, 101], None)],
     ids=["a server of the task's own", "one that has worked before"],
 )
-def test_the_first_token_is_told_when_the_counters_move(tmp_path: Path, counts: list[int | None], pid: int) -> None:
-    one: Any = task(tmp_path)
+def test_the_first_token_is_written_once_when_the_counters_move(one: Any, counts: list[int | None], pid: int) -> None:
     server = Counted(counts, pid)
-    (seconds,) = told(one, server, server)
-    assert not server.counts, "it was told before the counters had moved"
+    (seconds,) = first_tokens(one, server, server)
+    assert not server.counts, "it was written before the counters had moved"
     assert 0 < seconds <= one.age_s
+    assert len(first_tokens(one, again := Counted([9]), server)) == 1
+    assert again.asked == 0
 
 
-def test_it_is_told_once(tmp_path: Path) -> None:
-    one: Any = task(tmp_path)
-    told(one, Counted([5]), first := Counted([5]))
-    assert len(told(one, second := Counted([9]), first)) == 1
-    assert second.asked == 0
-
-
-def test_a_server_without_work_is_left_alone(tmp_path: Path) -> None:
-    idle = Counted([], unfinished=0)
-    assert told(task(tmp_path), idle, idle) == []
+@pytest.mark.parametrize(("tokens", "events"), [(0, 0), (3, 1)])
+def test_a_server_without_work_is_left_alone(one: Any, tokens: int, events: int) -> None:
+    """Also where a round has ended between two looks."""
+    idle = Counted([], unfinished=0, generated_tokens=tokens)
+    assert len(first_tokens(one, idle, idle)) == events
     assert idle.asked == 0
-
-
-def test_a_round_that_ends_between_two_looks_is_told(tmp_path: Path) -> None:
-    over = Counted([], unfinished=0, generated_tokens=3)
-    assert len(told(task(tmp_path), over, over)) == 1

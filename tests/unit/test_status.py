@@ -1,117 +1,336 @@
-"""What ``mrt-hpc status`` tells where Slurm tells little or nothing."""
+"""The snapshot of a run that ``mrt-hpc status`` prints, shows on terminals of several widths, and keeps up to date."""
 
 from __future__ import annotations
 
 import os
+import pty
+import subprocess
+import sys
 import time
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner
-from slurm_texts import squeue_prints
+from canned_queue import EVALUATION, INFERENCE, TRAINER, CannedRun, canned_run
+from commands import QUICKSTART, new_run, typed
+from many_tasks import many_tasks
+from rich.console import Console
+from synthetic_run import Shape, SyntheticRun
 
 from mrt_hpc.attempt.end import settled
-from mrt_hpc.attempt.ledger import record_submission
-from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.queued_jobs import look_at_queues
 from mrt_hpc.backends.slurm import queue as slurm_queue
-from mrt_hpc.cli.main import main
-from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.cli.display import LineDisplay
+from mrt_hpc.cli.run_view import duration, moment, sparkline, view
+from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.groups import commit_group
+from mrt_hpc.run.task_state import TaskState
+from mrt_hpc.view.snapshot import Snapshot
+from mrt_hpc.view.snapshot_reader import SnapshotReader
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.analysis.measures import IterationMetrics
     from mrt_hpc.run.layout import RunLayout
 
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
-TRAINER = "segment-000.trainer"
-PENDING = f"echo '{squeue_prints('12|PENDING|N/A|BeginTime|')}'"
+TASK = {"job": TRAINER, "task": 0, "rank": 0, "attempt": "12.0", "world_size": 1}
+STARTED = {"kind": "task_started", **TASK}
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunLayout:
-    """A run whose trainer was submitted."""
-    recipe = load_recipe(QUICKSTART)
-    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
-    record_submission(layout, TRAINER, "12", "site")
-    return layout
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
+    return canned_run(tmp_path, monkeypatch, "resources.inference.tasks=8")
 
 
-@pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of commands before all others."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return folder
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
+    return SyntheticRun(tmp_path_factory.mktemp("finished") / "run", Shape(4, 2, problems=2, paragraphs=1)).write()
 
 
-def put(folder: Path, script: str, *names: str) -> None:
-    for name in names:
-        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-        (folder / name).chmod(0o755)
+def snapshot(run: CannedRun, reader: SnapshotReader | None = None) -> Snapshot:
+    reader = reader or SnapshotReader.of(run.layout, run.plan)
+    return reader.read(look_at_queues(run.layout, 3.0))
 
 
-def status(run: RunLayout) -> str:
-    result = CliRunner().invoke(main, ["status", str(run.root)])
-    assert result.exit_code == 0, result.output
-    return result.output
+def trained(run: CannedRun, iterations: int) -> list[IterationMetrics]:
+    """Write the metrics of finished iterations, and the weights version that the last one published."""
+    source = SyntheticRun(run.layout.root.parent / "measured", Shape(20, 20, problems=1, paragraphs=1))
+    written = [source._metrics(iteration) for iteration in range(iterations)]
+    for metrics in written:
+        metrics.write(run.layout.metrics(metrics.iteration))
+    run.layout.weights_version(iterations).mkdir(parents=True)
+    return written
+
+
+def status(run: CannedRun, *options: str, columns: int | None = None) -> str:
+    return typed("status", run.layout.root, *options, columns=columns).output
+
+
+# -- the snapshot
+
+
+def test_a_running_task_has_its_node_its_weights_and_its_time_limit(run: CannedRun) -> None:
+    run.submitted(trainer="12", inference="13")
+    ends = int(time.time()) + 600
+    run.queue(f"12|RUNNING|{ends}|None|node[7-8]", "13|PENDING|N/A|Priority|")
+    run.task(TRAINER, TaskState.RUNNING, attempt="12.0")
+    run.events(TRAINER, "12.0", STARTED, {"kind": "published", "version": 4})
+    (task,) = snapshot(run).tasks
+    assert (task.job, task.alive, task.node) == (TRAINER, True, "node[7-8]")
+    assert (task.weights_version, task.ends_at, task.last_event) == (4, ends, 1001.0)
+
+
+def test_the_weights_of_a_server_are_those_that_its_latest_attempt_loaded_last(run: CannedRun) -> None:
+    """The latest attempt is the one of its name, whatever the clock of its node says."""
+    started, server = {**STARTED, "job": INFERENCE}, {"kind": "server_started"}
+    run.task(INFERENCE, TaskState.STOPPED, attempt="13_0.1")
+    run.events(INFERENCE, "13_0.0", {**started, "time": 9000.0}, {**server, "version": 9, "time": 9001.0})
+    reader = SnapshotReader.of(run.layout, run.plan)
+    assert snapshot(run, reader).tasks[0].weights_version == 9
+    loaded = {"kind": "weights_loaded", "version": 3, "time": 5002.0}
+    begun = [{**started, "time": 5000.0}, {**server, "version": 2, "time": 5001.0}]
+    run.events(INFERENCE, "13_0.1", *begun)
+    assert snapshot(run, reader).tasks[0].weights_version == 2
+    run.events(INFERENCE, "13_0.1", *begun, loaded)
+    assert snapshot(run, reader).tasks[0].weights_version == 3
+
+
+def test_an_attempt_without_an_end_is_lost_once_its_task_is_in_another(run: CannedRun) -> None:
+    run.task(TRAINER, TaskState.RUNNING, attempt="12.0")
+    run.events(TRAINER, "12.0", STARTED)
+    assert snapshot(run).faults == ()
+    run.task(TRAINER, TaskState.RUNNING, attempt="12.1")
+    (fault,) = snapshot(run).faults
+    assert fault.what.startswith("attempt lost")
+    assert fault.task == f"{TRAINER} task 0"
+    assert snapshot(run).fault_counts == {fault.what: 1}
+
+
+def test_throughput_follows_from_the_last_iterations_or_groups(run: CannedRun, tmp_path: Path) -> None:
+    source = SyntheticRun(tmp_path / "first", Shape(20, 20, problems=2, paragraphs=1))
+    for position, problem in enumerate(read_problems(source.layout.train_data)[:2]):
+        sampled = source._sampled(0, [problem])
+        cost = replace(sampled.statistics, rollout_tokens=100 * (position + 1), branch_tokens=50)
+        cost = replace(cost, seconds={"generation": 2.0 * (position + 1)})
+        commit_group(run.layout.group(0, position), replace(sampled, statistics=cost))
+    found = snapshot(run)
+    assert (found.iterations.groups_done, found.iterations.groups_planned) == (2, 32)
+    assert found.throughput.sampling == pytest.approx((100 + 200 + 2 * 50) / 4.0)
+    last = trained(run, 9)[-5:]
+    rates, tokens = snapshot(run).throughput, sum(m.generated_tokens or 0 for m in last)
+    assert rates.sampling == pytest.approx(tokens / sum(m.sampling_seconds or 0 for m in last))
+    assert rates.whole == pytest.approx(tokens / sum(m.wall_seconds or 0 for m in last))
+    assert rates.evaluation is None
+
+
+def test_what_comes_next_is_timed_by_the_measured_iterations(run: CannedRun) -> None:
+    trained(run, 5)  # of 500 seconds each
+    assert [one.what for one in snapshot(run).upcoming] == ["nothing, until the same submit command is typed again"]
+    assert snapshot(run).expected_end is None
+    run.submitted(trainer="12", evaluation="13")
+    run.queue(f"12|RUNNING|{int(time.time()) + 900}|None|node7", "13_0|PENDING|N/A|Dependency|")
+    run.task(TRAINER, TaskState.RUNNING, attempt="12.0")
+    published = time.time() - 100
+    run.events(TRAINER, "12.0", STARTED, {"kind": "published", "version": 5, "time": published})
+    found = snapshot(run)
+    assert (found.iterations.seconds, found.expected_end) == (500.0, pytest.approx(published + 15 * 500))
+    times = {one.what.split()[0]: one.at for one in found.upcoming}
+    assert times["iteration"] == pytest.approx(published + 500)
+    assert times[TRAINER] == pytest.approx(time.time() + 900, abs=5)
+    assert times[EVALUATION] == pytest.approx(published + 15 * 500)
+    moments = [one.at or float("inf") for one in found.upcoming]
+    assert moments == sorted(moments)
+
+
+def test_a_start_that_slurm_expects_is_shown(run: CannedRun) -> None:
+    limit = run.plan.job(TRAINER).resources.time_limit_minutes * 60
+    run.submitted(trainer="12")
+    run.queue(f"12|PENDING|{2_000_000_000}|Resources|")
+    found = snapshot(run)
+    assert [one.at for one in found.upcoming if one.what.startswith(TRAINER)] == [2_000_000_000 - limit]
+    assert found.expected_end is None, "nothing runs"
+
+
+def test_metrics_that_are_written_again_are_read_again(run: CannedRun) -> None:
+    (metrics,) = trained(run, 1)
+    reader = SnapshotReader.of(run.layout, run.plan)
+    assert snapshot(run, reader).measured[0].reward == pytest.approx(metrics.reward_mean)
+    metrics.model_copy(update={"reward_mean": 0.75}).write(run.layout.metrics(0))
+    os.utime(run.layout.metrics(0), (1.0, 1.0))
+    assert snapshot(run, reader).measured[0].reward == 0.75
+
+
+@pytest.mark.parametrize("option", [[], ["--json"]])
+def test_status_of_5000_tasks_takes_less_than_two_seconds_and_two_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: list[str]
+) -> None:
+    """Seconds of the processor: other tests share the machine."""
+    large = many_tasks(tmp_path, QUICKSTART)
+    assert large.tasks > 5000
+    monkeypatch.setenv("PATH", f"{large.commands}:{os.environ['PATH']}")
+    began = time.process_time()
+    output = typed("status", large.layout.root, *option).output
+    assert time.process_time() - began < 2.0
+    assert sorted((large.commands / "calls").read_text().split()) == ["sacct", "squeue"]
+    if option:
+        found = Snapshot.model_validate_json(output)
+        assert sum(job.states.get(TaskState.DONE, 0) for job in found.jobs) > 3000
+        assert len(found.tasks) == sum(task.alive for task in found.tasks) > 50
+
+
+# -- the command, where Slurm says much, little or nothing
+
+
+def test_jobs_progress_failures_and_the_age_of_the_report_are_shown(run: CannedRun) -> None:
+    run.done("prepare")
+    run.task(TRAINER, TaskState.FAILED, message="the disk is full\n  next: buy one")
+    shown = status(run)
+    assert all(
+        fact in shown for fact in ("1 done", "1 failed", "0/20", "the disk is full\n  next: buy one", EVALUATION)
+    )
+    trained(run, 1)
+    run.layout.report.parent.mkdir(parents=True, exist_ok=True)
+    run.layout.report.write_text("report")
+    assert "mrt-hpc report" not in status(run)
+    os.utime(run.layout.report, (1.0, 1.0))
+    assert "mrt-hpc report" in status(run), "it is older than the newest results"
+
+
+def test_status_shows_how_far_the_collection_is(tmp_path: Path) -> None:
+    lines = typed("status", new_run(tmp_path / "run", name="small_world/star").root).output.splitlines()
+    assert ["collection", "0", "groups"] in [line.split() for line in lines]
 
 
 @pytest.mark.parametrize("script", ["exec sleep 60", "echo 'Unable to contact slurm controller' >&2; exit 1"])
-def test_a_controller_that_is_down_does_not_hold_back_what_the_files_tell(
-    run: RunLayout, commands: Path, script: str
-) -> None:
-    put(commands, script, "squeue", "sacct")
-    write_task(run, TRAINER, 0, TaskRecord(TaskState.RETRYING, message="its own words", failures=1))
+def test_a_controller_that_is_down_does_not_hold_back_what_the_files_hold(run: CannedRun, script: str) -> None:
+    run.submitted(trainer="12")
+    for command in ("squeue", "sacct"):
+        run.command(command, script)
+    run.task(TRAINER, TaskState.RETRYING, message="its own words", failures=1)
     began = time.monotonic()
-    told = status(run)
+    shown = status(run)
     assert time.monotonic() - began < 30.0
-    assert "queue was not reached" in told
-    assert "its own words" in told
-    assert "0/20" in told
+    assert all(fact in shown for fact in ("Slurm", "its own words", "0/20"))
+    assert "Slurm" in snapshot(run).unreached
 
 
-def test_a_job_that_slurm_has_forgotten_is_told_by_the_files(run: RunLayout, commands: Path) -> None:
-    put(commands, "echo 'Invalid job id specified' >&2; exit 1", "squeue")
-    put(commands, "echo 'Slurm accounting storage is disabled' >&2; exit 1", "sacct")
-    write_task(run, TRAINER, 0, TaskRecord(TaskState.DONE))
-    told = status(run)
-    assert "unknown" not in told
-    assert "1 done" in told
+def test_a_job_that_slurm_has_forgotten_is_known_by_its_files(run: CannedRun) -> None:
+    run.submitted(trainer="12")
+    run.command("squeue", "echo 'Invalid job id specified' >&2; exit 1")
+    run.command("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    run.done(TRAINER)
+    shown = status(run)
+    assert "1 done" in shown and "unknown" not in shown
     assert slurm_queue.queue_states(["12"])["12"].ended
 
 
-def test_a_preempted_task_says_why_it_does_not_run(run: RunLayout, commands: Path) -> None:
-    put(commands, PENDING, "squeue")
-    put(commands, "exit 0", "sacct")
-    write_task(run, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt="12.0"))
-    settled(run, TRAINER, 0, "12.0", 143, retries=3)
-    told = status(run)
-    assert "segment-000.trainer[0] stopped: stopped from outside: preempted" in told
+def test_a_preempted_task_says_why_it_does_not_run_and_a_lost_one_is_lost(run: CannedRun) -> None:
+    run.submitted(trainer="12")
+    run.task(TRAINER, TaskState.RUNNING, attempt="12.0")
+    assert "1 lost" in status(run)
+    run.queue("12|PENDING|N/A|BeginTime|")
+    settled(run.layout, TRAINER, 0, "12.0", 143, retries=3)
+    shown = status(run)
+    assert f"{TRAINER}[0] stopped" in shown and "preempted" in shown
 
 
-def test_a_report_older_than_the_results_is_called_so(run: RunLayout, commands: Path) -> None:
-    put(commands, "exit 0", "squeue", "sacct")
-    metrics = run.metrics(0)
-    metrics.parent.mkdir(parents=True, exist_ok=True)
-    metrics.write_text("{}")
-    run.report.parent.mkdir(parents=True, exist_ok=True)
-    run.report.write_text("report")
-    assert "older than the newest results" not in status(run)
-    os.utime(run.report, (1.0, 1.0))
-    assert "older than the newest results" in status(run)
+# -- terminals
 
 
-def test_no_name_is_cut_off_on_a_narrow_terminal(
-    run: RunLayout, commands: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(commands, PENDING, "squeue")
-    put(commands, "exit 0", "sacct")
-    monkeypatch.setenv("COLUMNS", "60")
-    told = status(run)
-    assert "…" not in told
-    assert "segment-000.evaluation\n" in told
-    assert max(len(line) for line in told.splitlines() if str(run.root)[:20] not in line) <= 60
-    assert "1 queued (BeginTime)" in told
+def picture(layout: RunLayout, width: int) -> str:
+    """The view on a terminal of this width, which it fits; without line breaks."""
+    reader = SnapshotReader.of(layout, read_plan(layout.plan))
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(view(reader.read(look_at_queues(layout, 3.0)), width))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("width", [100, 60])
+def test_a_run_fits_the_terminal_with_all_that_is_known(run: CannedRun, finished: RunLayout, width: int) -> None:
+    assert "step000012" in picture(finished, width)
+    run.submitted(trainer="12", inference="13")
+    ends = int(time.time()) + 3700
+    run.queue(
+        f"12|RUNNING|{ends}|None|node1",
+        *(f"13_{n}|RUNNING|{ends}|None|node{n + 2}" for n in range(5)),
+        *(f"13_{n}|PENDING|N/A|QOSMaxJobsPerUserLimit|" for n in range(5, 8)),
+    )
+    for index in range(5):
+        run.task(INFERENCE, TaskState.RUNNING, index, attempt=f"13_{index}.0")
+    run.task(TRAINER, TaskState.RETRYING, attempt="12.0", message="the disk is on fire\n  next: water", failures=1)
+    shown = picture(run.layout, width)
+    facts = ("running", "5 running", "QOSMaxJobsPerUserLimit", "+2", f"{TRAINER}[0] retrying: the disk is on fire")
+    assert [fact for fact in (*facts, "0 of 32 groups") if fact not in shown] == []
+    assert ("1:01 h" in shown) == (width >= 80)
+    lines = status(run, columns=width).splitlines()
+    assert max(len(line) for line in lines if str(run.layout.root)[:20] not in line) <= width
+    assert EVALUATION in [line.strip() for line in lines] or width > 60, "no name is cut off"
+
+
+def test_without_a_terminal_each_change_is_a_line(run: CannedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run.submitted(inference="13")
+    run.queue("13_0|RUNNING|1|None|node2", "13_1|RUNNING|1|None|node3")
+    run.task(TRAINER, TaskState.FAILED, message="no")
+    with LineDisplay(run.layout, lambda: look_at_queues(run.layout, 3.0)) as display:
+        display.look()
+        display.look()
+        run.queue()
+        run.done()
+    lines = [line.partition("] ")[2].split("; ") for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["iteration 0/20", "evaluations 0/2", "running inference x2", "1 FAILED"],
+        ["iteration 0/20", "evaluations 0/2", "nothing runs"],
+    ]
+
+
+def on_a_terminal(*command: str) -> str:
+    """What a command prints to a terminal of 100 columns, until it ends."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "100", "LINES": "50", "TERM": "xterm"}
+    with subprocess.Popen([sys.executable, "-m", "mrt_hpc.cli.main", *command], stdin=theirs, stdout=theirs,
+                          stderr=theirs, env=environment, close_fds=True) as process:  # fmt: skip
+        os.close(theirs)
+        printed = b""
+        while True:
+            try:
+                printed += os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                break
+        assert process.wait(30) == 0, printed.decode()
+    os.close(ours)
+    return printed.decode()
+
+
+def test_the_live_view_ends_with_the_run_and_says_what_to_type(run: CannedRun) -> None:
+    run.done()
+    printed = on_a_terminal("status", str(run.layout.root), "--watch")
+    assert "finished" in printed
+    assert f"next: mrt-hpc report {run.layout.root}" in " ".join(printed.split())
+
+
+@pytest.mark.parametrize(
+    ("series", "width", "line"),
+    [
+        ([], 10, ""),
+        ([1.0], 10, "▅"),
+        ([2.0, 2.0], 10, "▅▅"),
+        ([0, 1, 2, 3, 4, 5, 6, 7], 10, "▁▂▃▄▅▆▇█"),
+        ([0, 0, 7, 7], 2, "▁█"),
+        ([-1.0, 1.0, -1.0], 3, "▁█▁"),
+        ([0, 1, 2, 3, 4], 2, "▁█"),
+    ],
+)
+def test_a_sparkline(series: list[float], width: int, line: str) -> None:
+    assert sparkline(series, width) == line
+
+
+def test_durations_and_moments_which_have_a_day_where_it_is_another() -> None:
+    words = ["0 s", "45 s", "8:20 min", "2:05 h", "3.0 days"]
+    assert [duration(seconds) for seconds in (0.4, 45, 500, 7500, 3 * 86400)] == words
+    noon = time.mktime((2026, 3, 4, 12, 0, 0, 0, 0, -1))
+    assert [moment(noon + s, noon) for s in (5, 7200, 86400)] == ["12:00:05", "14:00", "Thu 05 Mar 12:00"]

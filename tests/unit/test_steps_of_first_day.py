@@ -40,9 +40,7 @@ def day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Day:
 
 
 def kept(day: Day) -> dict[str, dict[str, object]]:
-    """The steps in the file."""
-    found: dict[str, dict[str, object]] = json.loads(day.output.read_text())["steps"]
-    return found
+    return dict(json.loads(day.output.read_text())["steps"])
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -1,8 +1,11 @@
-"""The samples of a shard in the results folder, as the tasks of two evaluations use them at the same time."""
+"""The samples of a shard: in the results folder that evaluations of several runs use at once, and in a run."""
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import sys
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,96 +14,202 @@ from typing import TYPE_CHECKING
 import pytest
 from samples import rollout, sampled
 
+from mrt_hpc.analysis.collect import read_summary
 from mrt_hpc.attempt.entry import load_task
 from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.domains.base import grader_digest
+from mrt_hpc.domains.verifiers import verifier_of
+from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.benchmarks.stored_parts import StoredParts
+from mrt_hpc.recipe.sections import Grading, SmallWorldProblems
+from mrt_hpc.roles import evaluation
+from mrt_hpc.roles.benchmarks.stored_parts import StoredParts, grader_of, writing
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.data import read_problems, share
-from mrt_hpc.run.heartbeats import Heart, Observer
+from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.evaluation_settings import fingerprint_of
+from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.groups import read_group
+from mrt_hpc.run.heartbeats import Observer
+from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.weights import Weights
 from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.groups import Sampled
+    from mrt_hpc.run.records import Problem
+
+    Problems = Mapping[int, Problem]
+    Claimed = Mapping[range, list[int]]
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 CHANGES = (
     "evaluation.benchmarks=[{name: b, samples: 2, problems: {type: small_world, split: held_out, problems: 5}}]",
     "evaluation.problem_shards=2",
-)
+)  # fmt: skip
+"""The first shard has the problems 0, 2 and 4, the second one 1 and 3."""
 BOTH = range(2)
 """The numbers of the samples of a problem."""
 
 
-def parts_of(root: Path, shard: int = 0, *changes: str) -> StoredParts:
-    """The samples of a shard, as the task of one of two evaluations with a common results folder sees them."""
-    recipe = load_recipe(QUICKSTART, (*CHANGES, *changes))
+def task_of(root: Path, *changes: str, shard: int = 0, shared: bool = True) -> Task:
+    """The task of a shard in one of several runs, whose results folder is a common one or the run's own."""
+    (root.parent / "results").mkdir(exist_ok=True)
+    where = (f"evaluation.results={root.parent / 'results'}",) if shared else ()
+    recipe = load_recipe(QUICKSTART, (*CHANGES, *where, *changes))
     layout = create_or_open(root, recipe, compile_plan(recipe, LocalSite()))
-    task = load_task(layout, "segment-000.evaluation", shard, Placement(0, 1, 0, root.name))
-    weights = Weights(0, "digest", layout.weights_version(0))
-    (benchmark,) = recipe.evaluation.benchmarks
-    results = root.parent / "results"
-    results.mkdir(exist_ok=True)
-    return StoredParts.of(task, task.job.evaluations[shard], benchmark, weights, results)
+    return load_task(layout, "segment-000.evaluation", shard, Placement(0, 1, 0, root.name))
 
 
-def samples_of_problem(parts: StoredParts, position: int, *, reward: float = 0.0) -> Sampled:
-    """Two samples of a problem of the first shard: a right one and a wrong one, whatever their rewards say."""
-    problem = read_problems(parts.task.layout.benchmark_data("b"))[2 * position]
-    texts = (f"</think>\n\n\\boxed{{{problem.answer}}}", "</think>\n\n\\boxed{no}")
-    return sampled(*(rollout(problem.id, number, text, reward=reward) for number, text in enumerate(texts)))
+def weights_of(task: Task, version: int) -> Weights:
+    return Weights(version, "digest", task.layout.weights_version(version))
 
 
-def test_a_shard_has_every_second_problem_of_the_benchmark(tmp_path: Path) -> None:
-    first, second = (parts_of(tmp_path / "run", shard) for shard in (0, 1))
-    assert first.lacking(range(3)) == {BOTH: [0, 1, 2]}
-    first.commit(1, BOTH, samples_of_problem(first, 1))
-    assert first.lacking(range(3)) == {BOTH: [0, 2]}
-    assert second.lacking(range(2)) == {BOTH: [0, 1]}
-    assert [path.name for path in (first.store.directory / "problems").iterdir()] == ["00002"]
+def parts_of(root: Path, *changes: str, shared: bool = True) -> StoredParts:
+    task = task_of(root, *changes, shared=shared)
+    (benchmark,) = task.experiment.evaluation.benchmarks
+    return StoredParts.of(task, task.job.evaluations[0], benchmark, weights_of(task, 0))
 
 
-def test_two_evaluations_share_the_problems(tmp_path: Path) -> None:
-    one, two = parts_of(tmp_path / "one"), parts_of(tmp_path / "two")
+@pytest.fixture
+def one(tmp_path: Path) -> StoredParts:
+    return parts_of(tmp_path / "one")
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> StoredParts:
+    return parts_of(tmp_path / "two")
+
+
+def batch(parts: StoredParts, position: int, numbers: range = BOTH, *, reward: float = 0.0) -> Sampled:
+    """Samples of a problem: the first is right and the others are wrong, whatever their rewards say."""
+    problem = read_problems(parts.task.layout.benchmark_data("b"))[position]
+    texts = [f"</think>\n\n\\boxed{{{'no' if number else problem.answer}}}" for number in numbers]
+    return sampled(*(rollout(problem.id, n, text, reward=reward) for n, text in zip(numbers, texts, strict=True)))
+
+
+def rewards(parts: StoredParts, position: int) -> list[float]:
+    return [r.reward for r in parts.sampled([position])[position].rollouts]
+
+
+# -- the whole way of an evaluation
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The problems that evaluations sample from now on, without a server. They are killed after the second one."""
+    positions: list[int] = []
+
+    def sample(_: UnitEvaluation, _weights: Weights, parts: StoredParts, _mine: Problems, claimed: Claimed) -> None:
+        for samples, places in claimed.items():
+            for position in places:
+                positions.append(position)
+                parts.commit(position, samples, batch(parts, position, samples))
+                if len(positions) == 2:
+                    raise KeyboardInterrupt
+
+    monkeypatch.setattr(UnitEvaluation, "_sample_missing", sample)
+    monkeypatch.setattr(UnitEvaluation, "_await_version", lambda _: None)
+    monkeypatch.setattr(evaluation, "verified_weights", weights_of)
+    monkeypatch.setattr(evaluation, "check_benchmark", lambda *_: None)
+    return positions
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_an_evaluation_goes_on_at_the_problem_where_it_was_killed(
+    tmp_path: Path, drawn: list[int], shared: bool
+) -> None:
+    first, second = (task_of(tmp_path / "one", shard=shard, shared=shared) for shard in (0, 1))
+    with pytest.raises(KeyboardInterrupt):
+        evaluation.run(first)
+    evaluation.run(first)
+    assert drawn == [0, 2, 4]
+    layout, settings = first.layout, UnitEvaluation(first, first.job.evaluations[0]).settings
+    shards = layout.evaluation_shards(0, "b", 2)
+    about, ids = read_manifest(shards[0]).about, [p.id for p in read_problems(layout.benchmark_data("b"))]
+    grader = grader_of(first.experiment, first.experiment.benchmark("b"))
+    assert (about["weights"], about["settings"], about["grader"]) == ("digest", settings.sampled, grader)
+    assert {r.problem_id for r in read_group(shards[0]).rollouts} == {ids[p] for p in drawn}
+    assert not layout.evaluation_summary(0, "b").exists()
+    evaluation.run(second)
+    assert drawn == [0, 2, 4, 1, 3]
+    summary = read_summary(layout, 0, "b")
+    assert (summary.problems, summary.samples, summary.settings) == (5, 2, settings.summarised)
+    assert not layout.evaluation_samples(0, "b").exists(), "the shards have them"
+    assert len([*(tmp_path / "results").glob("*/problems/*/*")]) == (5 if shared else 0)
+    evaluation.run(first)
+    assert len(drawn) == 5
+
+
+def test_a_summary_waits_for_a_shard_that_was_damaged(tmp_path: Path, drawn: list[int]) -> None:
+    drawn += [7, 7]
+    first, second = (task_of(tmp_path / "one", shard=shard, shared=False) for shard in (0, 1))
+    evaluation.run(first)
+    shard = first.layout.evaluation_shard(0, "b", 0)
+    (shard / "rollouts.parquet").write_bytes(b"damaged")
+    evaluation.run(second)
+    assert (shard.exists(), first.layout.evaluation_summary(0, "b").exists()) == (False, False)
+    evaluation.run(first)
+    assert drawn == [7, 7, 0, 2, 4, 1, 3], "the samples were still there"
+    assert read_summary(first.layout, 0, "b").problems == 5
+
+
+# -- two evaluations at the same time
+
+
+def test_two_evaluations_share_the_problems(one: StoredParts, two: StoredParts) -> None:
     assert one.store.directory == two.store.directory
     with one.alive(), two.alive():
-        assert one.claimed({BOTH: [0, 1]}) == {BOTH: [0, 1]}
-        assert two.claimed({BOTH: [0, 1, 2]}) == {BOTH: [2]}
-        one.commit(0, BOTH, samples_of_problem(one, 0))
-        assert two.lacking(range(3)) == {BOTH: [1, 2]}
-        assert two.claimed({BOTH: [1]}) == {}
+        assert one.claimed({BOTH: [0, 2]}) == {BOTH: [0, 2]}
+        assert two.claimed({BOTH: [0, 2, 4]}) == {BOTH: [4]}
+        one.commit(0, BOTH, batch(one, 0))
+        assert two.lacking([0, 2, 4]) == {BOTH: [2, 4]}
+        assert two.claimed({BOTH: [2]}) == {}
 
 
-def test_one_waits_for_the_samples_of_the_other(tmp_path: Path) -> None:
-    one, two = parts_of(tmp_path / "one"), parts_of(tmp_path / "two")
+@pytest.mark.parametrize("samples", [True, False])
+def test_one_waits_for_the_other_and_takes_over_what_it_leaves(
+    one: StoredParts, two: StoredParts, samples: bool
+) -> None:
+    waiting = threading.Thread(target=two.wait, args=({BOTH: [0]},), daemon=True)
     with one.alive():
         one.claimed({BOTH: [0]})
-        waiting = threading.Thread(target=two.wait, args=({BOTH: [0]},), daemon=True)
         waiting.start()
         waiting.join(0.2)
         assert waiting.is_alive(), "the other one still samples"
-        one.commit(0, BOTH, samples_of_problem(one, 0))
-        waiting.join(20)
-        assert not waiting.is_alive()
-    assert two.lacking(range(1)) == {}
-
-
-def test_one_takes_over_what_the_other_leaves(tmp_path: Path) -> None:
-    one, two = parts_of(tmp_path / "one"), parts_of(tmp_path / "two")
-    with one.alive():
-        one.claimed({BOTH: [0]})
-    waiting = threading.Thread(target=two.wait, args=({BOTH: [0]},), daemon=True)
-    waiting.start()
+        if samples:
+            one.commit(0, BOTH, batch(one, 0))
+            waiting.join(20)
+            assert not waiting.is_alive()
     waiting.join(20)
-    assert not waiting.is_alive(), "the other one has ended without the samples"
-    assert two.claimed({BOTH: [0]}) == {BOTH: [0]}
+    assert not waiting.is_alive(), "the other one has ended"
+    assert two.claimed(two.lacking([0])) == ({} if samples else {BOTH: [0]})
 
 
-# -- the run directory of the other evaluation: closed to this user, or not bound in the container of this task
+def test_samples_that_came_between_the_look_and_the_lease_are_not_drawn_again(
+    one: StoredParts, two: StoredParts
+) -> None:
+    lacking = one.lacking([0, 2, 4])
+    two.store.commit(0, range(1), batch(two, 0, range(1)), "b" * 64)
+    two.store.commit(2, BOTH, batch(two, 2), "b" * 64)
+    assert one.claimed(lacking) == {range(1, 2): [0], BOTH: [4]}
+    assert sorted(path.name for path in one.store.leases.iterdir()) == ["00000.000", "00004.000"]
+
+
+def test_a_living_lease_is_respected_without_a_look_at_the_run_of_its_holder(
+    one: StoredParts, two: StoredParts
+) -> None:
+    """The run is closed to this user, or not bound in the container of this task."""
+    with one.alive():
+        assert one.claimed({BOTH: [0]}) == {BOTH: [0]}
+        shutil.rmtree(one.task.layout.root)
+        assert two.claimed({BOTH: [0, 2]}) == {BOTH: [2]}
+    assert two.claimed({BOTH: [0]}) == {BOTH: [0]}, "the task of the other run has ended"
 
 
 @dataclass
@@ -113,112 +222,135 @@ class Clock:
         return self.now
 
 
-def seen_by(parts: StoredParts, clock: Clock) -> StoredParts:
-    """The same with an observer whose clock the test sets, and whose limit is 10 seconds."""
-    return replace(parts, task=replace(parts.task, observer=Observer(10.0, clock)))
-
-
-def test_a_living_lease_is_respected_without_a_look_at_the_run_of_its_holder(tmp_path: Path) -> None:
-    one, two = parts_of(tmp_path / "one"), parts_of(tmp_path / "two")
-    with one.alive():
-        assert one.claimed({BOTH: [0]}) == {BOTH: [0]}
-        shutil.rmtree(tmp_path / "one")
-        assert two.claimed({BOTH: [0, 1]}) == {BOTH: [1]}
-    assert two.claimed({BOTH: [0]}) == {BOTH: [0]}, "the task of the other run has ended"
-
-
-def test_the_lease_of_a_task_that_was_killed_is_taken_over_after_the_limit(tmp_path: Path) -> None:
+def test_the_lease_of_a_task_that_was_killed_is_taken_over_after_the_limit(one: StoredParts, two: StoredParts) -> None:
     """Its heart stays as it was at the last beat."""
     clock = Clock()
-    one, two = parts_of(tmp_path / "one"), seen_by(parts_of(tmp_path / "two"), clock)
+    two = replace(two, task=replace(two.task, observer=Observer(10.0, clock)))
     one.claimed({BOTH: [0]})
     heart = one.store.heart(one.task.holder)
-    write_json(heart, {"attempt": one.task.attempt, "beat": 7})
-    shutil.rmtree(tmp_path / "one")
-    assert two.claimed({BOTH: [0]}) == {}
-    clock.now += 9.0
-    write_json(heart, {"attempt": one.task.attempt, "beat": 8})
-    assert two.claimed({BOTH: [0]}) == {}
-    clock.now += 9.0
+    for beat, pause in ((7, 9.0), (8, 9.0)):
+        write_json(heart, {"attempt": one.task.attempt, "beat": beat})
+        assert two.claimed({BOTH: [0]}) == {}
+        clock.now += pause
     assert two.claimed({BOTH: [0]}) == {}, "it has moved in between"
     clock.now += 2.0
     assert two.claimed({BOTH: [0]}) == {BOTH: [0]}
 
 
-def test_the_lease_of_an_earlier_attempt_of_the_same_task_passes_on_at_once(tmp_path: Path) -> None:
-    one, two = parts_of(tmp_path / "one"), parts_of(tmp_path / "two")
-    again = replace(one, task=replace(one.task, attempt="again"))
+def test_the_lease_of_an_earlier_attempt_of_the_same_task_passes_on_at_once(one: StoredParts, two: StoredParts) -> None:
     one.claimed({BOTH: [0]})
-    with again.alive():
+    with replace(one, task=replace(one.task, attempt="again")).alive():
         assert two.claimed({BOTH: [0]}) == {BOTH: [0]}
 
 
-def test_a_lease_without_a_heart_in_the_results_folder_expires(tmp_path: Path) -> None:
-    """As an earlier version of mrt-hpc wrote it; the heart in the run directory counts for nothing here."""
-    one, two = parts_of(tmp_path / "one"), parts_of(tmp_path / "two")
-    write_json(one.store.leases / "00000.000", one.task.holder.as_json())
-    with Heart(one.task.layout.heart(one.task.job.name, 0), one.task.attempt, 60.0):
-        assert two.claimed({BOTH: [0]}) == {BOTH: [0]}
-
-
-def test_a_task_of_an_evaluation_beats_in_the_results_folder_while_it_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_task_beats_beside_its_leases_while_it_samples(
+    one: StoredParts, two: StoredParts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = parts_of(tmp_path / "one"), parts_of(tmp_path / "two")
-    seen: list[object] = []
-
-    def sample(*_: object) -> None:
-        seen.append(two.claimed({BOTH: [0, 1]}))
-        for position in range(3):
-            one.commit(position, BOTH, samples_of_problem(one, position))
+    def sample(_: UnitEvaluation, _weights: Weights, parts: StoredParts, mine: Problems, _claimed: Claimed) -> None:
+        assert two.claimed({BOTH: [0, 2]}) == {}
+        for position in mine:
+            parts.commit(position, BOTH, batch(parts, position))
 
     monkeypatch.setattr(UnitEvaluation, "_sample_missing", sample)
-    problems = share(read_problems(one.task.layout.benchmark_data("b")), 0, 2)
-    UnitEvaluation(one.task, one.task.job.evaluations[0])._fill(
-        Weights(0, "digest", one.task.layout.weights_version(0)), one, problems
-    )
-    assert seen == [{}]
+    problems = dict(enumerate(read_problems(one.task.layout.benchmark_data("b"))))
+    UnitEvaluation(one.task, one.task.job.evaluations[0])._fill(weights_of(one.task, 0), one, problems)
+    assert two.lacking(problems) == {}
     assert not list((one.store.directory / "hearts").iterdir())
 
 
 # -- what is in the results folder
 
 
-def test_samples_come_back_with_the_version_of_this_run(tmp_path: Path) -> None:
-    parts = parts_of(tmp_path / "one")
-    parts.commit(0, BOTH, samples_of_problem(parts, 0))
-    found = parts.sampled(range(3))
-    assert set(found) == {0}
-    assert [r.sample for r in found[0].rollouts] == [0, 1]
+def test_samples_come_back_with_the_version_of_this_run(one: StoredParts, two: StoredParts) -> None:
+    one.commit(0, BOTH, batch(one, 0))
+    found = replace(two, version=7).sampled([0, 2])
+    assert {p: [(r.sample, r.weights_version) for r in s.rollouts] for p, s in found.items()} == {0: [(0, 7), (1, 7)]}
 
 
-def test_another_rule_of_extraction_judges_the_samples_again(tmp_path: Path) -> None:
-    """The box stands in the thought only: ``any_box`` takes it, and the default does not."""
-    one = parts_of(tmp_path / "one")
-    problem = read_problems(one.task.layout.benchmark_data("b"))[0]
-    text = f"\\boxed{{{problem.answer}}} </think>\n\nI do not know."
-    one.commit(0, BOTH, sampled(*(rollout(problem.id, number, text, reward=0.0) for number in BOTH)))
-    two = parts_of(tmp_path / "two", 0, "evaluation.benchmarks.0.problems.extraction=any_box")
-    assert two.store.directory == one.store.directory, "no samples are drawn for it"
-    assert [r.reward for r in two.sampled(range(1))[0].rollouts] == [1.0, 1.0]
-    assert [r.reward for r in one.sampled(range(1))[0].rollouts] == [0.0, 0.0]
+@pytest.mark.parametrize("shared", [True, False])
+def test_damaged_samples_are_set_aside_and_lack_again(tmp_path: Path, shared: bool) -> None:
+    parts = parts_of(tmp_path / "one", shared=shared)
+    for position in (0, 2):
+        parts.commit(position, BOTH, batch(parts, position))
+    (damaged,) = parts.store.batches(2)
+    (damaged.path / "rollouts.parquet").write_bytes(b"damaged")
+    assert set(parts.sampled([0, 2])) == {0}
+    assert parts.lacking([0, 2]) == {BOTH: [2]}
+    place = parts.store.directory if shared else parts.task.layout.root
+    assert len([*(place / "set_aside").rglob("rollouts.parquet")]) == 1
+    told = list(read_events(parts.task.layout.events, EventKind.SET_ASIDE))
+    assert len(told) == (0 if shared else 1)
+    assert parts._readable(damaged, [0]) is None, "another task has moved it"
 
 
-@pytest.mark.parametrize("position", [0, 1])
-def test_damaged_samples_are_set_aside_and_lack_again(tmp_path: Path, position: int) -> None:
-    parts = parts_of(tmp_path / "one")
-    for number in range(2):
-        parts.commit(number, BOTH, samples_of_problem(parts, number))
-    (batch,) = parts.store.batches(2 * position)
-    (batch.path / "rollouts.parquet").write_bytes(b"damaged")
-    assert set(parts.sampled(range(2))) == {1 - position}
-    assert parts.lacking(range(2)) == {BOTH: [position]}
+@pytest.mark.parametrize("change", ["grading.strict=false", "evaluation.benchmarks.0.problems.extraction=any_box"])
+def test_what_another_grader_has_judged_is_judged_again_and_kept(tmp_path: Path, one: StoredParts, change: str) -> None:
+    other = parts_of(tmp_path / "two", change)
+    assert other.store.directory == one.store.directory, "no samples are drawn for it"
+    one.commit(0, BOTH, batch(one, 0, reward=0.5))
+    assert rewards(one, 0) == [0.5, 0.5], "by this very grader"
+    assert rewards(other, 0) == [1.0, 0.0]
+    assert len(other.store.batches(0)) == 2
+    assert rewards(one, 0) == [0.5, 0.5]
 
 
-def test_what_another_grader_has_judged_is_judged_again_and_kept(tmp_path: Path) -> None:
-    strict, lenient = parts_of(tmp_path / "one"), parts_of(tmp_path / "two", 0, "grading.strict=false")
-    strict.commit(0, BOTH, samples_of_problem(strict, 0, reward=0.5))
-    assert [r.reward for r in strict.sampled(range(1))[0].rollouts] == [0.5, 0.5], "by this very grader"
-    assert [r.reward for r in lenient.sampled(range(1))[0].rollouts] == [1.0, 0.0]
-    assert len(lenient.store.batches(0)) == 2
-    assert [r.reward for r in strict.sampled(range(1))[0].rollouts] == [0.5, 0.5]
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT])
+def test_a_folder_that_takes_no_files_is_refused_with_the_way_out(one: StoredParts, number: int) -> None:
+    def refused() -> None:
+        raise OSError(number, os.strerror(number), "results")
+
+    with pytest.raises(UserError) as told:
+        writing(one.task, Path("results"), refused)
+    assert told.value.where == Path("results")
+    assert "--set evaluation.results=DIR" in str(told.value.advice)
+
+
+# -- what decides the grader and the samples
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module of the user's own with a function that judges, and a way of evaluating."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / "own_of_results.py"
+    path.write_text(
+        "from mrt_hpc.modes.base import Direct\n\n\n"
+        "def same(answer: str, gold: str) -> bool:\n    return answer == gold\n\n\n"
+        "class Own(Direct):\n    type: str\n"
+    )
+    yield path
+    sys.modules.pop("own_of_results", None)
+
+
+def test_what_decides_verdicts_makes_another_grader(own_module: Path) -> None:
+    def digest(change: str = "seed=7") -> str:
+        recipe = load_recipe(QUICKSTART, (*CHANGES, change))
+        return grader_of(recipe, recipe.benchmark("b"))
+
+    rule = "evaluation.benchmarks.0.problems.extraction"
+    others = (f"{rule}=any_box", f"{rule}=last_mathematics", "grading.strict=false", "grading.time_limit_s=9")
+    assert len({digest(), *map(digest, others)}) == 5
+    assert {digest(), digest(f"{rule}=after_thought"), digest("grading.processes=2")} == {digest()}
+
+    def own() -> str:
+        problems = SmallWorldProblems.model_validate({"verifier": "own_of_results:same"})
+        return grader_digest(verifier_of(problems, Grading()), 5.0, 1.0)
+
+    before, text = own(), own_module.read_text()
+    documented = text.replace("    return answer ==", '    """Whether both are the same."""\n    return answer ==')
+    own_module.write_text(f'"""A module."""  # a comment\n\n{documented}')
+    assert own() == before, "docstrings and comments are no code"
+    own_module.write_text(documented.replace("answer == gold", "answer.lower() == gold"))
+    assert own() != before
+
+
+def test_a_changed_way_of_evaluating_of_the_user_is_another_fingerprint(one: StoredParts, own_module: Path) -> None:
+    own = one.benchmark.model_validate({**one.benchmark.model_dump(), "mode": {"type": "own_of_results:Own"}})
+
+    def digest() -> str:
+        return fingerprint_of(one.task.layout, one.task.experiment, own, "w").digest
+
+    before = digest()
+    assert before == digest()
+    own_module.write_text(own_module.read_text() + "\n    extra: int = 1\n")
+    assert digest() != before

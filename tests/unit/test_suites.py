@@ -23,50 +23,44 @@ from mrt_hpc.recipe.find import SUITES, find
 from mrt_hpc.recipe.kinds import MODES
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
-from mrt_hpc.recipe.schema import EvaluatedModel
+from mrt_hpc.recipe.schema import EvaluatedModel, Recipe
 from mrt_hpc.recipe.sections import JsonlProblems
 
-ROOT = Path(__file__).parents[2]
-QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
-WHOLE = "evaluation={suite: %s}"
+RECIPES = Path(__file__).parents[2] / "recipes"
+QUICKSTART = RECIPES / "quickstart.yaml"
 
 
-@pytest.mark.parametrize(("name", "samples"), [("paper_20", 20), ("paper_64", 64), ("paper_regret", 16)])
-def test_the_suites_of_the_paper_have_five_benchmarks(name: str, samples: int) -> None:
-    how = load_recipe(QUICKSTART, (WHOLE % name,)).evaluation
-    assert [b.name for b in how.benchmarks] == ["aime24", "aime25", "amc23", "minerva", "math500"]
-    assert {b.samples for b in how.benchmarks} == {samples}
-    assert (how.temperature, how.top_p, how.max_tokens, how.suite) == (0.6, 0.95, 16384, name)
-    problems = how.benchmarks[0].problems
-    assert isinstance(problems, JsonlProblems)
-    assert Path(problems.path).resolve() == ROOT / "data" / "aime24.jsonl", "paths start at the folder of the suite"
+def with_suite(name: str | Path, *changes: str) -> Recipe:
+    return load_recipe(QUICKSTART, (*changes, f"evaluation={{suite: {name}}}"))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes" / "suites").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_suite_can_be_loaded(path: Path) -> None:
-    how = load_recipe(QUICKSTART, (WHOLE % path.stem,)).evaluation
-    assert how.benchmarks
-    assert how.suite == path.stem
+def test_the_suites_of_the_paper_have_five_benchmarks() -> None:
+    for name, samples in (("paper_20", 20), ("paper_64", 64), ("paper_regret", 16)):
+        how = with_suite(name).evaluation
+        assert [b.name for b in how.benchmarks] == ["aime24", "aime25", "amc23", "minerva", "math500"]
+        assert {b.samples for b in how.benchmarks} == {samples}
+        assert (how.temperature, how.top_p, how.max_tokens, how.suite) == (0.6, 0.95, 16384, name)
+        problems = how.benchmarks[0].problems
+        assert isinstance(problems, JsonlProblems)
+        assert Path(problems.path).resolve() == RECIPES.parent / "data" / "aime24.jsonl", "as from the suite's folder"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes" / "suites").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_suite_makes_an_evaluation_on_its_own(path: Path, tmp_path: Path) -> None:
+def test_every_suite_can_be_loaded_and_makes_an_evaluation_on_its_own(tmp_path: Path) -> None:
     model = EvaluatedModel(name="m", path=str(tmp_path))
-    recipe = evaluation_recipe(ModelsAsked((model,), (), ()), path.stem)
-    assert recipe.evaluation.suite == path.stem
-    assert all(job.tasks for job in evaluation_plan(recipe, LocalSite()).jobs)
+    for name in (path.stem for path in (RECIPES / "suites").glob("*.yaml")):
+        how = with_suite(name).evaluation
+        assert how.benchmarks, name
+        recipe = evaluation_recipe(ModelsAsked((model,), (), ()), name)
+        assert recipe.evaluation.suite == how.suite == name
+        assert all(job.tasks for job in evaluation_plan(recipe, LocalSite()).jobs), name
 
 
-def test_the_small_world_has_every_way_of_evaluating() -> None:
-    how = load_recipe(QUICKSTART, (WHOLE % "small_world_modes",)).evaluation
-    used = {b.mode.type for b in how.benchmarks if b.mode is not None}
-    assert {"direct", *used} == set(MODES.built_in)
-
-
-def test_the_model_of_the_small_world_has_room_for_every_way_of_evaluating(tmp_path: Path) -> None:
+def test_the_small_world_has_every_way_of_evaluating_and_its_model_has_room_for_each(tmp_path: Path) -> None:
     """The server is started for the longest trace and question, and refuses more tokens than there are positions."""
     build_tokenizer().save_pretrained(tmp_path)
-    recipe = load_recipe(QUICKSTART, (WHOLE % "small_world_modes",))
+    recipe = with_suite("small_world_modes")
+    used = {b.mode.type for b in recipe.evaluation.benchmarks if b.mode is not None}
+    assert {"direct", *used} == set(MODES.built_in)
     prover = recipe.evaluation.prover
     assert prover is not None
     for benchmark in recipe.evaluation.benchmarks:
@@ -79,67 +73,49 @@ def test_the_model_of_the_small_world_has_room_for_every_way_of_evaluating(tmp_p
         assert recipe.sampling.max_prompt_tokens + trace + question <= ModelSize().longest, benchmark.name
 
 
-def test_history_is_shown_with_and_without_the_sentence_that_sends_back() -> None:
-    how = load_recipe(QUICKSTART, (WHOLE % "paper_20_history_conditioned",)).evaluation
+def test_suites_of_other_ways_say_what_the_paper_does() -> None:
+    how = with_suite("paper_20_history_conditioned").evaluation
     modes = {b.name: b.mode.model_dump()["backtrack"] for b in how.benchmarks if b.mode is not None}
-    assert len(modes) == 10
-    assert modes["aime24"] == DEFAULT_SEND_BACK
-    assert modes["aime24-again"] is None
-
-
-def test_the_suite_of_extrapolation_reaches_twice_the_budget() -> None:
-    how = load_recipe(QUICKSTART, (WHOLE % "paper_extrapolation",)).evaluation
+    assert (len(modes), modes["aime24"], modes["aime24-again"]) == (10, DEFAULT_SEND_BACK, None)
+    how = with_suite("paper_extrapolation").evaluation
     budgets = {b.mode.boundary_budgets(how.max_tokens) for b in how.benchmarks if b.mode is not None}
     assert budgets == {(16384, 20480, 24576, 28672, 32768)}
-
-
-def test_the_suite_of_regret_values_prefixes_as_the_authors_do() -> None:
-    how = load_recipe(QUICKSTART, (WHOLE % "paper_regret",)).evaluation
+    how = with_suite("paper_regret").evaluation
     assert how.prover is not None
     assert (how.prover.type, how.prover.branches_per_boundary, how.prover.max_tokens) == ("forced_answer", 8, 4096)
     assert (how.regret_budgets, how.prover.temperature) == ((4096, 8192, 12288, 16384), 0.6)
-    whole = load_recipe(QUICKSTART, (WHOLE % "paper_20",)).evaluation
-    assert how.episodes == whole.episodes
+    assert how.episodes == with_suite("paper_20").evaluation.episodes
 
 
-def test_fields_beside_the_suite_replace_its_own() -> None:
+def test_fields_beside_the_suite_replace_its_own_and_the_lock_does_not_need_it(tmp_path: Path) -> None:
     how = load_recipe(QUICKSTART, ("evaluation={suite: paper_20, max_tokens: 99}",)).evaluation
     assert (how.max_tokens, how.temperature, len(how.benchmarks)) == (99, 0.6, 5)
     with_own = load_recipe(QUICKSTART, ("evaluation.suite=paper_20",)).evaluation
     assert [b.name for b in with_own.benchmarks] == ["held-out"]
-
-
-def test_the_lock_holds_the_fields_and_does_not_need_the_suite(tmp_path: Path) -> None:
-    suite = tmp_path / "mine.yaml"
+    suite, lock = tmp_path / "mine.yaml", tmp_path / "recipe.lock.yaml"
     suite.write_text("benchmarks: [{name: b, problems: {type: small_world, split: held_out}}]\nmax_tokens: 77\n")
-    recipe = load_recipe(QUICKSTART, (WHOLE % suite,))
+    recipe = with_suite(suite)
     assert recipe.evaluation.suite == "mine"
-    lock = tmp_path / "recipe.lock.yaml"
     lock.write_text(lock_text(recipe))
     suite.unlink()
     assert read_recipe_lock(lock) == recipe
 
 
-def test_a_fault_in_a_suite_names_its_file_and_line(tmp_path: Path) -> None:
+def test_a_fault_in_a_suite_names_its_file_and_line_and_a_missing_one_the_nearest(tmp_path: Path) -> None:
     suite = tmp_path / "mine.yaml"
     suite.write_text("benchmarks: []\nmax_token: 77\n")
-    with pytest.raises(UserError, match=r"evaluation\.max_token: no such field") as told:
-        load_recipe(QUICKSTART, (WHOLE % suite,))
+    with pytest.raises(UserError, match=r"evaluation\.max_token:") as told:
+        with_suite(suite)
     assert told.value.where == f"{suite}, line 2"
-    assert "max_tokens is the nearest" in str(told.value.expected)
-
-
-def test_a_suite_that_is_not_there_is_told_with_the_nearest() -> None:
-    with pytest.raises(UserError, match="there is no such suite") as told:
-        load_recipe(QUICKSTART, (WHOLE % "paper_21",))
-    assert "paper_20" in told.value.message()
-    assert find(SUITES, "small_world") == ROOT / "recipes" / "suites" / "small_world.yaml"
+    assert "max_tokens" in str(told.value.expected)
+    with pytest.raises(UserError, match="paper_20"):
+        with_suite("paper_21")
+    assert find(SUITES, "small_world") == RECIPES / "suites" / "small_world.yaml"
 
 
 def test_prompts_of_benchmarks_name_only_what_they_decide(tmp_path: Path) -> None:
     """Solved examples come from the suite's benchmark, the instruction from the suite, the tags from the recipe."""
-    untagged = ("prompt={instruction: Think., thought_start: '', thought_end: ''}", WHOLE % "paper_few_shot")
-    recipe = load_recipe(QUICKSTART, untagged)
+    recipe = with_suite("paper_few_shot", "prompt={instruction: Think., thought_start: '', thought_end: ''}")
     prompts = {b.name: recipe.sampling_of(b).prompt for b in recipe.evaluation.benchmarks}
     assert [prompts[f"amc23-{shots}-shot"].shots for shots in (0, 1, 4)] == [0, 1, 4]
     four = prompts["amc23-4-shot"]
@@ -159,6 +135,5 @@ def test_the_solved_examples_have_the_answers_that_they_give() -> None:
         "solved-4": f"\\frac{{{rolls.count(4)}}}{{{len(rolls)}}}",
         "solved-5": str(next(x for x in range(30) if 2 * (2 * x + 3) + 3 == 25)),
     }
-    lines = (ROOT / "recipes" / "suites" / "solved_problems.jsonl").read_text().splitlines()
-    told = {row["id"]: last_box(row["solution"]) for row in map(json.loads, lines)}
-    assert told == found
+    lines = (RECIPES / "suites" / "solved_problems.jsonl").read_text().splitlines()
+    assert {row["id"]: last_box(row["solution"]) for row in map(json.loads, lines)} == found

@@ -33,25 +33,22 @@ MODES = {
 }
 
 
-def rollout(problem: str, sample: int, stage: int) -> Rollout:
-    tokens = LENGTHS[sample][stage]
-    return Rollout(
-        iteration=0, problem_id=problem, sample=sample * 3 + stage, seed=0, weights_version=0, prompt_ids=[1], forced=0,
-        token_ids=[1] * tokens, logprobs=[0.0] * tokens, finish_reason=FinishReason.STOP, text="", answer="1",
-        reward=float(stage == 2), boundaries=[0, tokens - 2], started=0.0, seconds=0.0, stage=stage, stages=3,
-    )  # fmt: skip
-
-
 def sampled(problem: str) -> Sampled:
     """The last rounds have values: 1/2 at their start and 1 at the end of their thought."""
+    rollouts = [
+        Rollout(
+            iteration=0, problem_id=problem, sample=sample * 3 + stage, seed=0, weights_version=0, prompt_ids=[1],
+            forced=0, token_ids=[1] * tokens, logprobs=[0.0] * tokens, finish_reason=FinishReason.STOP, text="",
+            answer="1", reward=float(stage == 2), boundaries=[0, tokens - 2], started=0.0, seconds=0.0, stage=stage,
+            stages=3,
+        ) for sample in (0, 1) for stage in (2, 0, 1) for tokens in (LENGTHS[sample][stage],)
+    ]  # fmt: skip
     values = [
         PrefixValue(0, problem, sample * 3 + 2, j, value, 0.0, 0.0, branches=4, baseline=0.0)
         for sample in (0, 1)
         for j, value in enumerate((0.5, 1.0))
     ]
-    rollouts = [rollout(problem, sample, stage) for sample in (0, 1) for stage in (2, 0, 1)]
-    statistics = GroupStatistics(0, 0, 0, 0, 0, 0, 0, {})
-    return Sampled(rollouts=rollouts, statistics=statistics, values=values)
+    return Sampled(rollouts=rollouts, statistics=GroupStatistics(0, 0, 0, 0, 0, 0, 0, {}), values=values)
 
 
 def evaluated(place: Path, mode: str) -> tuple[RunLayout, Sampled]:
@@ -60,7 +57,7 @@ def evaluated(place: Path, mode: str) -> tuple[RunLayout, Sampled]:
     change = f"evaluation.benchmarks=[{{name: {BENCHMARK}, samples: 2, problems: {problems}, mode: {MODES[mode]}}}]"
     layout = run_directory(place / "run", change, shards=1)
     recipe = read_lock(layout.recipe_lock)
-    settings = settings_of(layout, recipe, recipe.evaluation.benchmarks[0]).now.sampled
+    settings = settings_of(layout, recipe, recipe.evaluation.benchmarks[0]).sampled
     part = sampled(read_problems(layout.benchmark_data(BENCHMARK))[0].id)
     commit_group(layout.evaluation_shard(0, BENCHMARK, 0), part, settings=settings)
     return layout, part

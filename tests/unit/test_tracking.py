@@ -30,6 +30,7 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.report import run, write_report
 from mrt_hpc.roles.tracking import Tracker, run_id
 from mrt_hpc.run.atomic import is_temporary
+from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.submit.create import create_or_open
 
@@ -48,51 +49,34 @@ def task_of(root: Path, job: str, attempt: str = "a.0", *changes: str) -> Task:
     return load_task(layout, job, 0, Placement(0, 1, 0, attempt))
 
 
-def status(task: Task) -> str:
+def told(task: Task) -> list[str]:
+    """The lines of status and of the report that are about W&B."""
     result = CliRunner().invoke(main, ["status", str(task.layout.root)])
     assert result.exit_code == 0, result.output
-    return result.output
-
-
-def report(task: Task) -> str:
     write_report(task.layout)
-    return task.layout.report.read_text()
+    lines = [line.strip() for line in (*result.output.splitlines(), *task.layout.report.read_text().splitlines())]
+    return [line for line in lines if "W&B" in line or "wandb" in line]
 
 
-def test_status_and_report_tell_how_to_upload_what_is_not_uploaded(tmp_path: Path) -> None:
+def test_status_and_report_give_a_command_that_uploads_what_is_not_uploaded(tmp_path: Path) -> None:
+    """W&B tells without a network what it would upload."""
+    off = task_of(tmp_path / "off", TRAINER, "a.0", "tracking.wandb=false")
+    with Tracker.of(off):
+        pass
     trainer = task_of(tmp_path / "a run", TRAINER)
-    assert "wandb" not in status(trainer)
+    assert told(off) == told(trainer) == []
     with Tracker.of(trainer):
         pass
     command = f"wandb sync {shlex.quote(str(tmp_path / 'a run' / 'wandb' / 'wandb'))}/offline-run-*"
-    for told in (status(trainer), report(trainer)):
-        assert "1 offline W&B directory is not uploaded." in told
-        assert command in [line.strip() for line in told.splitlines()]
-    (written,) = trainer.layout.offline_runs.glob("offline-run-*/*.wandb")
-    written.with_suffix(".wandb.synced").touch()
-    for told in (status(trainer), report(trainer)):
-        assert "wandb sync" not in told
-
-
-def test_nothing_is_told_of_wandb_where_tracking_is_off(tmp_path: Path) -> None:
-    trainer = task_of(tmp_path / "run", TRAINER, "a.0", "tracking.wandb=false")
-    with Tracker.of(trainer):
-        pass
-    assert "W&B" not in status(trainer)
-    assert "W&B" not in report(trainer)
-
-
-def test_the_command_told_is_one_that_wandb_takes_for_all_directories(tmp_path: Path) -> None:
-    """W&B tells without a network what it would upload."""
-    trainer = task_of(tmp_path / "a run", TRAINER)
-    with Tracker.of(trainer):
-        pass
-    command = ["sh", "-c", f"{report(trainer).split('```')[1].strip()} --dry-run"]
+    assert told(trainer).count(command) == 2
     there = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=there)
-    (directory,) = trainer.layout.offline_runs.glob("offline-run-*")
-    assert "Would sync 1 run(s)" in told.stderr
-    assert directory.name in told.stderr
+    dry = subprocess.run(
+        f"{command} --dry-run", shell=True, capture_output=True, text=True, check=True, timeout=60, env=there
+    )
+    (written,) = trainer.layout.offline_runs.glob("offline-run-*/*.wandb")
+    assert written.parent.name in dry.stderr
+    written.with_suffix(".wandb.synced").touch()
+    assert command not in told(trainer)
 
 
 def listening_below(pid: int) -> set[Path]:
@@ -106,11 +90,11 @@ def test_no_other_user_reaches_the_sockets_of_wandb(tmp_path: Path) -> None:
     try:
         with Tracker.of(task_of(tmp_path / "run", TRAINER)) as tracker:
             tracker.log(IterationMetrics(iteration=0, tokens_per_rollout=12.0))
-
-            def its_monitor_listens() -> bool:
-                return any("symon" in path.name for path in listening_below(os.getpid()))
-
-            wait_until(its_monitor_listens, reason="W&B's monitor of the machine", deadline_s=20)
+            wait_until(
+                lambda: any("symon" in path.name for path in listening_below(os.getpid())),
+                reason="W&B's monitor of the machine",
+                deadline_s=20,
+            )
             sockets = listening_below(os.getpid())
     finally:
         os.umask(before)
@@ -118,14 +102,18 @@ def test_no_other_user_reaches_the_sockets_of_wandb(tmp_path: Path) -> None:
     assert "mrt-hpc-wandb" not in os.environ.get("TMPDIR", "")
 
 
-# -- evaluations ------------------------------------------------------------------------------------------------------
+# -- evaluations
 
 
 def evaluate(task: Task, version: int, right: int) -> None:
     summary = summarise_evaluation(
-        version, "held-out", {f"p{i}": [float(i < right), 0.0] for i in range(20)}, tokens_per_rollout=99.0,
+        version,
+        "held-out",
+        {f"p{i}": [float(i < right), 0.0] for i in range(20)},
+        tokens_per_rollout=99.0,
         regret={4096: {"p0": 0.5, "p1": 0.25}},
-    )  # fmt: skip
+        settings=evaluation_settings(task.layout, task.recipe)["held-out"].summarised,
+    )
     summary.write(task.layout.evaluation_summary(version, "held-out"))
 
 
@@ -157,9 +145,10 @@ def versions(task: Task) -> list[float]:
 
 
 def report_role(task: Task) -> None:
-    """The report of a run that has not measured all, which says so."""
-    with pytest.raises(UserError, match="the report is incomplete"):
+    """The report of a run that has not measured all, which is an error that names the report."""
+    with pytest.raises(UserError) as refused:
         run(task)
+    assert refused.value.where == task.layout.report
 
 
 def test_evaluations_are_logged_into_the_run_of_the_training_metrics(tmp_path: Path) -> None:
@@ -174,12 +163,14 @@ def test_evaluations_are_logged_into_the_run_of_the_training_metrics(tmp_path: P
     assert training["tokens_per_rollout"] == 12.0
     assert [row["evaluation/version"] for row in evaluations] == [0, 20]
     last, summary = evaluations[-1], EvaluationSummary.read(task.layout.evaluation_summary(20, "held-out"))
-    assert last["evaluation/held-out/accuracy"] == summary.accuracy == 0.25
-    assert last["evaluation/held-out/accuracy_low"] == summary.low
-    assert last["evaluation/held-out/accuracy_high"] == summary.high
-    assert last["evaluation/held-out/tokens_per_rollout"] == 99.0
-    assert last["evaluation/held-out/regret/4096"] == 0.375
-    assert "2 offline W&B directories are not uploaded" in task.layout.report.read_text()
+    assert summary.accuracy == 0.25
+    assert {name: last[f"evaluation/held-out/{name}"] for name in (
+        "accuracy", "accuracy_low", "accuracy_high", "tokens_per_rollout", "regret/4096"
+    )} == {
+        "accuracy": 0.25, "accuracy_low": summary.low, "accuracy_high": summary.high, "tokens_per_rollout": 99.0,
+        "regret/4096": 0.375,
+    }  # fmt: skip
+    assert "2 offline W&B directories" in task.layout.report.read_text()
 
 
 def test_a_report_that_runs_again_logs_only_what_is_new(tmp_path: Path) -> None:
@@ -227,10 +218,9 @@ def test_an_evaluation_is_logged_once_though_the_report_is_killed(tmp_path: Path
 
 def test_a_directory_begun_in_the_same_second_as_another_gets_a_name_of_its_own(tmp_path: Path) -> None:
     task = task_of(tmp_path / "run", "report")
-    identity = run_id(task)
     now = datetime.now()  # W&B names directories by local time
     for second in range(6):
-        taken = f"offline-run-{now + timedelta(seconds=second):%Y%m%d_%H%M%S}-{identity}"
+        taken = f"offline-run-{now + timedelta(seconds=second):%Y%m%d_%H%M%S}-{run_id(task)}"
         (task.layout.offline_runs / taken / "files").mkdir(parents=True)
     evaluate(task, 0, 4)
     report_role(task)

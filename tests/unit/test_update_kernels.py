@@ -1,10 +1,13 @@
-"""Packed rows, shared prefixes and the fused projection against one sequence at a time with whole logits."""
+"""Packed rows, shared prefixes and the fused projection against one sequence at a time with whole logits; and rows that
+several ranks share.
+"""
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,43 +20,51 @@ from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCau
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.choices import Batching
+from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.training import attention, projection
 from mrt_hpc.training.attention import (
     CAUSAL,
     PACKED_ATTENTION,
     VARIABLE_LENGTH_ATTENTION,
     Blocks,
+    RowRanks,
     VariableLengths,
     has_flash_attention,
+    repeated,
     segments_of,
     take_rows,
 )
-from mrt_hpc.training.micro_batch import MicroBatch, arrange, collate, collate_end_to_end, collate_shared, lay_out
-from mrt_hpc.training.policy import Kernels, Policy
+from mrt_hpc.training.micro_batch import (
+    MicroBatch,
+    arrange,
+    collate,
+    collate_end_to_end,
+    collate_shared,
+    lay_out,
+    part_of,
+)
+from mrt_hpc.training.policy import Kernels, Policy, load_policy
 from mrt_hpc.training.prefixes import SharedRow
 from mrt_hpc.training.settings import TrainingSequence
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PACKED = Kernels(Batching.PACKED)
 CPU = torch.device("cpu")
 VOCABULARY, HIDDEN, TEMPERATURE = 31, 16, 0.7
 SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.3,
-}
+    "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3,
+}  # fmt: skip
 
 
-def sequence(seed: int, prompt: int, tokens: int) -> TrainingSequence:
+def sequence(seed: int, prompt: int, tokens: int, vocabulary: int = VOCABULARY) -> TrainingSequence:
     """A sequence of these lengths, every second token of it trained."""
     rng = np.random.default_rng(seed)
     return TrainingSequence(
-        rng.integers(0, VOCABULARY, prompt).tolist(),
-        rng.integers(0, VOCABULARY, tokens).tolist(),
+        rng.integers(0, vocabulary, prompt).tolist(),
+        rng.integers(0, vocabulary, tokens).tolist(),
         rng.normal(size=tokens).astype(np.float32),
         rng.normal(size=tokens).astype(np.float32),
         np.arange(tokens) % 2 == 0,
@@ -85,6 +96,10 @@ def qwen2(implementation: str = "sdpa") -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(Qwen2Config(**SHAPE, attn_implementation=implementation))
 
 
+def model_for(batching: Batching) -> Qwen2ForCausalLM:
+    return qwen2("sdpa" if batching is Batching.PADDED else PACKED_ATTENTION)
+
+
 def gradients(policy: Policy, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The log-probabilities, and the gradient of their mean, weighted by the advantages."""
     logprobs, _ = policy(batch, 1)
@@ -105,21 +120,28 @@ def one_at_a_time() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     return torch.cat(parts), {f"model.{n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
+def assert_equal(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    assert max(float((actual[n] - expected[n]).abs().max()) for n in expected) < 1e-5
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("kernels", [Kernels(b, f, e) for b in Batching for f in (False, True) for e in (False, True)])
 def test_every_choice_gives_what_one_sequence_at_a_time_gives(kernels: Kernels, checkpointing: bool) -> None:
-    model = qwen2(PACKED_ATTENTION if kernels.in_one_row else "sdpa")
+    model = model_for(kernels.batching)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.train()
-    logprobs, actual = gradients(Policy(model, TEMPERATURE, False, kernels), lay_out(kernels.batching, SEQUENCES))
+    batch = lay_out(kernels.batching, SEQUENCES)
+    logprobs, actual = gradients(Policy(model, TEMPERATURE, False, kernels), batch)
     expected_logprobs, expected = one_at_a_time()
-    if kernels.batching is Batching.SHARED:  # its trained tokens are in the order of the row
-        parts = expected_logprobs.split([s.trained_tokens for s in SEQUENCES])
-        expected_logprobs = torch.cat([parts[i] for i in SharedRow.of(passed(SEQUENCES)).order])
-    assert torch.allclose(logprobs, expected_logprobs, atol=1e-5)
-    assert actual.keys() == expected.keys()
-    assert max(float((actual[n] - expected[n]).abs().max()) for n in expected) < 1e-5
+    of_the_row = kernels.batching is Batching.SHARED  # its trained tokens are in the order of the row
+    order = SharedRow.of(passed(SEQUENCES)).order if of_the_row else range(len(SEQUENCES))
+    parts = expected_logprobs.split([s.trained_tokens for s in SEQUENCES])
+    assert torch.allclose(logprobs, torch.cat([parts[i] for i in order]), atol=1e-5)
+    assert_equal(actual, expected)
+    behaviour = [SEQUENCES[i].behaviour_logprobs[SEQUENCES[i].mask] for i in order]
+    assert batch.behaviour_logprobs.tolist() == np.concatenate(behaviour).tolist()
 
 
 @pytest.mark.parametrize("batching", list(Batching))
@@ -131,23 +153,10 @@ def test_no_division_into_micro_batches_changes_the_gradient(batching: Batching)
     assert len({str(steps) for steps in plans}) == len(plans)  # they all differ
     assert any(() in step for steps in plans for step in steps)
     for steps in plans:
-        model = qwen2("sdpa" if batching is Batching.PADDED else PACKED_ATTENTION)
-        policy = Policy(model, TEMPERATURE, False, Kernels(batching))
+        policy = Policy(model_for(batching), TEMPERATURE, False, Kernels(batching))
         for share in (share for step in steps for share in step):
             _, actual = gradients(policy, lay_out(batching, [SEQUENCES[i] for i in share]))
-        assert actual.keys() == expected.keys()
-        assert max(float((actual[n] - expected[n]).abs().max()) for n in expected) < 1e-5
-
-
-def test_a_sequence_does_not_see_another_in_its_row() -> None:
-    """Bit for bit in its values: with other neighbours of the same lengths, nothing changes."""
-    policy = Policy(qwen2(PACKED_ATTENTION), TEMPERATURE, False, PACKED)
-    others = [sequence(seed + 50, len(s.prompt_ids), len(s.token_ids)) for seed, s in enumerate(ALONE)]
-    first, _ = policy(collate_end_to_end([*ALONE[:2], others[2], ALONE[3]]), 1)
-    second, _ = policy(collate_end_to_end([others[0], ALONE[1], others[2], others[3]]), 1)
-    own = slice(5, 6)  # the trained token of the second sequence
-    assert torch.equal(first[own], second[own])
-    assert not torch.equal(first[:5], second[:5])
+        assert_equal(actual, expected)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -156,17 +165,6 @@ def test_a_filler_has_a_gradient_of_zero_for_every_parameter(fused: bool) -> Non
     assert filler.trained_tokens == 0 and filler.input_ids.shape == (1, 1)
     _, found = gradients(Policy(qwen2(PACKED_ATTENTION), 1.0, False, Kernels(Batching.PACKED, fused)), filler)
     assert found and all(not g.any() for g in found.values())
-
-
-def test_a_packed_batch_keeps_each_tokens_own_place() -> None:
-    batch = collate_end_to_end(SEQUENCES)
-    assert batch.lengths == tuple(s.width for s in SEQUENCES) and batch.position_ids is not None
-    assert batch.position_ids[0].tolist() == [i for s in SEQUENCES for i in range(s.width)]
-    padded = collate(SEQUENCES)
-    for name in ("targets", "advantages", "behaviour_logprobs"):
-        assert torch.equal(getattr(batch, name), getattr(padded, name))
-    predicting = batch.input_ids.flatten()[batch.positions]
-    assert torch.equal(predicting, padded.input_ids.flatten()[padded.positions])
 
 
 def test_a_shared_batch_has_every_prefix_once() -> None:
@@ -179,32 +177,17 @@ def test_a_shared_batch_has_every_prefix_once() -> None:
     assert sum(batch.lengths) == batch.input_ids.numel()
 
 
-def test_equal_sequences_take_the_positions_of_one() -> None:
+def test_equal_sequences_take_the_positions_of_one_and_unlike_ones_are_packed() -> None:
     batch = collate_shared([TRACE, TRACE])
     assert batch.input_ids.numel() == TRACE.width and batch.lengths == (TRACE.width,)
     assert batch.trained_tokens == 2 * TRACE.trained_tokens
     assert batch.positions.tolist() == 2 * batch.positions.tolist()[: TRACE.trained_tokens]
-
-
-def test_sequences_without_a_common_prefix_are_packed() -> None:
     unlike = [replace(s, prompt_ids=[first, *s.prompt_ids[1:]]) for first, s in enumerate(ALONE)]
     shared, packed = collate_shared(unlike[::-1]), collate_end_to_end(unlike)
     assert shared.lengths == packed.lengths and torch.equal(shared.input_ids, packed.input_ids)
     assert torch.equal(shared.positions, packed.positions)
-
-
-def test_branches_of_another_prefix_change_nothing_for_a_sequence() -> None:
-    """Bit for bit in its values: what is beside a path is not attended to."""
-    policy = Policy(qwen2(PACKED_ATTENTION), TEMPERATURE, False, Kernels(Batching.SHARED))
-    changed = replace(BRANCHES[3], token_ids=[(t + 1) % VOCABULARY for t in BRANCHES[3].token_ids])
-    found = []
-    for third in (BRANCHES[3], changed):
-        batch = collate_shared([TRACE, third])
-        assert batch.lengths == (TRACE.width, third.width - 20) or batch.lengths == (third.width, TRACE.width - 20)
-        logprobs, _ = policy(batch, 1)
-        order = SharedRow.of(passed([TRACE, third])).order
-        found.append(logprobs.split([(TRACE, third)[i].trained_tokens for i in order])[order.index(0)])
-    assert torch.allclose(*found, atol=1e-6)
+    assert packed.position_ids is not None
+    assert packed.position_ids[0].tolist() == [place for s in unlike for place in range(s.width)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -213,6 +196,18 @@ def test_gradients_of_rows_that_are_taken_repeatedly_are_summed_in_32_bits(dtype
     taken = take_rows(rows, torch.tensor([0] * 1000 + [1]), repeated=True)
     taken.backward(torch.full_like(taken, 1.0))
     assert rows.grad is not None and rows.grad.tolist() == [[1000.0], [1.0]]  # in bfloat16 the sum stops at 256
+
+
+def attention_along(
+    paths: list[np.ndarray], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """Each position attends to those before it on its path, by the mask of all positions."""
+    seen = torch.zeros(len(query), len(query), dtype=torch.bool)
+    for path in paths:
+        seen[path[:, None], path[None]] = torch.ones(len(path), len(path)).tril().bool()
+    wide = [t.repeat_interleave(4 // t.shape[1], 1).transpose(0, 1) for t in (key, value)]
+    scores = ((query.transpose(0, 1) @ wide[0].transpose(1, 2)) * 0.3).masked_fill(~seen, -torch.inf)
+    return (scores.softmax(-1) @ wide[1]).transpose(0, 1)
 
 
 @settings(deadline=None, max_examples=40)
@@ -225,41 +220,24 @@ def test_blocks_attend_along_paths(ids: list[list[int]], key_heads: int) -> None
     row = SharedRow.of([np.array(tokens) for tokens in ids])
     parts = [(own, path) for own, path in zip(row.own, row.paths, strict=True) if own]
     lengths, paths = [own for own, _ in parts], [path for _, path in parts]
-    query, key, value = (
+    inputs = [
         torch.randn(len(row.ids), heads, 8, dtype=torch.float64, requires_grad=True)
         for heads in (4, key_heads, key_heads)
-    )
-    actual = Blocks.of(lengths, CPU, paths).attend(query, key, value, 0.3)
-    seen = torch.zeros(len(row.ids), len(row.ids), dtype=torch.bool)  # the mask of the whole tree
-    for path in paths:
-        seen[path[:, None], path[None]] = torch.ones(len(path), len(path)).tril().bool()
-    wide = [t.repeat_interleave(4 // key_heads, 1).transpose(0, 1) for t in (key, value)]
-    scores = ((query.transpose(0, 1) @ wide[0].transpose(1, 2)) * 0.3).masked_fill(~seen, -torch.inf)
-    expected = (scores.softmax(-1) @ wide[1]).transpose(0, 1)
+    ]
+    actual, expected = Blocks.of(lengths, CPU, paths).attend(*inputs, 0.3), attention_along(paths, *inputs)
     weights = torch.randn_like(expected)
     assert torch.allclose(actual, expected)
-    for a, b in zip(
-        torch.autograd.grad((actual * weights).sum(), (query, key, value)),
-        torch.autograd.grad((expected * weights).sum(), (query, key, value)),
-        strict=True,
-    ):
-        assert torch.allclose(a, b)
+    found, wanted = (torch.autograd.grad((output * weights).sum(), inputs) for output in (actual, expected))
+    assert all(map(torch.allclose, found, wanted))
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.sampled_from([1, 2, 4]))
 def test_blocks_give_causal_attention_of_each_sequence(lengths: list[int], key_heads: int) -> None:
     torch.manual_seed(0)
-    query, key, value = (torch.randn(sum(lengths), heads, 8) for heads in (4, key_heads, key_heads))
-    actual = Blocks.of(lengths, CPU).attend(query, key, value, 0.3)
-    parts = zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
-    expected = []
-    for q, k, v in parts:
-        wide = [t.repeat_interleave(4 // key_heads, 1).transpose(0, 1) for t in (k, v)]
-        scores = (q.transpose(0, 1) @ wide[0].transpose(1, 2)) * 0.3
-        hidden = torch.ones(len(q), len(q)).triu(1).bool()
-        expected.append((scores.masked_fill(hidden, -torch.inf).softmax(-1) @ wide[1]).transpose(0, 1))
-    assert torch.allclose(actual, torch.cat(expected), atol=1e-5)
+    inputs = [torch.randn(sum(lengths), heads, 8) for heads in (4, key_heads, key_heads)]
+    paths = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
+    assert torch.allclose(Blocks.of(lengths, CPU).attend(*inputs, 0.3), attention_along(paths, *inputs), atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 100])
@@ -281,14 +259,10 @@ def test_the_fused_projection_gives_log_probabilities_entropies_and_gradients(
     (expected * weights).sum().backward()
     assert torch.allclose(logprobs, expected, atol=1e-6)
     assert torch.allclose(entropies, torch.distributions.Categorical(logits=logits).entropy(), atol=1e-5)
-    assert inputs[0].grad is not None and inputs[1].grad is not None
-    assert torch.allclose(inputs[0].grad, inputs[1].grad, atol=1e-5)
-    assert head.weight.grad is not None and plain.weight.grad is not None
-    assert torch.allclose(head.weight.grad, plain.weight.grad, atol=1e-5)
-
-
-def test_a_projection_with_a_bias_is_not_fused() -> None:
-    with pytest.raises(UserError, match="cannot be fused"):
+    for one, other in (inputs, (head.weight, plain.weight)):
+        assert one.grad is not None and other.grad is not None
+        assert torch.allclose(one.grad, other.grad, atol=1e-5)
+    with pytest.raises(UserError, match="cannot be fused"):  # as it has a bias
         projection.fuse(nn.Linear(2, 3), 1.0, entropy=True)
 
 
@@ -304,19 +278,18 @@ def test_other_families_of_models_work_on_packed_rows() -> None:
         assert torch.allclose(packed, padded, atol=1e-5)
 
 
-def test_a_model_with_a_sliding_window_is_refused_on_packed_rows() -> None:
+def test_what_packed_rows_cannot_hold_is_refused() -> None:
+    """A model with a sliding window, and a padded batch."""
     config = Qwen2Config(
         **SHAPE, use_sliding_window=True, sliding_window=4, max_window_layers=0, attn_implementation=PACKED_ATTENTION
     )
-    policy = Policy(Qwen2ForCausalLM(config), 1.0, False, PACKED)
-    with pytest.raises(UserError, match="packed rows"):
-        policy(collate_end_to_end(SEQUENCES), 1)
-
-
-def test_a_padded_batch_is_refused_by_the_attention_of_packed_rows() -> None:
     assert PACKED_ATTENTION in ALL_ATTENTION_FUNCTIONS
-    with pytest.raises(UserError, match="packed rows"):
-        Policy(qwen2(PACKED_ATTENTION), 1.0, False, PACKED)(replace(collate(SEQUENCES), lengths=None), 1)
+    for model, batch in (
+        (Qwen2ForCausalLM(config), collate_end_to_end(SEQUENCES)),
+        (qwen2(PACKED_ATTENTION), replace(collate(SEQUENCES), lengths=None)),
+    ):
+        with pytest.raises(UserError, match="packed rows"):
+            Policy(model, 1.0, False, PACKED)(batch, 1)
 
 
 def test_the_locked_torch_has_flash_attention_for_different_lengths() -> None:
@@ -355,8 +328,77 @@ def test_flash_attention_is_given_the_keys_of_each_path(monkeypatch: pytest.Monk
     query, key, value = (torch.randn(len(row.ids), heads, 8) for heads in (4, 2, 2))
     first, second = (form.attend(query, key, value, 0.3) for form in forms)
     assert torch.allclose(first, second, atol=1e-5)
-
-
-def test_a_cpu_uses_blocks() -> None:
     assert not has_flash_attention(CPU, torch.bfloat16, 128)
     assert isinstance(segments_of([3, 4], CPU, torch.bfloat16, 128), Blocks)
+
+
+# -- rows that several ranks share: how they are cut, and how heads and positions are exchanged
+
+
+IN_ONE_ROW = [Batching.PACKED, Batching.SHARED]
+LENGTHS = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 12)), max_size=6)
+
+
+def begin_alike(lengths: list[tuple[int, int]]) -> list[TrainingSequence]:
+    """A sequence for each pair of lengths, of a small vocabulary, so that some begin alike."""
+    return [sequence(number, *pair, vocabulary=2) for number, pair in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("batching", IN_ONE_ROW)
+@given(lengths=LENGTHS, count=st.integers(1, 5))
+def test_the_parts_of_a_row_are_the_row(batching: Batching, lengths: list[tuple[int, int]], count: int) -> None:
+    """Each position and each trained token is in one part; what is filled up at the end trains nothing. Every part
+    knows the sequences of the whole row and, attending to itself alone, what it is filled up with.
+    """
+    whole = lay_out(batching, begin_alike(lengths))
+    parts = [part_of(whole, number, count) for number in range(count)]
+    width, (held,) = whole.input_ids.shape[1], {p.input_ids.shape[1] for p in parts}
+
+    def joined(name: str) -> torch.Tensor:
+        return torch.cat([getattr(p, name).reshape(-1) for p in parts])
+
+    assert {held} == {-(-width // count)} == {p.position_ids.shape[1] for p in parts if p.position_ids is not None}
+    assert whole.position_ids is not None
+    assert torch.equal(joined("input_ids")[:width], whole.input_ids[0])
+    assert torch.equal(joined("position_ids")[:width], whole.position_ids[0])
+    found = torch.cat([p.positions + number * held for number, p in enumerate(parts)])
+    order = torch.cat([(whole.positions // held == number).nonzero()[:, 0] for number in range(count)])
+    assert torch.equal(found, whole.positions[order])
+    for name in ("targets", "advantages", "behaviour_logprobs"):
+        assert torch.equal(joined(name), getattr(whole, name)[order])
+    assert len({p.lengths for p in parts}) == 1
+    assert sum(parts[-1].lengths or ()) == count * held
+    if whole.paths is not None:
+        paths = parts[-1].paths or ()
+        assert all(map(np.array_equal, paths[: len(whole.paths)], whole.paths))
+        assert [p.tolist() for p in paths[len(whole.paths) :]] in ([], [[*range(width, count * held)]])
+        assert len(paths) == len(parts[-1].lengths or ())
+
+
+@pytest.mark.parametrize("batching", IN_ONE_ROW)
+@given(lengths=LENGTHS, parts=st.integers(1, 4), rows=st.integers(1, 3))
+def test_ranks_that_share_rows_have_the_plan_of_fewer_ranks(
+    batching: Batching, lengths: list[tuple[int, int]], parts: int, rows: int
+) -> None:
+    found = arrange(batching, begin_alike(lengths), rows * parts, 20, parts)
+    alone = arrange(batching, begin_alike(lengths), rows, 20)
+    assert found.steps == alone.steps and found.shared == alone.shared
+    assert found.positions - found.padding == alone.positions and found.positions % parts == 0
+    rows_used = sum(bool(share) for step in found.steps for share in step)
+    assert 0 <= found.padding <= rows_used * (parts - 1)
+
+
+@pytest.mark.parametrize(("heads", "shared", "parts"), [(4, 4, 2), (4, 2, 4), (12, 2, 3), (12, 2, 4), (8, 1, 8)])
+def test_a_query_head_keeps_its_head_of_keys(heads: int, shared: int, parts: int) -> None:
+    """Also where ranks do not divide the heads of keys and values, or are more."""
+    keys = repeated(torch.arange(shared).view(1, shared, 1).float(), parts)[0, :, 0]
+    assert len(keys) % parts == 0 and heads % len(keys) == 0
+    of_queries = torch.arange(shared).repeat_interleave(heads // shared)
+    assert torch.equal(keys.repeat_interleave(heads // len(keys)).long(), of_queries)
+
+
+def test_the_trainer_refuses_a_model_whose_heads_do_not_divide_over_the_ranks(tmp_path: Path) -> None:
+    Qwen2Config(num_attention_heads=4, num_key_value_heads=2, hidden_size=16).save_pretrained(tmp_path)
+    with pytest.raises(UserError) as refused:
+        load_policy(tmp_path, 1.0, Precision.FP32, row_ranks=RowRanks(3))
+    assert refused.value.expected == "one of 1, 2, 4"

@@ -9,20 +9,8 @@ from statistics import mean
 import pytest
 
 from mrt_hpc.domains.extraction import extract_answer
-from mrt_hpc.domains.small_world.task import (
-    END_THINK,
-    FORCED_TEXT,
-    MARKER,
-    Equation,
-    Habits,
-    Knowledge,
-    Split,
-    TraceQuality,
-    example,
-    inspect_trace,
-    problems,
-    think,
-)
+from mrt_hpc.domains.small_world import task
+from mrt_hpc.domains.small_world.task import MARKER, Equation, Habits, Split, TraceQuality, example, problems
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.episodes import episode_starts
 from mrt_hpc.recipe.sections import Episodes
@@ -37,90 +25,65 @@ GOOD = (
 
 
 def inspected(text: str) -> TraceQuality:
-    return inspect_trace(EQUATION.statement, text)
+    return task.inspect_trace(EQUATION.statement, text)
 
 
 def many_traces(habits: Habits, count: int = 1000) -> list[tuple[Equation, list[str], int]]:
     rng = random.Random(7)
     equations = [Equation.parse(p.problem) for p in problems(Split.TRAIN)]
     chosen = [rng.choice(equations) for _ in range(count)]
-    return [(e, *think(e, habits, rng)) for e in chosen]
+    return [(e, *task.think(e, habits, rng)) for e in chosen]
 
 
-# -- problems ---------------------------------------------------------------------------------------------------------
-
-
-def test_splits_share_no_problem_and_repeat_none():
+def test_splits_share_no_problem_and_every_gold_answer_solves_its_own():
     train, held_out = problems(Split.TRAIN), problems(Split.HELD_OUT)
     assert len(held_out) == 500
     assert len(train) > 800
-    statements = [p.problem for p in (*train, *held_out)]
-    assert len(set(statements)) == len(statements)
-    assert len({p.id for p in (*train, *held_out)}) == len(statements)
-
-
-def test_the_seed_changes_the_order_but_not_the_split():
-    first, again, other = (problems(Split.TRAIN, seed=s) for s in (1, 1, 2))
-    assert first == again
-    assert first != other
-    assert sorted(p.id for p in first) == sorted(p.id for p in other)
-
-
-def test_every_gold_answer_solves_its_problem():
-    for problem in (*problems(Split.TRAIN), *problems(Split.HELD_OUT)):
+    both = [*train, *held_out]
+    assert len({p.problem for p in both}) == len({p.id for p in both}) == len(both)
+    for problem in both:
         equation = Equation.parse(problem.problem)
         assert equation.factor * int(problem.answer) + equation.offset == equation.target
 
 
-def test_too_many_problems_are_refused():
-    with pytest.raises(UserError, match="fewer held_out problems"):
+def test_the_seed_changes_the_order_but_not_the_split():
+    first, again, other = (problems(Split.TRAIN, seed=s) for s in (1, 1, 2))
+    assert first == again != other
+    assert sorted(p.id for p in first) == sorted(p.id for p in other)
+
+
+def test_too_many_problems_and_a_foreign_one_are_refused():
+    with pytest.raises(UserError, match="held_out"):
         problems(Split.HELD_OUT, 501)
-
-
-def test_a_foreign_problem_is_refused():
-    with pytest.raises(UserError, match="not a problem of the small world"):
+    with pytest.raises(UserError, match="six times seven"):
         Equation.parse("What is six times seven?")
 
 
-# -- supervised traces ------------------------------------------------------------------------------------------------
-
-
-def test_a_check_writes_its_arithmetic_out():
+def test_a_check_writes_its_arithmetic_out_and_closes_the_bounds_in():
     assert EQUATION.check(4, MARKER) == "Wait, x=4: 3*4=12, 12+14=26 vs 35 low"
     assert [EQUATION.verdict(x) for x in (6, 7, 8)] == ["low", "yes", "high"]
+    known, bounds = task.Knowledge(), []
+    for guess, verdict in ((10, "high"), (4, "low"), (2, "low"), (7, "yes")):
+        known.learn(guess, verdict)
+        bounds.append((known.least, known.most))
+    assert bounds[1:] == [(5, 9), (5, 9), (7, 7)]
 
 
-def test_checks_close_the_bounds_in():
-    known = Knowledge()
-    known.learn(10, "high")
-    known.learn(4, "low")
-    assert (known.least, known.most) == (5, 9)
-    known.learn(2, "low")
-    assert (known.least, known.most) == (5, 9)
-    known.learn(7, "yes")
-    assert (known.least, known.most) == (7, 7)
-
-
-def test_traces_leave_room_to_learn_yet_some_are_long():
+def test_traces_leave_room_to_learn_yet_some_are_long_and_patience_alone_solves_nearly_everything():
+    """What reinforcement learning can gain without any better arithmetic or guesses."""
     traces = many_traces(Habits())
     assert 0.4 < mean(answer == e.solution for e, _, answer in traces) < 0.6
-    assert any(len(checks) > 6 for _, checks, _ in traces)
-    assert max(len(checks) for _, checks, _ in traces) <= Habits().most_checks
-
-
-def test_patience_alone_solves_nearly_everything():
-    """What reinforcement learning can gain without any better arithmetic or guesses."""
-    traces = many_traces(replace(Habits(), give_up=0.0))
-    assert mean(answer == e.solution for e, _, answer in traces) > 0.98
+    lengths = [len(checks) for _, checks, _ in traces]
+    assert 6 < max(lengths) <= Habits().most_checks
+    assert mean(answer == e.solution for e, _, answer in many_traces(replace(Habits(), give_up=0.0))) > 0.98
 
 
 def test_natural_examples_are_well_formed_and_right_in_every_check():
     rng = random.Random(3)
     for problem in problems(Split.TRAIN, 200):
         [span] = example(Equation.parse(problem.problem), replace(Habits(), forced=0.0), rng)
-        quality = inspect_trace(problem.problem, span.text)
-        assert span.trained
-        assert quality.well_formed
+        quality = task.inspect_trace(problem.problem, span.text)
+        assert (span.trained, quality.well_formed) == (True, True)
         assert quality.checks == quality.right_checks == quality.episodes
 
 
@@ -130,8 +93,7 @@ def test_forced_examples_answer_with_what_the_checks_leave_open():
         equation = Equation.parse(problem.problem)
         thought, forced, answer = example(equation, replace(Habits(), forced=1.0, forced_inside=0.0), rng)
         assert (thought.trained, forced.trained, answer.trained) == (True, False, True)
-        assert forced.text == FORCED_TEXT
-        assert answer.text.endswith("}")
+        assert (forced.text, answer.text[-1]) == (task.FORCED_TEXT, "}")
         number = int(answer.text.removesuffix("}"))
         for check in filter(None, thought.text.split("\n\n")):
             guess = int(check.split("x=")[1].split(":")[0])
@@ -142,33 +104,31 @@ def test_forced_examples_answer_with_what_the_checks_leave_open():
 def test_a_cut_inside_a_check_ends_before_a_number():
     rng = random.Random(5)
     habits = replace(Habits(), forced=1.0, forced_inside=1.0)
-    ends = {example(EQUATION, habits, rng)[0].text[-2:] for _ in range(200)}
-    assert ends == {"\n\n", ": ", ", "}
+    assert {example(EQUATION, habits, rng)[0].text[-2:] for _ in range(200)} == {"\n\n", ": ", ", "}
 
 
-def test_an_episode_starts_at_every_further_guess():
+def test_an_episode_starts_at_every_further_guess_and_the_answer_is_found_by_the_graders_rule():
     rule = Episodes(markers=(MARKER,), min_paragraphs=1)
-    thought = GOOD.partition(END_THINK)[0]
+    thought = GOOD.partition(task.END_THINK)[0]
     assert [thought[s : s + 9] for s in episode_starts(thought.encode(), rule)] == ["Wait, x=4", "Wait, x=7"]
-
-
-def test_the_answer_is_found_by_the_graders_rule():
     assert extract_answer(GOOD) == "7"
 
 
-# -- inspection -------------------------------------------------------------------------------------------------------
+UNREADABLE = GOOD.replace("12+14=26", "12+=26")
 
 
-def test_a_good_trace():
-    assert inspected(GOOD) == TraceQuality(well_formed=True, checks=3, right_checks=3, episodes=3)
-
-
-def test_an_opening_tag_makes_no_difference():
-    assert inspected("<think>\n" + GOOD) == inspected(GOOD)
-
-
-def test_a_wrong_answer_is_no_matter_of_form():
-    assert inspected(GOOD.replace("{7}", "{9}")).well_formed
+@pytest.mark.parametrize(
+    ("text", "quality"),
+    [
+        (GOOD, TraceQuality(well_formed=True, checks=3, right_checks=3, episodes=3)),
+        ("<think>\n" + GOOD, TraceQuality(well_formed=True, checks=3, right_checks=3, episodes=3)),
+        (GOOD.replace("{7}", "{9}"), TraceQuality(well_formed=True, checks=3, right_checks=3, episodes=3)),
+        (UNREADABLE, TraceQuality(well_formed=False, checks=2, right_checks=2, episodes=3)),
+    ],
+    ids=["good", "an opening tag", "a wrong answer", "an unreadable paragraph is an episode without a check"],
+)
+def test_the_quality_of_a_trace(text: str, quality: TraceQuality):
+    assert inspected(text) == quality
 
 
 @pytest.mark.parametrize(
@@ -187,26 +147,10 @@ def test_a_check_with_one_thing_wrong_is_not_right(right: str, wrong: str):
     assert inspected(GOOD.replace(right, wrong)) == TraceQuality(True, checks=3, right_checks=2, episodes=3)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        GOOD.replace("</think>", ""),
-        GOOD.partition("</think>")[0],
-        GOOD.replace("First", "Wait"),
-        GOOD.replace("Wait, x=4", "First, x=4"),
-        GOOD.replace("12+14=26", "12+=26"),
-        GOOD.replace("\\boxed{7}", "7"),
-        GOOD.replace("\\boxed{7}", "\\boxed{}"),
-        GOOD + "\n\n\\boxed{8}",
-        "</think>\n\n\\boxed{7}",
-        GOOD[:60],
-    ],
-)
-def test_malformed_traces(text: str):
-    assert not inspected(text).well_formed
-
-
-def test_an_unreadable_paragraph_counts_as_an_episode_without_a_check():
-    quality = inspected(GOOD.replace("12+14=26", "12+=26"))
-    assert quality == TraceQuality(well_formed=False, checks=2, right_checks=2, episodes=3)
+def test_malformed_traces():
+    malformed = [
+        "", GOOD[:60], GOOD.replace("</think>", ""), GOOD.partition("</think>")[0], GOOD.replace("First", "Wait"),
+        GOOD.replace("Wait, x=4", "First, x=4"), GOOD.replace("\\boxed{7}", "7"), GOOD.replace("{7}", "{}"),
+        GOOD + "\n\n\\boxed{8}", "</think>\n\n\\boxed{7}",
+    ]  # fmt: skip
+    assert [text for text in malformed if inspected(text).well_formed] == []

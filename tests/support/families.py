@@ -1,0 +1,29 @@
+"""A process with all that it started, and the wait for its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psutil
+
+from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+GONE_DEADLINE_S = 60.0
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all it started."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def assert_gone(processes: Iterable[psutil.Process]) -> None:
+    """Wait until nothing is left of these processes."""
+
+    def none_left() -> bool:
+        return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+    wait_until(none_left, reason=f"the end of {processes}", deadline_s=GONE_DEADLINE_S)

@@ -1,0 +1,192 @@
+"""What the job script does after srun. Slurm's commands and the verdict are functions of the shell here."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from basics import INFERENCE, QUICKSTART, TRAINER, made_run, resources
+
+from mrt_hpc.attempt.ledger import record_submission, shown_submissions, submissions
+from mrt_hpc.backends.slurm import after_srun
+from mrt_hpc.backends.slurm.after_srun import ABANDONED, FORBIDDEN, AttemptOutcome, awaited_tasks, ended, main
+from mrt_hpc.backends.slurm.parameters import EPILOGUE
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.plan.compile import build_plan
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.run.events import EventKind, EventLog, event_file
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WAITING = TaskRecord(TaskState.GAVE_BACK, attempt="7.1", awaited=(INFERENCE,))
+SCRIPT = """
+(exit {code}); code=$?; AGAIN=0; OVER=4; DONE=3; GAVE_BACK=75; MOST_AWAITED=2; WAITED_FOR={waited_for}; LATE_S=5
+SLURM_JOB_ID=7; id=7
+export SLURM_TIME_FORMAT=%s SQUEUE_FORMAT=%j
+end() {{ case ${{SLURM_TIME_FORMAT-}}$1 in %s????-*) date --date="$1" +%s;; *) echo "$1";; esac; }}
+settle() {{ echo "settle $*" >&2; if [ "$*" ]; then return 4; fi; printf '%s' '{said}'; return {verdict}; }}
+sleep() {{ :; }}
+answers() {{ echo Welcome; echo; echo "mrt-hpc=$1"; }}
+squeue() {{
+  case "$*" in
+    *%T*) answers {state};; *%e*) answers "$(end {end})";; *) echo Welcome; printf '%s' '{queue}'; return {listed};;
+  esac
+}}
+exec 3>&2
+scontrol() {{ echo "scontrol $*" >&3; {refusal}; }}
+"""
+USUAL = {
+    "said": "", "verdict": 0, "queue": "", "listed": 0, "state": "RUNNING", "code": 75, "waited_for": "", "end": "N/A",
+    "refusal": "true",
+}  # fmt: skip
+REQUEUED = "scontrol requeue 7"
+NOT_AGAIN = "this task is not queued again; the same submit command continues the run"
+
+
+def calls(said: str = "", **other: object) -> tuple[list[str], int]:
+    """What was called after the first verdict, and how the script ended."""
+    given = SCRIPT.format(**{**USUAL, "said": said, **other})
+    done = subprocess.run(["bash", "-c", given + EPILOGUE.read_text()], capture_output=True, text=True, check=False)
+    assert not done.stdout
+    called = done.stderr.splitlines()
+    return [line for n, line in enumerate(called) if n or line != "settle "], done.returncode
+
+
+def waiting_for(*tasks: str) -> list[str]:
+    return [REQUEUED, f"scontrol update JobId=7 Dependency=after:{'?after:'.join(tasks)}"]
+
+
+def in_seconds(seconds: float) -> str:
+    """A time as squeue writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
+
+
+@pytest.mark.parametrize(
+    ("said", "given", "called"),
+    [
+        ("", {}, [REQUEUED]),
+        # one that waits for others waits for those in the queue, and for no more than Slurm should look at
+        ("12_0\n12_1\n13\n", {"queue": "7\n12_1\n13\n9\n"}, waiting_for("12_1", "13")),
+        ("12_0\n12_1\n13\n", {"queue": "7\n12_0\n12_1\n13\n"}, waiting_for("12_0", "12_1")),
+        ("12_0\n12_1\n", {"queue": "7\n9\n112_0\n"}, ["settle abandoned"]),
+        # a listing without the task itself proves nothing, and what somebody else prints is no task
+        ("12_0\n", {"queue": "", "listed": 1}, [REQUEUED]),
+        ("12_0\n", {"queue": ""}, [REQUEUED]),
+        ("12_0\n", {"queue": "9\n"}, [REQUEUED]),
+        ("Welcome to node 12\n12_0 \n", {"queue": "7\n"}, [REQUEUED]),
+        # where no answer says what becomes of a task, its exit code decides
+        ("12_0\n", {"verdict": 1}, ["settle "] * 3 + [REQUEUED]),
+        ("12_0\n", {"verdict": 1, "code": 143}, ["settle "] * 3 + [REQUEUED]),
+        ("12_0\n", {"verdict": 1, "code": 1}, ["settle "] * 3),
+        ("12_0\n", {"verdict": 1, "code": 137}, ["settle "] * 3),
+        # one that is over or was cancelled is not queued again
+        ("12_0\n", {"verdict": 4, "queue": "7\n12_0\n"}, []),
+        ("12_0\n", {"queue": "7\n12_0\n", "state": "COMPLETING"}, []),
+        ("", {"state": "SIGNALING"}, [REQUEUED]),
+        # one that ended well when its time was over is queued again for those who wait for it
+        *(
+            ("", {"code": code, "verdict": 3, "waited_for": waited_for, "end": in_seconds(end)}, [REQUEUED] * again)
+            for waited_for, end, again in (("yes", -3, 1), ("yes", 2, 1), ("yes", 86400, 0), ("", -3, 0))
+            for code in (0, 9)
+        ),
+        *(("", {"code": 0, "waited_for": "yes", "end": end}, []) for end in ("N/A", "NONE", "''")),
+    ],
+)
+def test_what_is_called_after_srun(said: str, given: dict[str, object], called: list[str]) -> None:
+    code = 0 if given.get("verdict") == 3 else given.get("code", 75)
+    assert calls(said, **given) == (called, code)
+
+
+def test_a_cluster_that_forbids_it_is_asked_once_and_one_that_is_busy_again() -> None:
+    disabled = "echo Requested operation is presently disabled for job 7 >&2; false"
+    called, code = calls(refusal=disabled)
+    assert (called[0], called[2:], code) == (REQUEUED, ["settle forbidden"], 75)
+    called, _ = calls(refusal="echo slurm_update error: Unable to contact slurm controller >&2; false")
+    assert [line for line in called if not line.startswith("slurm_update")] == [REQUEUED] * 5 + [NOT_AGAIN]
+
+
+# -- whom a task waits for
+
+
+def run_with_ledger(tmp_path: Path, inference_tasks: int = 2) -> RunLayout:
+    layout = RunLayout(tmp_path)
+    recipe = load_recipe(QUICKSTART, (f"resources.inference.tasks={inference_tasks}",))
+    layout.plan.write_text(build_plan(recipe, max_array_size=None).model_dump_json())
+    layout.jobs.mkdir()
+    record_submission(layout, INFERENCE, "12", "site")
+    return layout
+
+
+def test_awaited_are_those_that_are_not_over(tmp_path: Path) -> None:
+    layout = run_with_ledger(tmp_path)
+    assert awaited_tasks(layout, TRAINER, 0, "7.1", WAITING) == ["12_0", "12_1"]
+    assert awaited_tasks(layout, TRAINER, 0, "7.2", WAITING) == [], "an earlier attempt does not tell for this one"
+    write_task(layout, INFERENCE, 0, TaskRecord(TaskState.DONE))
+    assert awaited_tasks(layout, TRAINER, 0, "7.1", WAITING) == ["12_1"]
+    EventLog(event_file(layout.events, TRAINER, 0, 0, "7.1")).emit(EventKind.CHECKPOINT, iteration=1)
+    assert awaited_tasks(layout, TRAINER, 0, "7.1", WAITING) == [], "what has done something keeps its turn"
+
+
+def test_what_comes_later_is_not_told_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second submission comes from a login node whose clock is five minutes behind."""
+    layout = run_with_ledger(tmp_path, 1)
+    assert awaited_tasks(layout, TRAINER, 0, "7.1", WAITING) == ["12"], "a job of one task goes by its plain id"
+    now = time.time()
+    monkeypatch.setattr("mrt_hpc.attempt.ledger.time.time", lambda: now - 300)
+    record_submission(layout, INFERENCE, "15", "other")
+    assert awaited_tasks(layout, TRAINER, 0, "7.1", WAITING) == ["15"]
+    for found in (submissions(layout), shown_submissions(layout)[0]):
+        assert [one.job_id for one in found] == ["12", "15"]
+
+
+def test_a_task_that_will_not_run_again_says_why_and_what_to_do(tmp_path: Path) -> None:
+    done = TaskRecord(TaskState.DONE, attempt="7.1")
+    for word, named in ((ABANDONED, INFERENCE), (FORBIDDEN, "scontrol requeue")):
+        layout = RunLayout(tmp_path / word)
+        assert ended(layout, TRAINER, 0, "7.0", WAITING, word) == WAITING, "another attempt has spoken since"
+        ended(layout, TRAINER, 0, "7.1", WAITING, word)
+        record = read_task(layout, TRAINER, 0)
+        assert (record.state, named in record.message) == (TaskState.FAILED, True)
+        assert "submit" in record.message.partition("next:")[2]
+        assert ended(layout, TRAINER, 0, "7.1", done, word) == done
+
+
+# -- a node at fault is left out by the next attempts
+
+
+def test_what_is_a_fault_of_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = UserError("the driver gave no answer", exit_code=ExitCode.RETRYABLE)
+
+    def raises() -> None:
+        raise hangs
+
+    with_gpu = resources(gpus_per_rank=1)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(after_srun, "look", lambda: None)
+    for found, fault in ((None, ""), (hangs, hangs.what), (UserError("none given", exit_code=ExitCode.FATAL), "")):
+        monkeypatch.setattr(after_srun, "verdict", lambda *_, found=found: found)
+        assert after_srun.node_fault(with_gpu) == fault
+        assert after_srun.node_fault(resources()) == ""
+    monkeypatch.setattr(after_srun, "look", raises)
+    assert after_srun.node_fault(with_gpu) == hangs.what
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    assert str(tmp_path / "none") in after_srun.node_fault(resources())
+
+
+def test_the_job_script_and_the_user_are_told_where_an_attempt_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout = made_run(tmp_path / "run")
+    monkeypatch.setenv("SLURM_JOB_ID", "46")
+    monkeypatch.setenv("SLURMD_NODENAME", "n7")
+    monkeypatch.setattr(after_srun, "node_fault", lambda _: "no room")
+    for state, code in ((TaskState.RUNNING, 1), (TaskState.GAVE_BACK, ExitCode.GIVE_BACK), (TaskState.DONE, 0)):
+        write_task(layout, "prepare", 0, TaskRecord(state, attempt="46.0", message="why it ended"))
+        assert main([str(layout.root), "prepare", "0", str(int(code))]) in (AttemptOutcome.AGAIN, AttemptOutcome.DONE)
+        assert ("node-fault" in capsys.readouterr().out.splitlines()) == (code == 1), state
+        assert ("n7: no room" in read_task(layout, "prepare", 0).message) == (code == 1), state

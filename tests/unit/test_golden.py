@@ -1,0 +1,203 @@
+"""What commands print is kept in tests/golden, one file a command, without places, times, versions and facts of this
+machine. A change of a sentence is a difference there, which a reviewer reads; ``env/test --update`` writes them anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from canned_queue import EVALUATION, INFERENCE, PREPARE, TRAINER, CannedRun, canned_run
+from commands import ROOT, typed
+from slurm_texts import RecordedSlurm
+from synthetic_run import Shape, SyntheticRun
+
+import mrt_hpc
+from mrt_hpc.attempt.end import STOPPED
+from mrt_hpc.backends.slurm.site import Partitions, SlurmSite
+from mrt_hpc.cli.doctor import _print_table
+from mrt_hpc.cluster.doctor import slurm_checks
+from mrt_hpc.cluster.doctor.diagnosis import CHECKS
+from mrt_hpc.cluster.doctor.situation import Situation
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.task_state import TaskState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GOLDEN = ROOT / "tests" / "golden"
+WIDE = 160
+"""Columns of a terminal on which a plan is a table."""
+DAY = r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d\d \w{3} |\d{4}-\d\d-\d\d )?"
+TIMES = re.compile(rf"\b{DAY}\d\d:\d\d(?::\d\d)?\b")
+
+
+def compare(name: str, text: str, **places: object) -> None:
+    """Compare what was printed with a golden file, or write the file where an update is asked for.
+
+    Args:
+        name: of the file.
+        text: what was printed.
+        places: paths and the words that stand for them.
+    """
+    for word, place in {**places, "CHECKOUT": ROOT, "VERSION": mrt_hpc.__version__}.items():
+        text = text.replace(str(place), word)
+    lines = [TIMES.sub("TIME", line).rstrip() for line in text.splitlines()]
+    text = "".join(f"{line}\n" for line in lines)
+    if os.environ.get("MRT_HPC_TEST_UPDATE"):
+        (GOLDEN / name).write_text(text)
+    assert text == (GOLDEN / name).read_text(), "type: env/test --update, and read the difference"
+
+
+HELP = """
+from click import Group
+from mrt_hpc.cli.main import main
+def show(command, *words):
+    main([*words, "--help"], prog_name="mrt-hpc", standalone_mode=False)
+    for name, below in sorted(command.commands.items()) if isinstance(command, Group) else ():
+        print("\\n")
+        show(below, *words, name)
+show(main)
+"""
+"""Click keeps the help option of a command that other tests have called, so a process of its own prints the help."""
+
+
+def test_help() -> None:
+    environment = {**os.environ, "COLUMNS": "100"}
+    done = subprocess.run([sys.executable, "-c", HELP], env=environment, capture_output=True, text=True, check=True)
+    compare("help.txt", done.stdout)
+
+
+def test_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the paper's recipe and of one that runs anywhere, on a cluster whose queue cannot be asked."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    nowhere = ("model.path=/nowhere/model-1.5B", "data={type: jsonl, path: /nowhere/problems.jsonl, limit: 4000}")
+    less = ("evaluation.benchmarks=[]", "expected.trace_tokens=1000", "resources.trainer.time_limit_minutes=30")
+    changes = [word for setting in (*nowhere, *less) for word in ("--set", setting)]
+    shown = [
+        typed("plan", "mrt_online", "--site", "example", *changes, columns=WIDE).stdout,
+        typed("plan", "quickstart", "--site", "example", columns=80).stdout,
+    ]
+    compare("plan.txt", "\n".join(shown), HERE=tmp_path)
+
+
+def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is checked of a cluster that answers with recorded texts; other checks look at the machine of the test."""
+    recipe = load_recipe(ROOT / "recipes" / "mrt_online.yaml", ())
+    good = SlurmSite(name="lab", account="lab", partitions=Partitions(cpu="cpu", gpu="gpu"), max_submit_jobs=5000)
+    wrong = SlurmSite(name="lab", account="nobody", partitions=Partitions(gpu="gqu"), sbatch={"constrain": "ib"})
+    checks = [check for check in CHECKS if check.look.__module__ == slurm_checks.__name__]
+    for site in (good, wrong):
+        situation = Situation(site, recipe, tmp_path / "run", RecordedSlurm().survey())
+        _print_table([result for check in checks for result in check.results(situation)])
+        print()
+    compare("doctor.txt", capsys.readouterr().out, HERE=tmp_path)
+
+
+class Situated(NamedTuple):
+    """What a run is in when it is explained."""
+
+    task: str = ""
+    queue: tuple[str, ...] = ()
+    trainer: tuple[TaskState, str] | None = None
+    """The state of its trainer, and the reason."""
+    accounts: str = ""
+    """What sacct prints."""
+
+
+RUNS, LATER, HALF = "13|RUNNING|1|None|node1", "13|PENDING|N/A|BeginTime|", "14_0|PENDING|N/A|Dependency|"
+EACH = tuple(f"12_{n}|PENDING|N/A|Priority|" for n in range(4))
+FAILED = (TaskState.FAILED, "ValueError: loss is not finite\n  next:     lower the learning rate")
+BACK = f"gave the nodes back: {INFERENCE} has not run for 10.0 minutes\n  next:     nothing"
+RUNNING = (TaskState.RUNNING, "")
+SITUATIONS = {
+    "all is queued, and the trainer can never start": Situated(queue=("13|PENDING|N/A|PartitionTimeLimit|", *EACH)),
+    "a job waits for its turn": Situated(TRAINER, ("13|PENDING|N/A|Priority|",)),
+    "a job is held": Situated(queue=("13|PENDING|N/A|JobHeldUser|",)),
+    "a reason of a later Slurm": Situated(TRAINER, ("13|PENDING|N/A|SomethingNew|",)),
+    "a job waits for one that runs": Situated(f"{EVALUATION}[0]", (RUNS, HALF), RUNNING),
+    "a job waits for one that has failed": Situated(f"{EVALUATION}[0]", (HALF,), FAILED),
+    "a job waits for jobs of another run": Situated(TRAINER, ("13|PENDING|N/A|Dependency|",)),
+    "a trainer runs, and no inference": Situated(TRAINER, (RUNS, *EACH), RUNNING),
+    "both run": Situated("", (RUNS, "12_0|RUNNING|1|None|node2"), RUNNING),
+    "a task was lost": Situated(TRAINER, (), RUNNING, "13|OUT_OF_MEMORY|0:125|node1|60"),
+    "a task has failed": Situated(trainer=FAILED),
+    "a task has failed without advice": Situated(trainer=(TaskState.FAILED, "no")),
+    "a task has failed and is queued again": Situated(TRAINER, (LATER,), (TaskState.RETRYING, "no memory")),
+    "a task gave its nodes back": Situated(TRAINER, (LATER,), (TaskState.GAVE_BACK, BACK)),
+    "a task was stopped": Situated(TRAINER, (LATER,), (TaskState.STOPPED, STOPPED)),
+    "a task was lost and is queued again": Situated(TRAINER, (LATER,), RUNNING),
+    "a task is done": Situated(PREPARE),
+    "nothing is queued any more": Situated(),
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
+    """A run whose first job is done and whose others are submitted."""
+    run = canned_run(tmp_path, monkeypatch, "resources.inference.tasks=4")
+    run.submitted(prepare="11", inference="12", trainer="13", evaluation="14", report="15")
+    run.done(PREPARE)
+    return run
+
+
+def test_explain(run: CannedRun) -> None:
+    shown = []
+    for words, (task, queue, trainer, accounts) in SITUATIONS.items():
+        run.queue(*queue)
+        run.command("sacct", f"echo '{accounts}'" if accounts else "exit 0")
+        state, message = trainer or (TaskState.WAITING, "")
+        run.task(TRAINER, state, attempt="13.0", message=message)
+        shown += [f"# {words}", typed("explain", run.layout.root, *([task] if task else [])).output]
+    run.done()
+    shown += ["# the run is finished", typed("explain", run.layout.root).output]
+    compare("explain.txt", "\n".join(shown), RUN=run.layout.root)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
+    return SyntheticRun(tmp_path_factory.mktemp("golden") / "run", Shape(4, 2, problems=4, paragraphs=1)).write()
+
+
+def at_work(run: CannedRun) -> None:
+    """Two inference tasks run, and the trainer is queued again."""
+    run.queue(LATER, *(f"12_{n}|RUNNING|1|None|node{n}" for n in range(2)))
+    run.task(TRAINER, TaskState.RETRYING, message="no memory", failures=1)
+    for index in range(2):
+        run.task(INFERENCE, TaskState.RUNNING, index, attempt=f"12_{index}.0")
+
+
+def test_status(run: CannedRun, finished: RunLayout) -> None:
+    at_work(run)
+    shown = [typed("status", root, columns=240).output for root in (run.layout.root, finished.root)]
+    compare("status.txt", "\n".join(shown), RUN=run.layout.root, FINISHED=finished.root)
+
+
+def fields(value: object, at: str) -> set[str]:
+    """The paths of all fields of a JSON value."""
+    if isinstance(value, dict):
+        return {at} | {path for name, inner in value.items() for path in fields(inner, f"{at}.{name}")}
+    return {path for inner in value for path in fields(inner, f"{at}[]")} if isinstance(value, list) else {at}
+
+
+def test_json(run: CannedRun, finished: RunLayout) -> None:
+    """The fields of what programs read."""
+    at_work(run)
+    asked = [*(("status", str(root)) for root in (run.layout.root, finished.root)), ("runs", str(finished.root))]
+    asked += [("cost", str(finished.root)), ("plan", "quickstart", "--site", "example"), ("recipes", "list")]
+    paths = {path for words in asked for path in fields(json.loads(typed(*words, "--json").stdout), words[0])}
+    compare("json_fields.txt", "\n".join(sorted(paths)))
+
+
+def test_report(finished: RunLayout, tmp_path: Path) -> None:
+    layout = RunLayout(shutil.copytree(finished.root, tmp_path / "run"))
+    typed("report", layout.root)
+    compare("report.md", layout.report.read_text(), RUN=layout.root)

@@ -1,0 +1,118 @@
+"""What a plan asks for is held against what the cluster, or this machine, has before anything is submitted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from basics import QUICKSTART, ROLES
+from click.testing import CliRunner, Result
+
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.local.slots import beyond_machine, machine_memory_gib
+from mrt_hpc.backends.slurm import cluster_limits as slurm_limits
+from mrt_hpc.backends.slurm.cluster_limits import beyond, closed_partitions, cluster_limits
+from mrt_hpc.backends.slurm.site import Partitions, SlurmSite
+from mrt_hpc.backends.slurm.survey import ClusterSettings, PartitionFacts
+from mrt_hpc.cli.main import main
+from mrt_hpc.plan.compile import build_plan, compile_plan
+from mrt_hpc.recipe.load import load_recipe
+
+if TYPE_CHECKING:
+    import pytest
+
+    from mrt_hpc.plan.jobs import Plan
+
+CONFIG = "Configuration data as of 2026-01-01\nMaxArraySize            = 10\nMaxJobCount             = 60\n"
+LISTING = (
+    "PartitionName=short AllowGroups=ALL Default=YES DefaultTime=00:10:00 MaxTime=01:30:00 State=UP TotalCPUs=16\n"
+    "PartitionName=long Default=NO MaxTime=2-00:00:00 State=DOWN\nPartitionName=free Default=NO MaxTime=UNLIMITED\n"
+)
+SETTINGS = ClusterSettings(max_array_size=10, max_job_count=60)
+PARTITIONS = {
+    "short": PartitionFacts("short", "UP", is_default=True, max_minutes=90),
+    "long": PartitionFacts("long", "DOWN", max_minutes=2880),
+    "free": PartitionFacts("free"),
+}
+HOUR = tuple(f"resources.{role}.time_limit_minutes=60" for role in ROLES[:-1])
+LONGER = "resources.trainer.time_limit_minutes=91"
+CORES = len(os.sched_getaffinity(0))
+
+
+def test_slurms_own_words_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(slurm_limits, "run_slurm", lambda command, _: CONFIG if "config" in command else LISTING)
+    with monkeypatch.context() as patch:
+        patch.setattr(slurm_limits.shutil, "which", lambda _: "/usr/bin/scontrol")
+        assert (found := cluster_limits()) is not None
+    assert (found[0].max_array_size, found[0].max_job_count, found[1]) == (10, 60, PARTITIONS)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cluster_limits() is None, "without Slurm nothing is asked"
+    plan = build_plan(load_recipe(QUICKSTART), max_array_size=None)
+    (complaint,) = closed_partitions(plan, SlurmSite(name="x", partitions=Partitions(cpu="long")), PARTITIONS)
+    assert "long is DOWN" in complaint
+
+
+def test_the_field_of_the_profile_that_is_wrong_is_named() -> None:
+    cases: list[tuple[dict[str, Any], str, ClusterSettings, str]] = [
+        ({}, "seed=0", SETTINGS, ""),
+        ({}, "resources.inference.tasks=30", ClusterSettings(), ""),
+        ({}, "resources.inference.tasks=12", SETTINGS, "set max_array_size: 10"),
+        ({"max_array_size": 10}, "evaluation.problem_shards=35", SETTINGS, "set max_submit_jobs: 60"),
+        ({"partitions": Partitions(cpu="lon")}, "seed=0", SETTINGS, "partitions.cpu to one or more of short,"),
+        ({}, LONGER, SETTINGS, "set max_time_minutes: 90"),
+        ({"partitions": Partitions(cpu="short,long")}, LONGER, SETTINGS, ""),
+        ({"partitions": Partitions(cpu="free")}, LONGER, SETTINGS, ""),
+        ({"qos": "long"}, LONGER, SETTINGS, ""),  # which may lift the limit
+    ]
+    for site, change, settings, advice in cases:
+        profile = SlurmSite(name="x", **site)
+        plan = build_plan(load_recipe(QUICKSTART, (*HOUR, change)), max_array_size=profile.max_array_size)
+        complaints = beyond(plan, profile, settings, PARTITIONS)
+        assert len(complaints) == bool(advice), complaints
+        assert all(advice in complaint for complaint in complaints), complaints
+
+
+# -- this machine
+
+
+def changed(*overrides: str) -> Plan:
+    return compile_plan(load_recipe(QUICKSTART, overrides), LocalSite())
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(main, words)
+
+
+def test_what_fits_is_told_nothing() -> None:
+    total = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
+    assert 0 < machine_memory_gib() <= int(total.split()[1]) / 2**20 + 0.01
+    small = [f"resources.{role}.{what}" for role in ROLES for what in ("memory_gib=0.01", "cpus=1")]
+    assert beyond_machine(changed(*small), LocalSite()) == []
+
+
+def test_what_is_beyond_the_machine_is_told() -> None:
+    more_than_half = machine_memory_gib() * 0.6
+    at_a_time = [f"{role}.memory_gib={more_than_half}" for role in ("inference", "trainer")]
+    for settings, site, words in (
+        ([f"trainer.cpus={CORES + 1}"], LocalSite(), ["segment-000.trainer", f"{CORES + 1} cores", f"{CORES}:"]),
+        (["prepare.memory_gib=100000"], LocalSite(), ["prepare", "100,000 GiB", "resources.*.memory_gib"]),
+        ([], LocalSite(cpus=CORES + 7), [f"cpus: {CORES + 7}", f"{CORES}"]),
+        (at_a_time, LocalSite(), ["segment-000.trainer and segment-000.inference"]),
+    ):
+        overrides = [f"resources.{setting}" for setting in (*settings, "report.memory_gib=0.1")]
+        complaints = beyond_machine(changed(*overrides), site)
+        assert any(all(word in complaint for word in words) for complaint in complaints), complaints
+
+
+def test_plan_and_submit_warn_and_plan_says_what_submit_would_refuse(tmp_path: Path) -> None:
+    """The missing model ends the submission, after the warning and before anything is made."""
+    memory = ("--set", "resources.trainer.memory_gib=100000")
+    for change, word in ((memory, "doubtful: "), (("--set", "resources.trainer.gpus=99"), "submit will refuse")):
+        planned = invoke("plan", str(QUICKSTART), *change)
+        assert planned.exit_code == 0
+        assert word in planned.output
+    missing = ("--set", "model={type: hugging_face, path: no}")
+    refused = invoke("submit", str(QUICKSTART), "--run", str(tmp_path / "run"), *missing, *memory)
+    assert refused.exit_code == 2
+    assert refused.stderr.index("GiB of memory") < refused.stderr.index("model")

@@ -1,0 +1,130 @@
+"""What roles write of a run is what the report reads back, and each figure stands once, under one name."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, get_type_hints
+
+import numpy as np
+import pytest
+
+from mrt_hpc.algorithms.batch import Batch, Learnt
+from mrt_hpc.analysis.collect import as_ranges, read_measurements
+from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase, RunCost, RunFile, RunSummary
+from mrt_hpc.analysis.rows import summarise_evaluation
+from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.sections import Training
+from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
+from mrt_hpc.run.evaluation_settings import EvaluationSettings
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.records import FinishReason, Rollout
+from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
+from mrt_hpc.training.update_statistics import UpdateStats
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+METRICS = IterationMetrics(
+    iteration=3, reward_mean=0.5, tokens_per_rollout=120.5, seconds={Phase.GENERATION: 1.5, Phase.OPTIMISATION: 2.0},
+    progress_by_episode=(0.1, -0.05), loss=0.25, quality={"well_formed": 0.9}, trainer={"padding_share": 0.1},
+)  # fmt: skip
+EVALUATION = summarise_evaluation(3, "held_out", {"a": [1.0, 0.0], "b": [0.0, 0.0]}, quality={"right_checks": 0.8})
+
+
+def test_records_survive_their_files(tmp_path: Path) -> None:
+    METRICS.write(tmp_path / "deep" / "metrics.json")
+    EVALUATION.write(tmp_path / "summary.json")
+    run = RunSummary(
+        recipe="r", algorithm="grpo", model="m", iterations_planned=4, iterations=(METRICS,), evaluations=(EVALUATION,),
+        cost=RunCost(gpu_hours=1.5), files=(RunFile(what="weights", path="weights"),),
+    )  # fmt: skip
+    run.write(tmp_path / "run.json")
+    assert IterationMetrics.read(tmp_path / "deep" / "metrics.json") == METRICS
+    assert EvaluationSummary.read(tmp_path / "summary.json") == EVALUATION
+    assert RunSummary.read(tmp_path / "run.json") == run
+    assert json.loads((tmp_path / "summary.json").read_text())["per_problem"] == {"a": 0.5, "b": 0.0}
+    METRICS.model_copy(update={"loss": math.nan, "grad_norm": math.inf}).write(tmp_path / "metrics.json")
+    again = IterationMetrics.read(tmp_path / "metrics.json")
+    assert math.isnan(again.loss or 0.0)
+    assert again.grad_norm == math.inf
+
+
+@pytest.mark.parametrize(
+    "text", ['{"iteration": 1, "reward_mean": 0.5, "tokens_per_rollout": 3, "reward_meen": 1}', '{"iteration": ']
+)
+def test_a_misspelt_field_and_a_broken_file_are_refused_with_their_place(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "metrics.json"
+    path.write_text(text)
+    with pytest.raises(UserError) as refused:
+        IterationMetrics.read(path)
+    assert str(path) in str(refused.value)
+    assert refused.value.advice
+
+
+def test_measurements_are_collected_and_gaps_are_named(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    for number in (0, 1, 4):
+        METRICS.model_copy(update={"iteration": number}).write(layout.metrics(number))
+    for version in (0, 5):
+        update = {"version": version, "settings": "these"}
+        EVALUATION.model_copy(update=update).write(layout.evaluation_summary(version, "held_out"))
+    asked = EvaluationSettings("these", "these")
+    found = read_measurements(layout, 6, versions=[0, 5], settings={"held_out": asked, "harder": asked})
+    assert [metrics.iteration for metrics in found.iterations] == [0, 1, 4]
+    assert [evaluation.version for evaluation in found.evaluations] == [0, 5]
+    assert found.missing == ("metrics of iterations 2-3, 5 of 6", "evaluation on harder of weights versions 0, 5")
+    assert [as_ranges(numbers) for numbers in ([], [3], [0, 1, 2, 5], [1, 3, 4])] == ["", "3", "0-2, 5", "1, 3-4"]
+
+
+# -- the metrics of an iteration
+
+
+NUMBERS = {name: number for number, name in enumerate(f.name for f in fields(UpdateStats))}
+STATS = UpdateStats(**NUMBERS)  # type: ignore[arg-type]
+SEQUENCE = TrainingSequence(
+    [1], [2, 3], np.ones(2, np.float32), np.zeros(2, np.float32), np.ones(2, dtype=bool), group="0"
+)
+ROLLOUT = Rollout(
+    iteration=0, problem_id="p", sample=0, seed=0, weights_version=0, prompt_ids=[1], forced=0, token_ids=[2, 3],
+    logprobs=[-0.5] * 2, finish_reason=FinishReason.STOP, text="7", answer="7", reward=1.0, boundaries=[0, 2],
+    started=0.0, seconds=0.0,
+)  # fmt: skip
+ROLLOUTS = Batch([ROLLOUT], [{}], [], "digest", np.zeros(0), [])
+
+
+def metrics_of(batch: Batch | None = ROLLOUTS, **stats: float) -> IterationMetrics:
+    """Of an iteration that learnt rollouts, or one given sample."""
+    learnt = Learnt([SEQUENCE], digest="digest", batch=batch)
+    return iteration_metrics(3, learnt, replace(STATS, **stats), Timeline(), {})  # type: ignore[arg-type]
+
+
+def test_given_samples_are_compared_with_no_server() -> None:
+    metrics = metrics_of(None)
+    assert (metrics.mismatch_mean, metrics.mismatch_max, metrics.clip_fraction) == (None, None, None)
+    assert metrics.loss is not None
+    assert not {"mismatch_kl", "importance_capped_share"} & metrics.trainer.keys()
+
+
+def test_each_figure_of_the_update_stands_once() -> None:
+    metrics = metrics_of()
+    assert not metrics.trainer.keys() & IterationMetrics.model_fields.keys()
+    named = metrics.model_dump(include=NUMBERS.keys() - metrics.trainer.keys())
+    assert named | metrics.trainer == NUMBERS
+    assert {"loss", "grad_norm", "learning_rate", "entropy", "clip_fraction"} <= named.keys()
+    assert set(metrics.seconds) == set(Phase)
+    assert not get_type_hints(TrainerSettings, localns={"Training": Training}).keys() & Training.model_fields.keys()
+
+
+def test_a_share_of_truncated_rollouts_is_no_share_of_importance_weights() -> None:
+    capped = metrics_of(importance_capped_share=0.5)
+    assert "truncated_share" not in NUMBERS
+    assert capped.truncated_share == 0.0
+    assert capped.trainer["importance_capped_share"] == 0.5
+
+
+def test_what_is_not_finite_is_left_out_as_not_measured() -> None:
+    found = metrics_of(entropy=math.nan, mismatch_max=math.inf, mismatch_kl=math.inf)
+    assert (found.entropy, found.mismatch_max, found.loss) == (None, None, STATS.loss)
+    assert "mismatch_kl" not in found.trainer and found.skipped_steps == STATS.skipped_steps

@@ -1,0 +1,274 @@
+"""Of two jobs of a task one works at a time, and a run on this machine runs in one place at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from threading import Barrier
+from typing import TYPE_CHECKING
+
+import pytest
+from basics import QUICKSTART, TRAINER, made_run
+from click.testing import CliRunner
+
+from mrt_hpc.attempt import ledger
+from mrt_hpc.attempt import sole_attempt as holding
+from mrt_hpc.attempt.entry import load_task, run_task
+from mrt_hpc.attempt.ledger import LocalProcess, claimed, local_process
+from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.attempt.sole_attempt import sole_attempt
+from mrt_hpc.backends import queued_jobs
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.backends.slurm.after_srun import AttemptOutcome
+from mrt_hpc.backends.slurm.after_srun import main as after_srun
+from mrt_hpc.cli.main import main
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.run.heartbeats import BEATS_A_LIMIT, NO_BEAT, Beat, Heart, read_beat
+from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
+from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.submit.renewal import is_renewed, renew
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from mrt_hpc.roles.task.context import Task
+    from mrt_hpc.run.layout import RunLayout
+
+LIMIT_S = 0.5
+
+
+@pytest.fixture
+def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
+    monkeypatch.setattr(holding, "LOOK_EVERY_S", 0.05)
+    return made_run(tmp_path / "run", f"resilience.heartbeat_limit_s={LIMIT_S}")
+
+
+# -- a task
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The hearts that were read to learn whether another attempt works."""
+    read: list[Path] = []
+
+    def looked(path: Path) -> Beat:
+        read.append(path)
+        return read_beat(path)
+
+    monkeypatch.setattr(holding, "read_beat", looked)
+    return read
+
+
+def task(layout: RunLayout, attempt: str) -> Task:
+    return load_task(layout, TRAINER, 0, Placement(0, 1, 0, attempt))
+
+
+@pytest.mark.parametrize("second", ["47.0", "45_0.0", "44.3"])
+def test_a_second_job_does_nothing(layout: RunLayout, monkeypatch: pytest.MonkeyPatch, second: str) -> None:
+    write_task(layout, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt="46.0"))
+    began: list[Task] = []
+    monkeypatch.setenv("SLURM_JOB_ID", second.partition(".")[0])
+    monkeypatch.setenv("SLURM_RESTART_COUNT", second[-1])
+    with sole_attempt(task(layout, "46.0")):
+        with pytest.raises(UserError) as refused:
+            run_task(str(layout.root), TRAINER, 0, Placement(0, 1, 0, second), began.append)
+        outcome = after_srun([str(layout.root), TRAINER, "0", "143"])  # of a rank that was ended with the first one
+    assert (refused.value.exit_code, outcome, began) == (ExitCode.GIVE_BACK, AttemptOutcome.AGAIN, [])
+    assert read_task(layout, TRAINER, 0).attempt == "46.0", "what the first has recorded stays"
+    run_task(str(layout.root), TRAINER, 0, Placement(0, 1, 0, second), began.append)
+    assert len(began) == 1, "the first has ended"
+
+
+@pytest.mark.parametrize(
+    ("left", "taker", "at_once"),
+    [("45.0", "45.1", True), ("45_3.0", "45_3.1", True), ("45.0", "47.0", False), ("1234abcd", "5678abcd", True)],
+)
+def test_a_killed_attempt_is_taken_over(
+    layout: RunLayout, looks: list[Path], left: str, taker: str, at_once: bool
+) -> None:
+    """At once by the next attempt of the same job; by another job when the heart has stood still for long enough."""
+    with sole_attempt(task(layout, left)):
+        kept = {path: path.read_bytes() for path in layout.heart(TRAINER, 0).parent.iterdir()}
+    for path, content in kept.items():  # its claim, and a heart that stands still
+        path.write_bytes(content)
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="ends"), sole_attempt(task(layout, taker)):
+        assert (not looks) == at_once
+        assert at_once or time.monotonic() - began >= LIMIT_S
+        looks.clear()
+        raise ValueError("ends")
+    with sole_attempt(task(layout, "99.0")):
+        assert not looks, "the end is written whatever ends the attempt"
+
+
+def test_one_that_is_just_ending_is_waited_for(layout: RunLayout) -> None:
+    with ThreadPoolExecutor(1) as pool, ExitStack() as other:
+        other.enter_context(sole_attempt(task(layout, "45.0")))
+        ending = pool.submit(lambda: (time.sleep(LIMIT_S / 2), other.close()))
+        with sole_attempt(task(layout, "47.0")):
+            assert "45.0" not in {path.read_text() for path in layout.heart(TRAINER, 0).parent.iterdir()}
+        ending.result()
+
+
+def test_one_that_beats_too_late_is_refused(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as other:
+
+        class Slow(Heart):
+            def __enter__(self) -> Heart:
+                if self.attempt == "45.0":
+                    other.enter_context(sole_attempt(task(layout, "47.0")))
+                return super().__enter__()
+
+        monkeypatch.setattr(holding, "Heart", Slow)
+        with pytest.raises(UserError) as refused, sole_attempt(task(layout, "45.0")):
+            pytest.fail("two work at once")
+        assert refused.value.exit_code is ExitCode.GIVE_BACK
+
+
+def test_of_many_that_begin_at_once_never_two_work_together(layout: RunLayout) -> None:
+    jobs, at_work, most, done = 8, set[str](), [0], list[str]()
+
+    def work(one: Task, start: Barrier) -> None:
+        start.wait()
+        try:
+            with sole_attempt(one):
+                at_work.add(one.attempt)
+                most.append(len(at_work))
+                time.sleep(0.05)
+                at_work.remove(one.attempt)
+                done.append(one.attempt)
+        except UserError as refused:
+            assert refused.exit_code is ExitCode.GIVE_BACK
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for turn in range(5):
+            start = Barrier(jobs)
+            tasks = [task(layout, f"{100 * turn + number + 1}.0") for number in range(jobs)]
+            for one in [pool.submit(work, one, start) for one in tasks]:
+                one.result()
+    assert max(most) == 1
+    assert len(done) >= 5, "one of each turn works"
+
+
+# -- a run on this machine
+
+HOLD = """
+import signal, sys, time
+from pathlib import Path
+from mrt_hpc.attempt.ledger import claimed
+from mrt_hpc.run.layout import RunLayout
+with claimed(RunLayout(Path(sys.argv[1])), 10.0):
+    if "deaf" in sys.argv:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("held", flush=True)
+    while True:  # as a run waits: a signal to a suspended process may reach another of its threads than the main one
+        time.sleep(0.05)
+"""
+
+
+@contextmanager
+def held(layout: RunLayout, *how: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process holds the run, in a group of its own as the jobs of a shell are."""
+    command = [sys.executable, "-c", HOLD, str(layout.root), *how]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_run_held_by_a_live_process_is_refused_until_that_has_ended(layout: RunLayout) -> None:
+    with held(layout) as process:
+        with pytest.raises(UserError, match=f"running in process {process.pid}"), claimed(layout, 10.0):
+            pass
+        found = local_process(layout)
+        assert found is not None
+        assert found.pid == process.pid
+    assert local_process(layout) is None, "killed"
+    with claimed(layout, 10.0):
+        assert read_beat(layout.heart("local", 0)) != NO_BEAT
+    assert read_beat(layout.heart("local", 0)) == NO_BEAT
+
+
+def test_a_cancelled_process_has_ended(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    for suspended in (False, True):
+        with held(layout) as process:
+            if suspended:
+                os.killpg(process.pid, signal.SIGSTOP)
+            assert CliRunner().invoke(main, ["cancel", str(layout.root)]).exit_code == 0
+            assert process.poll() is not None
+    monkeypatch.setattr(queued_jobs, "ENDS_WITHIN_S", 0.3)
+    with held(layout, "deaf") as process:
+        with pytest.raises(UserError) as left:
+            list(queued_jobs.cancel_run(layout))
+        assert all(str(process.pid) in text for text in (left.value.what, str(left.value.advice)))
+
+
+def test_of_two_hosts_the_first_to_beat_goes_on(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first has claimed and does not beat yet, so that it seems dead to the second."""
+    with ExitStack() as second:
+
+        class Slow(Heart):
+            def __enter__(self) -> Heart:
+                if self.attempt.startswith("first:"):
+                    monkeypatch.setattr(ledger.socket, "gethostname", lambda: "second")
+                    second.enter_context(claimed(layout, 10.0))
+                return super().__enter__()
+
+        monkeypatch.setattr(ledger, "Heart", Slow)
+        monkeypatch.setattr(ledger.socket, "gethostname", lambda: "first")
+        with pytest.raises(UserError, match="on second"), claimed(layout, 10.0):
+            pytest.fail("two run the plan")
+
+
+def test_one_that_looked_too_early_looks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = iter([NO_BEAT])
+    earlier = {"_lives": lambda *_: False, "read_beat": lambda path: next(first, None) or read_beat(path)}
+    for number, looks in enumerate((earlier, {"_newest_claim": lambda _: (0, None)})):
+        layout = made_run(tmp_path / str(number))
+        with claimed(layout, 10.0), monkeypatch.context() as patch:
+            for name, look in looks.items():
+                patch.setattr(ledger, name, look)
+            with pytest.raises(UserError, match="already running"), claimed(layout, 10.0):
+                pytest.fail("two run the plan")
+
+
+def test_a_process_on_another_host_is_known_by_its_heart(layout: RunLayout) -> None:
+    process, heart = LocalProcess(os.getpid(), "1", "another-host"), layout.heart("local", 0)
+    (layout.jobs / "local-00001.json").write_text(json.dumps(asdict(process)))
+    beating, refused = Heart(heart, process.name, 0.02 * BEATS_A_LIMIT), pytest.raises(UserError, match="another-host")
+    with beating, refused, claimed(layout, 10.0):
+        pass
+    with Heart(heart, process.name, 1000.0), claimed(layout, 0.3):
+        wait_until(lambda: read_beat(heart).attempt != process.name, reason="beat", deadline_s=5)
+
+
+def test_other_resources_are_taken_over_and_another_experiment_is_not(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="more problems than there are"):
+        made_run(tmp_path / "run", "data.problems=31")
+    assert list(tmp_path.iterdir()) == []
+    assert made_run(tmp_path / "other", "data.problems=32")
+    layout, recipe = made_run(tmp_path / "run"), load_recipe(QUICKSTART)
+    assert not is_renewed(layout, recipe, compile_plan(recipe, LocalSite()))
+    more = load_recipe(QUICKSTART, ("resources.inference.tasks=4", "resilience.retries=7"))
+    plan = compile_plan(more, LocalSite())
+    assert create_or_open(layout.root, more, plan) == layout
+    assert is_renewed(layout, more, plan)
+    renew(layout, more, plan)
+    assert read_recipe_lock(layout.recipe_lock) == more
+    assert not is_renewed(layout, more, plan)
+    with pytest.raises(UserError, match=r"training\.learning_rate"):
+        made_run(layout.root, "training.learning_rate=1e-3")
