@@ -1,4 +1,4 @@
-"""What many tests begin with: a run directory, a stand-in for a command, the resources of a job."""
+"""What many tests begin with: recipes, the jobs of the quickstart, a stand-in for a command, the resources of a job."""
 
 from __future__ import annotations
 
@@ -6,30 +6,19 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import JobResources
-from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     import pytest
 
-    from mrt_hpc.backends.backend import Site
-    from mrt_hpc.run.layout import RunLayout
 
 ROOT = Path(__file__).parents[2]
-QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
+RECIPES = ROOT / "recipes"
+QUICKSTART = RECIPES / "quickstart.yaml"
 ROLES = ("prepare", "inference", "trainer", "evaluation", "report")
 TRAINER, INFERENCE, EVALUATION = (f"segment-000.{role}" for role in ("trainer", "inference", "evaluation"))
 JOBS = ("prepare", INFERENCE, TRAINER, EVALUATION, "report")
 """The jobs of the quickstart, in the order of its plan."""
-
-
-def made_run(root: Path, *changes: str, site: Site | None = None) -> RunLayout:
-    """The directory of a run of the quickstart, of which nothing is submitted."""
-    recipe = load_recipe(QUICKSTART, changes)
-    return create_or_open(root, recipe, compile_plan(recipe, site or LocalSite()))
 
 
 def resources(**changes: Any) -> JobResources:

@@ -1,20 +1,19 @@
-"""Texts that are compared whole with files of ``tests/data/golden``, so that a reviewer reads what a change alters in
-them. With ``MRT_HPC_TEST_UPDATE=1`` the tests write the files anew.
+"""Texts that are compared whole with files of ``tests/golden``, so that a reviewer reads what a change alters in them.
+``env/test --update`` writes the files.
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-GOLDEN = Path(__file__).parents[1] / "data" / "golden"
-UPDATE = "MRT_HPC_TEST_UPDATE"
+from basics import ROOT
+
+GOLDEN = ROOT / "tests" / "golden"
 
 
 def assert_golden(name: str, text: str) -> None:
-    """Compare a text with the file of this name."""
+    """Compare a text with the file of this name, or write the file where an update is asked for."""
     path = GOLDEN / name
-    if os.environ.get(UPDATE):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    if os.environ.get("MRT_HPC_TEST_UPDATE"):
         path.write_text(text)
-    assert text == path.read_text(), f"{path} differs; {UPDATE}=1 writes it anew"
+    assert text == path.read_text(), "type: env/test --update, and read the difference"

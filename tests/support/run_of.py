@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from basics import RECIPES, resources
+
 from mrt_hpc.attempt.entry import load_task
 from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.plan.jobs import Job, JobResources
+from mrt_hpc.plan.jobs import Job
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
@@ -17,18 +19,17 @@ from mrt_hpc.run.weights import publish
 from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
+    from mrt_hpc.backends.backend import Site
     from mrt_hpc.plan.jobs import Role
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.layout import RunLayout
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 
-
-def run_of(root: Path, *changes: str, recipe: str | Recipe = "quickstart") -> RunLayout:
+def run_of(root: Path, *changes: str, recipe: str | Recipe = "quickstart", site: Site | None = None) -> RunLayout:
     """The directory of a run of a recipe, or of a recipe file with these changes; nothing has begun."""
     wanted = load_recipe(RECIPES / f"{recipe}.yaml", changes) if isinstance(recipe, str) else recipe
-    return create_or_open(root, wanted, compile_plan(wanted, LocalSite()))
+    return create_or_open(root, wanted, compile_plan(wanted, site or LocalSite()))
 
 
 def task_of(layout: RunLayout, job: str, index: int = 0, rank: int = 0, attempt: str = "a") -> Task:
@@ -50,7 +51,4 @@ def publish_some(layout: RunLayout, *versions: int) -> None:
 
 def job_of(name: str, role: Role, tasks: int = 1) -> Job:
     """A job whose tasks are one process each, without a GPU."""
-    resources = JobResources(
-        nodes=1, ranks_per_node=1, gpus_per_rank=0, cpus_per_rank=1, memory_gib_per_node=1.0, time_limit_minutes=1
-    )
-    return Job(name=name, role=role, tasks=tasks, resources=resources)
+    return Job(name=name, role=role, tasks=tasks, resources=resources())

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from basics import QUICKSTART, made_run
+from basics import QUICKSTART
+from run_of import run_of
 from safetensors.torch import save_file
 
 from mrt_hpc.attempt.entry import run_task
@@ -162,7 +163,7 @@ def test_nor_is_a_second_choice_of_others(shared: Path, taken_by: TakenBy, monke
 
 def test_tasks_of_this_machine_keep_what_they_compile_there(tmp_path: Path) -> None:
     """And what the user has set stays."""
-    layout = made_run(tmp_path / "run")
+    layout = run_of(tmp_path / "run")
     environment = {name: value for name, value in os.environ.items() if name not in CACHES}  # torch sets some of them
     running = start_ranks(layout, read_plan(layout.plan).jobs[0], 0, {**environment, "TRITON_CACHE_DIR": "/mine"})
     try:

@@ -7,7 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from basics import INFERENCE, QUICKSTART, TRAINER, made_run, resources
+from basics import INFERENCE, QUICKSTART, TRAINER, resources
+from run_of import run_of
 
 from mrt_hpc.attempt.ledger import record_submission, shown_submissions, submissions
 from mrt_hpc.backends.slurm import after_srun
@@ -181,7 +182,7 @@ def test_what_is_a_fault_of_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_job_script_and_the_user_are_told_where_an_attempt_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    layout = made_run(tmp_path / "run")
+    layout = run_of(tmp_path / "run")
     monkeypatch.setenv("SLURM_JOB_ID", "46")
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
     monkeypatch.setattr(after_srun, "node_fault", lambda _: "no room")

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from basics import INFERENCE, JOBS, QUICKSTART, ROOT, TRAINER, made_run, resources
+from basics import INFERENCE, JOBS, QUICKSTART, ROOT, TRAINER, resources
 from ruamel.yaml import YAML
+from run_of import run_of
 from submitted import latest_ids
 
 from mrt_hpc.attempt.ledger import record_submission, recorded_site, submissions
@@ -210,7 +211,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    return Machine(made_run(tmp_path / "run"))
+    return Machine(run_of(tmp_path / "run"))
 
 
 def report_job(name: str, *after: tuple[str, DependencyKind], tasks: int = 1) -> Job:
@@ -246,7 +247,7 @@ def test_a_killed_task_is_run_again(machine: Machine, retries: int, kill: int, f
 
 def test_a_task_of_a_queue_is_run_as_often_as_its_retries_allow(tmp_path: Path) -> None:
     """Each attempt is a real process, which finds a folder in the place of its file."""
-    layout = made_run(tmp_path / "run", "resilience.retries=1")
+    layout = run_of(tmp_path / "run", "resilience.retries=1")
     layout.report.mkdir()
     record = run_one_task(layout, read_plan(layout.plan).job("report"), 0, retries=1)
     assert (record.state, record.failures) == (TaskState.FAILED, 2), record.message

@@ -8,7 +8,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commands import QUICKSTART, recipe, refusal, typed
+from basics import QUICKSTART
+from commands import recipe, refusal, typed
 
 from mrt_hpc.analysis.collect import read_measurements
 from mrt_hpc.analysis.rows import summarise_evaluation

@@ -9,7 +9,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import commands_first, put_command, typed
+from basics import executable
+from commands import commands_first, typed
 from slurm_texts import squeue_prints
 from synthetic_run import Shape, SyntheticRun
 
@@ -135,8 +136,8 @@ def test_a_run_whose_jobs_are_or_may_be_queued_is_not_touched(
 ) -> None:
     folder = commands_first(tmp_path / "bin", monkeypatch)
     if reached:
-        put_command(folder, "squeue", f"echo '{squeue_prints('12|PENDING|N/A|Priority|')}'")
-        put_command(folder, "sacct", "exit 0")
+        executable(folder / "squeue", f"echo '{squeue_prints('12|PENDING|N/A|Priority|')}'")
+        executable(folder / "sacct", "exit 0")
     else:
         monkeypatch.setenv("PATH", str(folder))
     record_submission(run, "prepare", "12", "site")

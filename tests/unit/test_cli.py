@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import QUICKSTART, ROOT, new_run, refusal, typed
+from basics import QUICKSTART, ROOT
+from commands import refusal, typed
+from run_of import run_of
 
 import mrt_hpc
 from mrt_hpc.attempt.ledger import last_site
@@ -29,7 +31,7 @@ NOTHING = "~no-such-user"
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunLayout:
-    return new_run(tmp_path / "run")
+    return run_of(tmp_path / "run")
 
 
 # -- wrong input

@@ -9,8 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from basics import QUICKSTART, executable, made_run
+from basics import QUICKSTART, executable
 from click.testing import CliRunner, Result
+from run_of import run_of
 
 import mrt_hpc
 from mrt_hpc import images
@@ -238,7 +239,7 @@ def test_an_image_that_cannot_be_unpacked_ends_the_task_and_leaves_nothing_that_
 
 
 def test_another_image_is_noticed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, image, other = made_run(tmp_path / "run"), tmp_path / "a.sif", tmp_path / "other"
+    begun, image, other = run_of(tmp_path / "run"), tmp_path / "a.sif", tmp_path / "other"
     image.write_text("one")
     site = SlurmSite(name="s", container=Container(image=str(image)))
     read: list[Path] = []

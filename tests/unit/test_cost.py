@@ -7,7 +7,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commands import commands_first, new_run, put_command, typed
+from basics import executable
+from commands import commands_first, typed
+from run_of import run_of
 
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.analysis.spending import Accounts, Allocation, prices, spending
@@ -40,7 +42,7 @@ WHOLE = (1400 * 2 + 1500 * 1) / 3600
 def run(tmp_path: Path) -> RunLayout:
     """A run with an inference task that was preempted once, and a trainer that waited for it."""
     gpus = ("resources.inference.gpus=2", "resources.inference.cpus=4", "resources.trainer.gpus=1")
-    layout = new_run(tmp_path / "run", *gpus)
+    layout = run_of(tmp_path / "run", *gpus)
     for number, (job, job_id) in enumerate(((INFERENCE, "20"), (TRAINER, "12")), 1):
         record_submission(layout, job, job_id, "site")
         entry = layout.jobs / f"queued-{number:06d}.json"
@@ -97,7 +99,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put_sacct(folder: Path, text: str) -> None:
-    put_command(folder, "sacct", f"cat <<'END'\n{text}END")
+    executable(folder / "sacct", f"cat <<'END'\n{text}END")
 
 
 def cost(run: RunLayout, *options: object) -> str:
@@ -129,7 +131,7 @@ def test_every_second_of_accounting_has_one_use(run: RunLayout) -> None:
 
 @pytest.mark.parametrize("why", ["Slurm accounting storage is disabled", "sacct: error: no permission"])
 def test_without_accounting_the_events_say_the_same_to_three_per_cent(run: RunLayout, commands: Path, why: str) -> None:
-    put_command(commands, "sacct", f"echo '{why}' >&2; exit 1")
+    executable(commands / "sacct", f"echo '{why}' >&2; exit 1")
     for job, attempt in ((INFERENCE, "20_0.1"), (TRAINER, "12.0")):  # what the job scripts write at their end
         line = {"time": 2499, "kind": "allocation_ended", "attempt": attempt, "host": "n", "pid": 3}
         (run.events / f"{job}.00000.script.{attempt}.jsonl").write_text(json.dumps(line) + "\n")
@@ -200,7 +202,7 @@ def test_what_a_point_of_accuracy_cost(run: RunLayout) -> None:
 
 
 def test_a_run_that_has_not_started_has_cost_nothing(tmp_path: Path) -> None:
-    layout = new_run(tmp_path / "run")
+    layout = run_of(tmp_path / "run")
     assert "nothing" in cost(layout)
     assert json.loads(cost(layout, "--json"))["gpu_hours"] == 0
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from basics import QUICKSTART, executable, look_first_in, made_run
+from basics import QUICKSTART, executable, look_first_in
 from click.testing import CliRunner, Result
+from run_of import run_of
 
 from mrt_hpc.attempt.ledger import record_site, remember_site
 from mrt_hpc.backends.local.site import LocalSite
@@ -47,7 +48,7 @@ class User:
 
     def run(self, site: str | None) -> RunLayout:
         """A run that was submitted to a site before."""
-        layout = made_run(self.root / "run")
+        layout = run_of(self.root / "run")
         if site is not None:
             record_site(layout, find_site(site))
             remember_site(layout, find_site(site))

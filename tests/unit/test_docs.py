@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import ROOT, typed
+from basics import ROOT
+from commands import typed
 from documents import (
     ARCHITECTURE,
     DOCS,

@@ -10,8 +10,9 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
+from basics import QUICKSTART, ROOT
 from canned_queue import INFERENCE, PREPARE, TRAINER, CannedRun, canned_run
-from commands import QUICKSTART, ROOT, typed
+from commands import typed
 from many_tasks import many_tasks
 
 from mrt_hpc.attempt.end import STOPPED

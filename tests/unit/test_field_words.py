@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
-from commands import QUICKSTART, recipe, refusal, typed
+from basics import QUICKSTART
+from commands import recipe, refusal, typed
 from pydantic.fields import FieldInfo
 
 from mrt_hpc.backends.slurm.site import SlurmSite

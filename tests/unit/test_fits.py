@@ -6,7 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commands import QUICKSTART, RECIPES, recipe, refusal, typed
+from basics import QUICKSTART, RECIPES
+from commands import recipe, refusal, typed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

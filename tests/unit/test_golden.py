@@ -1,5 +1,5 @@
 """What commands print is kept in tests/golden, one file a command, without places, times, versions and facts of this
-machine. A change of a sentence is a difference there, which a reviewer reads; ``env/test --update`` writes them anew.
+machine. A change of a sentence is a difference there, which a reviewer reads; ``env/test --update`` writes the files.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+from basics import ROOT
 from canned_queue import EVALUATION, INFERENCE, PREPARE, TRAINER, CannedRun, canned_run
-from commands import ROOT, typed
+from commands import typed
+from golden import assert_golden
 from slurm_texts import RecordedSlurm
 from synthetic_run import Shape, SyntheticRun
 
@@ -32,7 +34,6 @@ from mrt_hpc.run.task_state import TaskState
 if TYPE_CHECKING:
     from pathlib import Path
 
-GOLDEN = ROOT / "tests" / "golden"
 WIDE = 160
 """Columns of a terminal on which a plan is a table."""
 DAY = r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d\d \w{3} |\d{4}-\d\d-\d\d )?"
@@ -50,10 +51,7 @@ def compare(name: str, text: str, **places: object) -> None:
     for word, place in {**places, "CHECKOUT": ROOT, "VERSION": mrt_hpc.__version__}.items():
         text = text.replace(str(place), word)
     lines = [TIMES.sub("TIME", line).rstrip() for line in text.splitlines()]
-    text = "".join(f"{line}\n" for line in lines)
-    if os.environ.get("MRT_HPC_TEST_UPDATE"):
-        (GOLDEN / name).write_text(text)
-    assert text == (GOLDEN / name).read_text(), "type: env/test --update, and read the difference"
+    assert_golden(name, "".join(f"{line}\n" for line in lines))
 
 
 HELP = """

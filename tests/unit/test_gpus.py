@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from basics import TRAINER, executable, look_first_in, made_run, resources
+from basics import TRAINER, executable, look_first_in, resources
+from run_of import run_of
 
 from mrt_hpc.attempt import gpus
 from mrt_hpc.attempt.entry import run_task
@@ -163,7 +164,7 @@ def test_a_trainer_without_its_gpu_fails_at_once_and_for_good(tmp_path: Path, mo
     require_gpus(Job(name="one", role=Role.INFERENCE, tasks=1, resources=resources(ranks_per_node=4)))
     monkeypatch.setattr(gpus, "look", lambda: NO_GPU)
     changes = ("resources.trainer.gpus=1", "resources.trainer.ranks=1")
-    layout = made_run(tmp_path / "run", *changes, site=LocalSite(gpus=1))
+    layout = run_of(tmp_path / "run", *changes, site=LocalSite(gpus=1))
     with pytest.raises(UserError, match="sees 0"):
         run_task(str(layout.root), TRAINER, 0, Placement(0, 1, 0, "first"))
     record = read_task(layout, TRAINER, 0)

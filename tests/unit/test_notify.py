@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from basics import INFERENCE, QUICKSTART, TRAINER, executable, made_run
+from basics import INFERENCE, QUICKSTART, TRAINER, executable
+from run_of import run_of
 
 from mrt_hpc.attempt import notify
 from mrt_hpc.attempt.entry import load_task, run_task
@@ -100,7 +101,7 @@ def never_written(*_: object, **__: object) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Notified:
-    run = Notified(made_run(tmp_path / "a run"), tmp_path)
+    run = Notified(run_of(tmp_path / "a run"), tmp_path)
     words = f'echo "$1|$2|$3|$MRT_HPC_OUTCOME" >> {tmp_path}/told\necho "$MRT_HPC_REASON" > {tmp_path}/why'
     executable(tmp_path / "tell", words)
     run.command(str(tmp_path / "tell"), "me")

@@ -15,8 +15,9 @@ from threading import Barrier
 from typing import TYPE_CHECKING
 
 import pytest
-from basics import QUICKSTART, TRAINER, made_run
+from basics import QUICKSTART, TRAINER
 from click.testing import CliRunner
+from run_of import run_of
 
 from mrt_hpc.attempt import ledger
 from mrt_hpc.attempt import sole_attempt as holding
@@ -52,7 +53,7 @@ LIMIT_S = 0.5
 @pytest.fixture
 def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
     monkeypatch.setattr(holding, "LOOK_EVERY_S", 0.05)
-    return made_run(tmp_path / "run", f"resilience.heartbeat_limit_s={LIMIT_S}")
+    return run_of(tmp_path / "run", f"resilience.heartbeat_limit_s={LIMIT_S}")
 
 
 # -- a task
@@ -238,7 +239,7 @@ def test_one_that_looked_too_early_looks_again(tmp_path: Path, monkeypatch: pyte
     first = iter([NO_BEAT])
     earlier = {"_lives": lambda *_: False, "read_beat": lambda path: next(first, None) or read_beat(path)}
     for number, looks in enumerate((earlier, {"_newest_claim": lambda _: (0, None)})):
-        layout = made_run(tmp_path / str(number))
+        layout = run_of(tmp_path / str(number))
         with claimed(layout, 10.0), monkeypatch.context() as patch:
             for name, look in looks.items():
                 patch.setattr(ledger, name, look)
@@ -258,10 +259,10 @@ def test_a_process_on_another_host_is_known_by_its_heart(layout: RunLayout) -> N
 
 def test_other_resources_are_taken_over_and_another_experiment_is_not(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="more problems than there are"):
-        made_run(tmp_path / "run", "data.problems=31")
+        run_of(tmp_path / "run", "data.problems=31")
     assert list(tmp_path.iterdir()) == []
-    assert made_run(tmp_path / "other", "data.problems=32")
-    layout, recipe = made_run(tmp_path / "run"), load_recipe(QUICKSTART)
+    assert run_of(tmp_path / "other", "data.problems=32")
+    layout, recipe = run_of(tmp_path / "run"), load_recipe(QUICKSTART)
     assert not is_renewed(layout, recipe, compile_plan(recipe, LocalSite()))
     more = load_recipe(QUICKSTART, ("resources.inference.tasks=4", "resilience.retries=7"))
     plan = compile_plan(more, LocalSite())
@@ -271,4 +272,4 @@ def test_other_resources_are_taken_over_and_another_experiment_is_not(tmp_path: 
     assert read_recipe_lock(layout.recipe_lock) == more
     assert not is_renewed(layout, more, plan)
     with pytest.raises(UserError, match=r"training\.learning_rate"):
-        made_run(layout.root, "training.learning_rate=1e-3")
+        run_of(layout.root, "training.learning_rate=1e-3")

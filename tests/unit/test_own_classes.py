@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from commands import ROOT, refusal
+from basics import ROOT
+from commands import refusal
 from ruamel.yaml import YAML
 from samples import rollout, sampled
 

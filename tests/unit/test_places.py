@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import samples
-from basics import INFERENCE, TRAINER, made_run
+from basics import INFERENCE, TRAINER
+from run_of import run_of
 
 from mrt_hpc.attempt.entry import load_task
 from mrt_hpc.attempt.placement import Placement
@@ -36,7 +37,7 @@ ANOTHER_PLACE = "belongs to another place"
 def run_at(root: Path) -> RunLayout:
     """A run with the groups of two iterations, as its seed draws them."""
     changes = ("schedule.iterations=2", f"sampling.problems_per_iteration={GROUPS}", "data.problems=32")
-    layout = made_run(root, f"seed={SEED}", *changes)
+    layout = run_of(root, f"seed={SEED}", *changes)
     for iteration in range(2):
         drawn = draw_problems(read_problems(layout.train_data), SEED, iteration, GROUPS)
         for position, problem in enumerate(drawn):

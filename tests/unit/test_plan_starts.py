@@ -6,7 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import QUICKSTART, commands_first, put_command, recipe, refusal, typed
+from basics import QUICKSTART, executable
+from commands import commands_first, recipe, refusal, typed
 
 from mrt_hpc.backends.backend import StartEstimate
 from mrt_hpc.backends.local.site import LocalSite
@@ -45,7 +46,7 @@ def plan() -> Plan:
 def sbatch(folder: Path, answer: str) -> None:
     """Put a script in the place of sbatch, which keeps its options and what it is given."""
     begin = f'cd {folder}\necho "$*" >> calls\nn=$(wc -l < calls)\ncat > script-$n'
-    put_command(folder, "sbatch", f"{begin}\n{answer}")
+    executable(folder / "sbatch", f"{begin}\n{answer}")
 
 
 def said(words: str, status: int = 0) -> str:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from commands import new_run, recipe, refusal
+from commands import recipe, refusal
+from run_of import run_of
 from safetensors.numpy import load_file, save_file
 from transformers import LlamaConfig, Qwen3NextConfig
 
@@ -47,7 +48,7 @@ def fill(directory: Path) -> None:
 
 
 def prepare_task(run: Path, *settings: str, name: str = "quickstart") -> Task:
-    new_run(run, *settings, name=name)
+    run_of(run, *settings, recipe=name)
     return load_task(RunLayout(run), "prepare", 0, Placement(0, 1, 0, "a"))
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
-from commands import QUICKSTART, RECIPES, ROOT, recipe, refusal, typed
+from basics import QUICKSTART, RECIPES, ROOT
+from commands import recipe, refusal, typed
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import ROOT, refusal, typed
+from basics import ROOT
+from commands import refusal, typed
 
 from mrt_hpc.cli.recipes import copy_of
 from mrt_hpc.recipe.find import KINDS, RECIPES, SITES, SUITES, Kind, entries, find, folders

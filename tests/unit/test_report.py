@@ -279,7 +279,7 @@ def test_the_tables_and_figures_are_the_kept_ones() -> None:
     text = "\n\n".join(f"# {name}\n\n{in_words(*records)}" for name, records in scenes.items())
     assert "None" not in text
     assert "nan" not in text
-    assert_golden("report.md", f"{text}\n")
+    assert_golden("report_of_three_scenes.md", f"{text}\n")
 
 
 def test_models_are_compared_with_the_first_one_by_problem() -> None:

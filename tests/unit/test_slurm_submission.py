@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from basics import made_run
 from canned_queue import EVALUATION, INFERENCE, QUICKSTART, TRAINER, CannedRun, canned_run
+from run_of import run_of
 from submitted import current_ids, latest_ids
 
 from mrt_hpc.attempt.ledger import current_submissions, record_submission, submissions, task_ids
@@ -235,14 +235,14 @@ def test_a_run_directory_that_others_may_write_to_or_a_listing_would_cut_is_refu
     for mark in MARKS:
         with pytest.raises(UserError):
             require_plain_path(RunLayout(tmp_path / f"a{mark}b"))
-    layout = made_run(tmp_path / "run")
-    assert made_run(tmp_path / "run") == layout
+    layout = run_of(tmp_path / "run")
+    assert run_of(tmp_path / "run") == layout
     layout.root.chmod(0o770)
     with pytest.raises(UserError) as refused:
-        made_run(tmp_path / "run")
+        run_of(tmp_path / "run")
     assert "chmod go-w" in str(refused.value.advice)
     layout.root.chmod(0o700)
     if os.geteuid() == 0:
         os.chown(layout.root, 4321, -1)
         with pytest.raises(UserError, match="others can write"):
-            made_run(tmp_path / "run")
+            run_of(tmp_path / "run")

@@ -11,10 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from basics import QUICKSTART
 from canned_queue import EVALUATION, INFERENCE, TRAINER, CannedRun, canned_run
-from commands import QUICKSTART, new_run, typed
+from commands import typed
 from many_tasks import many_tasks
 from rich.console import Console
+from run_of import run_of
 from synthetic_run import Shape, SyntheticRun
 
 from mrt_hpc.attempt.end import settled
@@ -199,7 +201,7 @@ def test_jobs_progress_failures_and_the_age_of_the_report_are_shown(run: CannedR
 
 
 def test_status_shows_how_far_the_collection_is(tmp_path: Path) -> None:
-    lines = typed("status", new_run(tmp_path / "run", name="small_world/star").root).output.splitlines()
+    lines = typed("status", run_of(tmp_path / "run", recipe="small_world/star").root).output.splitlines()
     assert ["collection", "0", "groups"] in [line.split() for line in lines]
 
 
