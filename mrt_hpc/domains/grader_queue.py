@@ -136,10 +136,17 @@ class Lane:
         )
 
     def _replace(self, pool: ProcessPool, error: BrokenProcessPool) -> None:
-        """End a broken pool, so that the next pair starts another; a second pair may have done this already."""
-        if self.pool is pool:
-            logger.warning("the grader pool broke (%s) and is started again", error)
-            self.stop()
+        """End a broken pool, so that the next pair starts another; a second pair may have done this already.
+
+        All its pairs get the same error, and with it another attempt: none of them was cancelled by its caller.
+        """
+        if self.pool is not pool:
+            return
+        logger.warning("the grader pool broke (%s) and is started again", error)
+        self.pool = None
+        _end(pool)
+        for future in tuple(self.unfinished):
+            future.set_exception(error)
 
     def started(self) -> ProcessPool:
         """The processes; started where they are not.
@@ -157,8 +164,7 @@ class Lane:
         for future in tuple(self.unfinished):
             future.cancel()
         if pool is not None:
-            pool.stop()
-            pool.join()
+            _end(pool)
 
     def _schedule(
         self, pool: ProcessPool, answer: str, gold: str, limit_s: float
@@ -187,8 +193,7 @@ class Lane:
         try:
             pool.schedule(os.getpid).result(timeout=START_LIMIT_S)
         except (TimeoutError, BrokenProcessPool, RuntimeError) as error:
-            pool.stop()
-            pool.join()
+            _end(pool)
             raise UserError(
                 f"the grader processes do not start: {error}",
                 expected=f"a first process within {START_LIMIT_S:.0f} s",
@@ -196,6 +201,12 @@ class Lane:
                 exit_code=ExitCode.RETRYABLE,
             ) from error
         return pool
+
+
+def _end(pool: ProcessPool) -> None:
+    """End the processes of a pool and its threads, after which none of its futures gets a result."""
+    pool.stop()
+    pool.join()
 
 
 # -- pool --------------------------------------------------------------------------------------------------------------

@@ -197,6 +197,22 @@ def test_an_answer_whose_process_is_killed_is_graded_again(pool: GraderPool) -> 
     assert [verdict.reward for verdict in asyncio.run(kill_while_grading())] == [0.0, 1.0]
 
 
+def test_a_broken_pool_loses_no_pair_that_waits_in_it() -> None:
+    """Pebble refuses tasks for a pool that broke; the pairs in it have no result yet."""
+    pairs: list[Pair] = [(f"\\frac{{{n}}}{{2}}", f"{n / 2}") for n in range(1, 40, 2)]
+
+    async def grade_in_a_broken_pool(pool: GraderPool) -> list[list[Verdict]]:
+        assert _stopped() and pool.fast.pool is not None
+        waiting = asyncio.ensure_future(pool.grade(pairs))
+        await asyncio.to_thread(wait_until, lambda: len(pool.fast.unfinished) == 20, reason="tasks", deadline_s=60)
+        pool.fast.pool.close()
+        return await asyncio.gather(waiting, pool.grade([("\\frac{5}{10}", "0.5")]))
+
+    with GraderPool(MathVerifier(), processes=1) as pool:
+        verdicts = asyncio.run(grade_in_a_broken_pool(pool))
+    assert [verdict.reward for group in verdicts for verdict in group] == [1.0] * 21
+
+
 @pytest.mark.parametrize(
     ("kills", "is_graded"), [(grader_queue.REPLACEMENTS, True), (grader_queue.REPLACEMENTS + 1, False)]
 )

@@ -45,11 +45,16 @@ def check_return(layout: RunLayout, ids: dict[str, str]) -> None:
 
 
 def test_preemption_by_partition(cluster: Cluster) -> None:
-    """One task ends well when its grace is over: Slurm calls it TIMEOUT, and would cancel what waits for it."""
+    """One task ends well when its grace is over: Slurm calls it TIMEOUT, and would cancel what waits for it.
+
+    Slurm looks every 30 s which times are over, and ends the task itself where that moment comes first; it then starts
+    once more.
+    """
     site = cluster.site(partitions={"cpu": "preempt"})
     layout, ids = pushed_out(cluster, site, "pushed", "saves", "outlasts")
     check_return(layout, ids)
-    assert [n["what"] for n in notes(layout.root) if n["job"] == "outlasts"] == ["start", "end"]
+    *starts, end = [note["what"] for note in notes(layout.root) if note["job"] == "outlasts"]
+    assert end == "end" and starts in (["start"], ["start", "start"])
 
 
 def test_preemption_that_cancels_is_made_good_by_the_same_submission(cluster: Cluster) -> None:
