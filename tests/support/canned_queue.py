@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from basics import executable, look_first_in
+from run_of import run_of
 from slurm_texts import squeue_prints
 
 from mrt_hpc.attempt.ledger import record_submission
-from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import read_plan
-from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.events import event_file
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
     import pytest
@@ -26,13 +23,7 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Plan
     from mrt_hpc.run.layout import RunLayout
 
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
-PREPARE, TRAINER, INFERENCE, EVALUATION = (
-    "prepare",
-    "segment-000.trainer",
-    "segment-000.inference",
-    "segment-000.evaluation",
-)
+PREPARE = "prepare"
 
 
 @dataclass
@@ -64,8 +55,7 @@ class CannedRun:
 
     def command(self, name: str, script: str) -> None:
         """Put a script in the place of a command; each call adds its name to the file ``calls``."""
-        (self.commands / name).write_text(f"#!/bin/sh\necho {name} >> {self.commands}/calls\n{script}\n")
-        (self.commands / name).chmod(0o755)
+        executable(self.commands / name, f"echo {name} >> {self.commands}/calls\n{script}")
 
     @property
     def calls(self) -> list[str]:
@@ -113,11 +103,17 @@ def canned_run(root: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, nam
         overrides: fields of the recipe.
         name: of the run directory.
     """
-    recipe = load_recipe(QUICKSTART, overrides)
-    layout = create_or_open(root / name, recipe, compile_plan(recipe, LocalSite()))
-    commands = root / "bin"
+    layout, commands = run_of(root / name, *overrides), root / "bin"
     commands.mkdir(exist_ok=True)
-    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    look_first_in(commands, monkeypatch)
     run = CannedRun(layout, commands)
     run.queue()
+    return run
+
+
+def submitted_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
+    """A run whose first job is done and whose others are submitted."""
+    run = canned_run(root, monkeypatch, "resources.inference.tasks=4")
+    run.submitted(prepare="11", inference="12", trainer="13", evaluation="14", report="15")
+    run.done(PREPARE)
     return run

@@ -10,8 +10,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
-from basics import QUICKSTART, ROOT
-from canned_queue import INFERENCE, PREPARE, TRAINER, CannedRun, canned_run
+from basics import INFERENCE, QUICKSTART, ROOT, TRAINER
+from canned_queue import PREPARE, CannedRun, canned_run, submitted_run
 from commands import typed
 from many_tasks import many_tasks
 
@@ -33,11 +33,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
-    """A run whose first job is done and whose others are submitted."""
-    run = canned_run(tmp_path, monkeypatch, "resources.inference.tasks=4")
-    run.submitted(prepare="11", inference="12", trainer="13", evaluation="14", report="15")
-    run.done(PREPARE)
-    return run
+    return submitted_run(tmp_path, monkeypatch)
 
 
 def explain(run: CannedRun, *task: str) -> str:

@@ -13,8 +13,8 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from basics import ROOT
-from canned_queue import EVALUATION, INFERENCE, PREPARE, TRAINER, CannedRun, canned_run
+from basics import EVALUATION, INFERENCE, ROOT, TRAINER
+from canned_queue import PREPARE, CannedRun, submitted_run
 from commands import typed
 from golden import assert_golden
 from slurm_texts import RecordedSlurm
@@ -140,11 +140,7 @@ SITUATIONS = {
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
-    """A run whose first job is done and whose others are submitted."""
-    run = canned_run(tmp_path, monkeypatch, "resources.inference.tasks=4")
-    run.submitted(prepare="11", inference="12", trainer="13", evaluation="14", report="15")
-    run.done(PREPARE)
-    return run
+    return submitted_run(tmp_path, monkeypatch)
 
 
 def test_explain(run: CannedRun) -> None:

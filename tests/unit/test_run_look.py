@@ -9,7 +9,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from canned_queue import EVALUATION, INFERENCE, TRAINER, CannedRun, canned_run
+from basics import EVALUATION, INFERENCE, TRAINER
+from canned_queue import CannedRun, canned_run
 from commands import typed
 from synthetic_run import SyntheticEvaluation
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from canned_queue import INFERENCE, TRAINER, CannedRun, canned_run
+from basics import INFERENCE, TRAINER
+from canned_queue import CannedRun, canned_run
 
 from mrt_hpc.attempt.entry import load_task, record_after
 from mrt_hpc.attempt.placement import Placement

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from canned_queue import EVALUATION, INFERENCE, QUICKSTART, TRAINER, CannedRun, canned_run
+from basics import EVALUATION, INFERENCE, QUICKSTART, TRAINER
+from canned_queue import CannedRun, canned_run
 from run_of import run_of
 from submitted import current_ids, latest_ids
 

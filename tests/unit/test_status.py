@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from basics import QUICKSTART
-from canned_queue import EVALUATION, INFERENCE, TRAINER, CannedRun, canned_run
+from basics import EVALUATION, INFERENCE, QUICKSTART, TRAINER
+from canned_queue import CannedRun, canned_run
 from commands import typed
 from many_tasks import many_tasks
 from rich.console import Console
