@@ -30,11 +30,12 @@ has_headers() { "$1" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(
 has_libnuma() { "$1" -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1])' "$LIBNUMA" 2>/dev/null; } # PYTHON
 has_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
 
-# A compiler without its C++ half, or without the library's headers, is of no use.
+# A compiler without its C++ half, or without the library's headers, is of no use. Its input is no pipe: with pipefail, the writer
+# of a pipe that the compiler leaves before it has read all would count as a compiler that failed.
 has_compiler() {
   local compiler
   for compiler in ${CXX:-} g++ c++ clang++; do
-    command -v "$compiler" >/dev/null && echo '#include <vector>' | "$compiler" -x c++ -fsyntax-only - 2>/dev/null && return
+    command -v "$compiler" >/dev/null && "$compiler" -x c++ -fsyntax-only - 2>/dev/null <<< '#include <vector>' && return
   done
   return 1
 }
