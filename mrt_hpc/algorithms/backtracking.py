@@ -15,7 +15,7 @@ from mrt_hpc.mrt.backtracking import Attempt, Revision, StepContinuation, Varian
 from mrt_hpc.mrt.sft import Conversation, MaskedTokens, Suffix
 from mrt_hpc.recipe.base import misfit
 from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.problems import read_problems
 
 if TYPE_CHECKING:
     from mrt_hpc.run.groups import Group

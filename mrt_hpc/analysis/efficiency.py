@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells
-from mrt_hpc.analysis.curves import curve_of
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel
 from mrt_hpc.analysis.intervals import CONFIDENCE, IntervalEstimate, share_interval
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
-from mrt_hpc.mrt.token_budget import first_reached, reward_within
+from mrt_hpc.analysis.problem_measures import curve_of
+from mrt_hpc.mrt.regret import first_reached, reward_within
 
 POINTS = 256
 """The number of steps in which the allowed tokens grow."""

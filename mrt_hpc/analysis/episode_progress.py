@@ -13,10 +13,10 @@ import numpy as np
 from scipy.stats import rankdata
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text, name_of_file
-from mrt_hpc.analysis.curves import curve_of
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel
 from mrt_hpc.analysis.intervals import IntervalEstimate, clustered_mean
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
+from mrt_hpc.analysis.problem_measures import curve_of
 from mrt_hpc.mrt.progress import progress
 from mrt_hpc.mrt.votes import RIGHT
 

@@ -12,11 +12,10 @@ import numpy as np
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text
 from mrt_hpc.analysis.comparing import Comparison, compare, verdict
-from mrt_hpc.analysis.curves import curves_of
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel
 from mrt_hpc.analysis.intervals import IntervalEstimate, mean_of_shares, paired_difference, ratio_interval
 from mrt_hpc.analysis.model_samples import ModelSamples
-from mrt_hpc.analysis.problem_measures import Regret
+from mrt_hpc.analysis.problem_measures import Regret, curves_of
 from mrt_hpc.mrt.regret import TraceCurve, area_of_episodes, regret_by_problem
 
 BUDGETS = 32

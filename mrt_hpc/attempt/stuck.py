@@ -11,14 +11,13 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mrt_hpc.attempt.notify import LONGEST_S, notify_stuck
+from mrt_hpc.attempt.notify import FULL_DISK, LONGEST_S, notify_stuck, sign, take_back
 from mrt_hpc.attempt.run_progress import reason
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import DependencyKind, Job, Plan, Role, read_plan
 from mrt_hpc.run.events import finished_parts
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import RetryPolicy, Shortage
-from mrt_hpc.run.stuck_notices import FULL_DISK, sign, take_back
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, read_tasks
 
 if TYPE_CHECKING:

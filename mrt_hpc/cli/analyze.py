@@ -189,7 +189,7 @@ def extrapolate(what: tuple[str, ...], out: Path | None, benchmark: str | None, 
       mrt-hpc analyze extrapolate runs/grpo runs/mrt-online --suite paper_extrapolation --benchmark aime24
       mrt-hpc analyze extrapolate runs/eval-paper_extrapolation-grpo-1a2b3c4d
     """
-    from mrt_hpc.analysis.extrapolation import analyse_extrapolation
+    from mrt_hpc.analysis.accuracy_by_budget import analyse_extrapolation
 
     needs = Needs(values=True, budgets=True)
     _write(AnalysisAsked("extrapolate", what, out, benchmark, generation, needs), analyse_extrapolation)

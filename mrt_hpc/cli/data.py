@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from mrt_hpc.datasets.check import CheckReport, Finding, Place
+    from mrt_hpc.datasets.conversion import Prepared
     from mrt_hpc.datasets.named import Fetched
-    from mrt_hpc.datasets.prepare import Prepared
 
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -109,8 +109,8 @@ def prepare(
     """
 
     from mrt_hpc.datasets.columns import Asked
-    from mrt_hpc.datasets.prepare import Order
-    from mrt_hpc.datasets.prepare import prepare as prepare_file
+    from mrt_hpc.datasets.conversion import Order
+    from mrt_hpc.datasets.conversion import prepare as prepare_file
     from mrt_hpc.datasets.sources import Selection
 
     columns = Asked(problem, answer, id_column, new_ids, choices, ignored, any_answer)
@@ -197,7 +197,7 @@ def fetch(name: str | None, output: Path | None, listing: bool, drop_bad: bool, 
 
 def _print_fetched(fetched: Fetched) -> None:
     """Print what was written, where it is from, and what to type next."""
-    from mrt_hpc.datasets.prepare import record_file
+    from mrt_hpc.datasets.conversion import record_file
 
     record, output = fetched.prepared.record, fetched.prepared.output
     drawn = f", a sample of {record.sampled_of:,} with seed {record.sample_seed}" if record.sampled_of else ""
@@ -234,7 +234,7 @@ def _print_list() -> None:
 
 def print_prepared(prepared: Prepared) -> None:
     """Print what was written, from which columns, and which rows were left out."""
-    from mrt_hpc.datasets.prepare import record_file
+    from mrt_hpc.datasets.conversion import record_file
 
     record = prepared.record
     part = f" ({record.config}, {record.split})" if record.split else ""

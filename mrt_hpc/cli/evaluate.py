@@ -12,8 +12,8 @@ import click
 from mrt_hpc.cli.options import console_of, run_path, site_of_command
 from mrt_hpc.cli.plan import print_cost, print_jobs, print_memory, print_missing, print_objections, print_starts
 from mrt_hpc.cli.submit import listener
-from mrt_hpc.evaluate.evaluation import evaluation_recipe, submit_evaluation
-from mrt_hpc.evaluate.models import models_asked, refuse_lost_models
+from mrt_hpc.evaluate.asked_models import models_asked, refuse_lost_models
+from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe, submit_evaluation
 from mrt_hpc.plan.compile import evaluation_plan
 from mrt_hpc.plan.hours import expected_hours, throughput
 from mrt_hpc.recipe.schema import EvaluationRecipe

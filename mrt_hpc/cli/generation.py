@@ -19,7 +19,7 @@ from mrt_hpc.evaluate.analysed_benchmark import Needs, analysed_benchmark
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
-    from mrt_hpc.evaluate.models import ModelsAsked
+    from mrt_hpc.evaluate.asked_models import ModelsAsked
     from mrt_hpc.recipe.schema import EvaluationRecipe
 
 
@@ -104,8 +104,8 @@ def generated(analysis: AnalysisAsked, how: Generation) -> Path | None:
     from mrt_hpc.analysis.named_models import models_to_evaluate
     from mrt_hpc.attempt.run_progress import progress
     from mrt_hpc.cli.submit import listener
-    from mrt_hpc.evaluate.evaluation import submit_evaluation
-    from mrt_hpc.evaluate.models import models_asked
+    from mrt_hpc.evaluate.asked_models import models_asked
+    from mrt_hpc.evaluate.evaluation_alone import submit_evaluation
     from mrt_hpc.plan.jobs import read_plan
 
     asked = models_asked(models_to_evaluate(analysis.what))
@@ -127,7 +127,7 @@ def suiting_recipe(analysis: AnalysisAsked, how: Generation, asked: ModelsAsked)
     Raises:
         UserError: suite or data are wrong, or the evaluation does not suit the analysis.
     """
-    from mrt_hpc.evaluate.evaluation import evaluation_recipe, narrowed
+    from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe, narrowed
 
     def typed(suite: str | None, benchmark: str) -> str:
         """Return the command on a suite (None for the same one) and a benchmark, as the user types it."""

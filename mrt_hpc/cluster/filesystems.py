@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER
+from mrt_hpc.inference.server_main import LONGEST_SOCKET_FOLDER
 from mrt_hpc.run.access import CACHES
 from mrt_hpc.run.atomic import sync_directory, sync_file
 

@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 
-from mrt_hpc.datasets.prepare import SourceRecord, record_file
+from mrt_hpc.datasets.conversion import SourceRecord, record_file
 from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.verifiers import unreadable_answers
 from mrt_hpc.errors import UserError, word
@@ -33,7 +33,7 @@ from mrt_hpc.recipe.sections import Grading
 from mrt_hpc.recipe.source import UNREADABLE
 from mrt_hpc.recipe.user_code import import_from
 from mrt_hpc.run.atomic import checksum
-from mrt_hpc.run.data import problem_of_line
+from mrt_hpc.run.problems import problem_of_line
 from mrt_hpc.run.records import Problem, gold_text, golds_of
 
 if TYPE_CHECKING:

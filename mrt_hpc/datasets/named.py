@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mrt_hpc.datasets.columns import Asked
-from mrt_hpc.datasets.prepare import AtMost, Order, Prepared, Sample, SourceRecord, prepare, record_file
+from mrt_hpc.datasets.conversion import AtMost, Order, Prepared, Sample, SourceRecord, prepare, record_file
 from mrt_hpc.datasets.sources import Selection, hub_name
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.recipe.hub_models import PREFIX

@@ -14,9 +14,9 @@ from mrt_hpc.attempt.ledger import claimed
 from mrt_hpc.backends.queued_jobs import refuse_live_jobs
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import Benchmark
-from mrt_hpc.roles.benchmarks.regrading import Regrader, changed_verdicts
-from mrt_hpc.roles.benchmarks.stored_parts import grader_of
-from mrt_hpc.roles.benchmarks.summary import summary_of
+from mrt_hpc.roles.evaluation_summary import summary_of
+from mrt_hpc.roles.regrading import Regrader, changed_verdicts
+from mrt_hpc.roles.stored_parts import grader_of
 from mrt_hpc.run.evaluation_settings import versions_evaluated
 from mrt_hpc.run.groups import Sampled, commit_group, read_group
 from mrt_hpc.run.layout import RunLayout

@@ -14,7 +14,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.inference.tokens import BYTE_LEVEL_SPACE, SPACE_MARK, load_tokenizer
 from mrt_hpc.recipe.chat_template import COMPLETION, QUESTION, CheckedTemplate, given_to, opened, template_text, user
 from mrt_hpc.recipe.sections import Prompt
-from mrt_hpc.run.data import SolvedProblem, read_examples
+from mrt_hpc.run.problems import SolvedProblem, read_examples
 from mrt_hpc.run.records import Problem
 
 if TYPE_CHECKING:

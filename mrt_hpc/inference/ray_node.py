@@ -19,8 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
-from mrt_hpc.inference.socket_paths import folder_variables
+from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE, folder_variables
 from mrt_hpc.run.access import cache_variables
 from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.process import import_path

@@ -5,8 +5,11 @@ It ensures that no process of the server outlives the process that started it, e
 a chance to clean up: on a shared node a remaining engine would hold its GPU until a person notices. vLLM starts its
 engine and workers with ``spawn``, which imports this module again in each of them under the name ``__mp_main__``; there
 the process asks the kernel for a signal when its parent dies. An engine on CPU is forked, and asks for it in
-`mrt_hpc.inference.engine_process`. The server itself watches its parent instead: the kernel's signal follows the
+`mrt_hpc.inference.vllm_on_cpu`. The server itself watches its parent instead: the kernel's signal follows the
 *thread* that started a process, and an owner may restart its server from a thread that ends.
+
+Nothing of the training stack is imported before the server starts, so that login nodes can read here how long the path
+of a socket may be.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 
 from mrt_hpc.run.process import die_with_parent
 
@@ -23,8 +27,21 @@ OWNER_VARIABLE = "MRT_HPC_SERVER_OWNER"
 """The variable with the owner's process id; the server ends when this is no longer its parent."""
 DIRECTORY_VARIABLE = "MRT_HPC_SERVER_DIRECTORY"
 """The variable with the private directory of the server's sockets."""
+LONGEST_SOCKET_PATH = 100
+"""Characters; the system takes 107."""
+DEEPEST_SOCKET = "/mrt-hpc-12345678/pymp-12345678/listener-12345678"
+"""The longest path of a socket, relative to the folder for temporary files."""
+LONGEST_SOCKET_FOLDER = LONGEST_SOCKET_PATH - len(DEEPEST_SOCKET)
+"""Characters of the folder for temporary files; if it is longer, servers put their sockets into /tmp."""
 
 _LOOK_EVERY_S = 0.5
+
+
+def folder_variables(folder: Path) -> dict[str, str]:
+    """The environment variables with which vLLM's processes on a node keep sockets and temporary files in a private
+    folder, with which they are removed.
+    """
+    return {"VLLM_RPC_BASE_PATH": str(folder), "TMPDIR": str(folder)}
 
 
 def end_with_owner(owner: int, directory: str, *, group: bool = False) -> None:
@@ -58,7 +75,7 @@ def main() -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        from mrt_hpc.inference.engine_process import fork_engines
+        from mrt_hpc.inference.vllm_on_cpu import fork_engines
 
         fork_engines()
     serve()

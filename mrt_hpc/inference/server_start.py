@@ -23,8 +23,7 @@ from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.compiled_code import CompiledCode
 from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS, SERVED_VARIABLE, ServedSettings
 from mrt_hpc.inference.server_control import CONTROL_TIMEOUT_S, READ_LOG, Address
-from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
-from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER, folder_variables
+from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, LONGEST_SOCKET_FOLDER, OWNER_VARIABLE, folder_variables
 from mrt_hpc.run.access import ON_LOOPBACK
 from mrt_hpc.run.process import import_path
 from mrt_hpc.run.waiting import wait_until

@@ -32,20 +32,20 @@ from mrt_hpc.plan.jobs import EvaluationUnit, Role
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.sections import Benchmark, BenchmarkSampling
-from mrt_hpc.roles.benchmarks.stored_parts import StoredParts, grader_of
-from mrt_hpc.roles.benchmarks.summary import summary_of
+from mrt_hpc.roles.evaluation_summary import summary_of
 from mrt_hpc.roles.prepare_checks import check_benchmark
 from mrt_hpc.roles.sampling.grading import graded_in_order
 from mrt_hpc.roles.sampling.serving import client_of, room_of, running_server
 from mrt_hpc.roles.sampling.session import GradedGroup, SamplingSession, grader_pool
-from mrt_hpc.roles.sampling.weights import publish_again, verified_weights
+from mrt_hpc.roles.sampling.weights_on_node import publish_again, verified_weights
+from mrt_hpc.roles.stored_parts import StoredParts, grader_of
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.shutdown import run_until_asked_to_leave
-from mrt_hpc.run.data import read_problems, share
 from mrt_hpc.run.evaluation_settings import EvaluationSettings, has_samples, passed_over, settings_of
 from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.groups import Sampled, commit_group, merged, read_group
 from mrt_hpc.run.manifest import DamagedError, read_manifest
+from mrt_hpc.run.problems import read_problems, share
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.weights import Weights, published_versions

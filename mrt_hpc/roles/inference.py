@@ -34,13 +34,13 @@ from mrt_hpc.roles.sampling.round_sampler import (
 )
 from mrt_hpc.roles.sampling.serving import Rest, client_of, policy_server, room_of, running_server
 from mrt_hpc.roles.sampling.session import grader_pool
-from mrt_hpc.roles.sampling.weights import LocalWeights, Prefetch, collecting_weights, verified_weights
+from mrt_hpc.roles.sampling.weights_on_node import LocalWeights, Prefetch, collecting_weights, verified_weights
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.shutdown import run_until_asked_to_leave
-from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.layout import is_collection
 from mrt_hpc.run.manifest import DamagedError, read_manifest
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.weights import Weights
 

@@ -20,7 +20,7 @@ from mrt_hpc.recipe.sections import LongPrompts, ProblemSource, Prompt
 from mrt_hpc.roles.sampling.session import grader_pool
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import write_text
-from mrt_hpc.run.data import SolvedProblem, left_out_file, read_problems, write_problems
+from mrt_hpc.run.problems import SolvedProblem, left_out_file, read_problems, write_problems
 from mrt_hpc.run.records import Problem, golds_of
 
 PROMPTS_NAMED = 8

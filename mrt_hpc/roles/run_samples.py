@@ -23,9 +23,9 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.inference.tokens import StoredTokens
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.run.archive import read_sampled, sampled_positions
-from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import FinishReason, Problem, Rollout, gold_text
 from mrt_hpc.run.retries import list_directory
 

@@ -18,11 +18,11 @@ from functools import partial
 
 from mrt_hpc.algorithms.batch import Learnt
 from mrt_hpc.analysis.measures import IterationMetrics
-from mrt_hpc.domains.small_world.task import trace_quality
+from mrt_hpc.domains.small_world.equations import trace_quality
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import SmallWorldProblems
-from mrt_hpc.roles.sampling.weights import verified_weights
+from mrt_hpc.roles.sampling.weights_on_node import verified_weights
 from mrt_hpc.roles.task.context import Task, is_trained
 from mrt_hpc.roles.task.peers import PeerWait
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
@@ -31,11 +31,11 @@ from mrt_hpc.roles.training.artifacts import TrainingArtifacts, newest_good_chec
 from mrt_hpc.roles.training.iteration_data import IterationReader, iteration_readers
 from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
 from mrt_hpc.roles.training.sampler_agreement import agreement, comparable, refuse_disagreement
-from mrt_hpc.roles.training.turn_taking import TurnTaking
-from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind, Use
+from mrt_hpc.run.problems import read_problems
+from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.training import checkpoint, rendezvous
-from mrt_hpc.training.accelerator import choose_kernels
+from mrt_hpc.training.accelerator import Parked, choose_kernels, device, park, unpark
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.rendezvous import Ranks
 from mrt_hpc.training.settings import Objective, TrainerSettings
@@ -43,6 +43,8 @@ from mrt_hpc.training.update_statistics import UpdateStats
 
 log = logging.getLogger(__name__)
 
+REGAIN_DEADLINE_S = 60.0
+"""Seconds in which the process that samples has to end its server, when this one has to save its state and leave."""
 ROUND_S = 30.0
 """Seconds after which rank 0 reports to the other ranks while it waits, well below the time-out of their exchanges."""
 LONGEST_EXCHANGE_S = 1800.0
@@ -306,3 +308,53 @@ class Trainer:
         traces = [(self.statements[r.problem_id], r.text) for r in rollouts if not r.forced]
         quality = trace_quality(source, traces) if traces and isinstance(source, SmallWorldProblems) else {}
         return iteration_metrics(iteration, data, stats, timeline, quality)
+
+
+@dataclass
+class TurnTaking:
+    """The turns of a trainer that shares its GPUs with the process that samples. All ranks call every method
+    together, unless it says otherwise.
+
+    Before a wait its tensors leave the GPUs, and only then the turn is passed on; they come back after it has the turn
+    again. A trainer that has its GPUs for itself always has the turn, and nothing is moved.
+    """
+
+    task: Task
+    _parked: list[Parked] = field(default_factory=list, init=False)
+
+    @property
+    def may_pass_on(self) -> bool:
+        """Whether another process may get the turn from this one; the first rank knows it."""
+        return self.task.turn.is_shared and self.task.turn.is_mine
+
+    def pass_on(self) -> None:
+        """Free the memory of the GPUs on all ranks, and then give the turn to the process that samples."""
+        if device().type != "cpu":
+            self._parked += park(device().type)
+        rendezvous.agree(None)
+        self.task.turn.pass_on()
+
+    def resume(self) -> None:
+        """Bring everything back to the GPUs, after the first rank has taken the turn."""
+        unpark(self._parked)
+
+    def regain(self) -> None:
+        """Ask the process that samples to end, take the turn, and bring everything back.
+
+        Raises:
+            UserError: it keeps the turn.
+        """
+        rendezvous.on_rank_zero(self._take)
+        self.resume()
+
+    def _take(self) -> None:
+        if self.task.companion is not None:
+            self.task.companion.interrupt()
+        wait_until(
+            self.task.turn.take,
+            reason="the process that samples to leave the GPUs, so that what was trained can be saved",
+            deadline_s=REGAIN_DEADLINE_S,
+            where=self.task.turn.path if self.task.companion is None else self.task.companion.log,
+            advice="nothing: the task runs again from its last checkpoint; "
+            f"mrt-hpc status {self.task.layout.word} shows it",
+        )

@@ -23,9 +23,9 @@ from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import Benchmark, BenchmarkSampling
 from mrt_hpc.recipe.user_code import module_file
 from mrt_hpc.run.atomic import checksum, write_json
-from mrt_hpc.run.data import data_checksum
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, read_manifest
+from mrt_hpc.run.problems import data_checksum
 from mrt_hpc.run.prompt_files import PROMPT_FIELDS, prompt_contents
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import Whole, read_typed

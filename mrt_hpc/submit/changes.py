@@ -16,8 +16,8 @@ from mrt_hpc.recipe.hub_models import MODEL_FIELDS, is_same_model
 from mrt_hpc.recipe.lock import FREE_FIELDS, FREE_SECTIONS, RECORDED_SECTIONS, differences, read_lock
 from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.recipe.sections import PromptLimits
-from mrt_hpc.run.data import left_out
 from mrt_hpc.run.layout import COLLECTION, RunLayout
+from mrt_hpc.run.problems import left_out
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.weights import published_versions
 from mrt_hpc.training.settings import warmup_steps

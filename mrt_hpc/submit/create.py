@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mrt_hpc.domains.small_world.task import Split, problems, supervised_samples
+from mrt_hpc.attempt.notify import sign
+from mrt_hpc.domains.small_world.equations import Split, problems, supervised_samples
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.mrt.sft import Conversation, Suffix
 from mrt_hpc.plan.jobs import Plan
@@ -34,11 +35,10 @@ from mrt_hpc.recipe.sections import (
 from mrt_hpc.recipe.user_code import keep
 from mrt_hpc.run.access import follow_access, open_to_group
 from mrt_hpc.run.atomic import commit_directory, temporary_sibling, write_json, write_text
-from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.problems import read_problems, write_problems
 from mrt_hpc.run.prompt_files import keep_prompt_files, prompt_files
 from mrt_hpc.run.records import Problem
-from mrt_hpc.run.stuck_notices import sign
 from mrt_hpc.run.weights import refuse_delta
 from mrt_hpc.submit.changes import refuse_other_recipe
 from mrt_hpc.submit.origin import Origin

@@ -11,10 +11,10 @@ from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.lock import changed_recipe, differences
 from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.recipe.sections import Conversations, HuggingFaceModel, JsonlProblems, Suffixes
-from mrt_hpc.run.data import left_out, problem_lines, read_problems
 from mrt_hpc.run.fork_record import Changed, ForkedData, ForkRecord, read_fork
 from mrt_hpc.run.layout import FIRST, LAST, RunLayout
 from mrt_hpc.run.manifest import DamagedError, verify
+from mrt_hpc.run.problems import left_out, problem_lines, read_problems
 from mrt_hpc.run.prompt_files import read_experiment
 from mrt_hpc.run.weights import full_versions, refuse_delta, take_over
 from mrt_hpc.training.supervised import read_conversations, read_suffixes, sample_lines

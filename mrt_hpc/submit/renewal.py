@@ -19,7 +19,6 @@ from mrt_hpc.recipe.lock import FREE_SECTIONS, lock_text, read_lock
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import BenchmarkSampling, JsonlProblems, PromptLimits, SmallWorldProblems
 from mrt_hpc.run.atomic import write_json, write_text
-from mrt_hpc.run.data import left_out_file, write_problems
 from mrt_hpc.run.evaluation_settings import (
     EvaluationSettings,
     evaluation_settings,
@@ -29,6 +28,7 @@ from mrt_hpc.run.evaluation_settings import (
 )
 from mrt_hpc.run.events import EventKind, EventLog, event_file
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.problems import left_out_file, write_problems
 from mrt_hpc.run.prompt_files import keep_prompt_files
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.task_state import TaskRecord, TaskState, task_file, write_task

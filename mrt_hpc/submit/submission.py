@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mrt_hpc.attempt.ledger import claimed, local_process, record_site, record_submission, remember_site
+from mrt_hpc.attempt.notify import forget_notices
 from mrt_hpc.attempt.python_look import no_sampling
 from mrt_hpc.attempt.run_progress import task_records
 from mrt_hpc.backends.backend import Backend, JobOrder, Objections, Site
@@ -28,7 +29,6 @@ from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.recipe.user_code import changed
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import changed_prompt_files, copy_of
-from mrt_hpc.run.stuck_notices import forget_notices
 from mrt_hpc.run.task_state import TaskState, forget_failures
 from mrt_hpc.submit.changes import refuse_other_recipe, with_warmup_begun
 from mrt_hpc.submit.create import create_or_open

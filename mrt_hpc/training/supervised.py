@@ -10,7 +10,7 @@ from typing import Any
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.sft import ASSISTANT, Conversation, Message, Suffix
 from mrt_hpc.run.atomic import write_text
-from mrt_hpc.run.data import read_lines, text_field
+from mrt_hpc.run.problems import read_lines, text_field
 
 _CONVERSATION = (
     'each line is one object such as {"id": "s-1", "messages": [{"role": "user", "content": "What is 1+1?"}, '

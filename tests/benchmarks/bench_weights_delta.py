@@ -35,7 +35,7 @@ from benchmarking import table as markdown
 from small_language_model import convert
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mrt_hpc.roles.sampling.weights import LocalWeights
+from mrt_hpc.roles.sampling.weights_on_node import LocalWeights
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest, verify
 from mrt_hpc.run.weights import publish

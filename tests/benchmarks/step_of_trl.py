@@ -29,8 +29,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.server_start import on_cpu
-from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.prompt_files import read_experiment
 
 if TYPE_CHECKING:

@@ -25,12 +25,12 @@ from mrt_hpc.plan.kept_weights import kept_versions
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.atomic import is_temporary
-from mrt_hpc.run.data import draw_problems, read_problems, share
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import RunLayout, collection_of
 from mrt_hpc.run.manifest import MANIFEST, read_manifest, verify
+from mrt_hpc.run.problems import draw_problems, read_problems, share
 from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.weights import is_delta, published_versions
 

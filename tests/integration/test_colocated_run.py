@@ -25,10 +25,10 @@ from slurm_verifier import HELD_FROM, HELD_S, HELD_UNTIL
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.task.context import Companion
 from mrt_hpc.run.archive import read_sampled
-from mrt_hpc.run.data import draw_problems, read_problems
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import Sampled, commit_group, complete_groups
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.problems import draw_problems, read_problems
 from mrt_hpc.run.records import GroupStatistics
 from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.turns import Turn

@@ -15,7 +15,7 @@ SERVER = """
 import json, os, signal, time
 import torch
 from vllm.v1.engine import utils
-from mrt_hpc.inference.engine_process import fork_engines
+from mrt_hpc.inference.vllm_on_cpu import fork_engines
 
 def compute():
     return float((torch.ones(2048, 2048) @ torch.ones(2048, 2048)).sum())

@@ -12,12 +12,12 @@ import pytest
 from conftest import ROOT, task_in
 
 from mrt_hpc.algorithms.starts import WholeTraces
-from mrt_hpc.analysis.curves import valued_traces
 from mrt_hpc.analysis.measures import EvaluationSummary
+from mrt_hpc.analysis.problem_measures import valued_traces
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.small_world import STARTING_MODEL
-from mrt_hpc.domains.small_world.task import FORCED_TEXT, Split, problems
+from mrt_hpc.domains.small_world.equations import FORCED_TEXT, Split, problems
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.inference.client import SamplingSettings, connect
 from mrt_hpc.inference.prompting import Prompter

@@ -20,10 +20,10 @@ from conftest import ROOT
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.run.archive import sampled_positions
 from mrt_hpc.run.atomic import is_temporary
-from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import complete_groups
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import published_versions
 

@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from mrt_hpc.domains.small_world import STARTING_MODEL
-from mrt_hpc.domains.small_world.model import NUMBERS, build_tokenizer, fresh_model
-from mrt_hpc.domains.small_world.task import (
+from mrt_hpc.domains.small_world.equations import (
     ANSWER_START,
     END_THINK,
     FORCED_TEXT,
@@ -28,6 +27,7 @@ from mrt_hpc.domains.small_world.task import (
     example,
     problems,
 )
+from mrt_hpc.domains.small_world.model import NUMBERS, build_tokenizer, fresh_model
 from mrt_hpc.domains.small_world.warm_start import (
     IGNORED,
     Example,

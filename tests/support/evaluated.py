@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
 from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.evaluate.evaluation import evaluation_recipe
-from mrt_hpc.evaluate.models import models_asked
+from mrt_hpc.evaluate.asked_models import models_asked
+from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe
 from mrt_hpc.plan.compile import compile_plan, evaluation_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_lock
-from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.groups import Sampled, commit_group
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
 from mrt_hpc.submit.create import create_or_open
 

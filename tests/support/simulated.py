@@ -23,8 +23,7 @@ from mrt_hpc.analysis.intervals import (
     ratio_interval,
     share_interval,
 )
-from mrt_hpc.mrt.regret import TraceCurve, area_of_episodes
-from mrt_hpc.mrt.token_budget import first_reached
+from mrt_hpc.mrt.regret import TraceCurve, area_of_episodes, first_reached
 from mrt_hpc.mrt.votes import AnswerCounts, majority_at_k
 
 if TYPE_CHECKING:

@@ -14,19 +14,19 @@ from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.domains.small_world.model import build_tokenizer
-from mrt_hpc.evaluate.evaluation import evaluation_recipe
-from mrt_hpc.evaluate.models import ModelsAsked
+from mrt_hpc.evaluate.asked_models import ModelsAsked
+from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.plan.compile import compile_plan, evaluation_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import EvaluatedModel, Recipe
-from mrt_hpc.roles.benchmarks.summary import answers_by_problem
+from mrt_hpc.roles.evaluation_summary import answers_by_problem
 from mrt_hpc.run.archive import archive_groups
 from mrt_hpc.run.atomic import write_text
-from mrt_hpc.run.data import draw_problems, read_problems
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.events import EventKind, event_file
 from mrt_hpc.run.groups import Sampled, commit_group
+from mrt_hpc.run.problems import draw_problems, read_problems
 from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
 from mrt_hpc.submit.create import create_or_open
 

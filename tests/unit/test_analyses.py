@@ -11,8 +11,8 @@ from evaluated import PROBLEMS, boundary, model, trace, unvalued
 from scipy.stats import t as student
 
 from mrt_hpc.analysis import efficiency, scaling
+from mrt_hpc.analysis.accuracy_by_budget import AccuracyAt, analyse_extrapolation, extrapolation_of
 from mrt_hpc.analysis.analysis_files import as_csv
-from mrt_hpc.analysis.curves import curves_of
 from mrt_hpc.analysis.efficiency import analyse_efficiency, default_levels, efficiencies, ratio_text, tokens_to
 from mrt_hpc.analysis.episode_progress import (
     Difficulty,
@@ -22,8 +22,8 @@ from mrt_hpc.analysis.episode_progress import (
     progress_by_episode,
     progress_curves,
 )
-from mrt_hpc.analysis.extrapolation import AccuracyAt, analyse_extrapolation, extrapolation_of
 from mrt_hpc.analysis.intervals import IntervalEstimate
+from mrt_hpc.analysis.problem_measures import curves_of
 from mrt_hpc.analysis.regret_by_budget import (
     ModelRegret,
     analyse_regret,

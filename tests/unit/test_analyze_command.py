@@ -13,10 +13,10 @@ from evaluated import commit_all, commit_shard, commit_traces, evaluated_run, ev
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.cli.main import main
-from mrt_hpc.evaluate import evaluation
+from mrt_hpc.evaluate import evaluation_alone
 from mrt_hpc.plan.compile import evaluation_plan
-from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.submit import create
 from mrt_hpc.submit.create import create_or_open
@@ -218,7 +218,7 @@ class Submissions:
 @pytest.fixture
 def submissions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Submissions:
     found = Submissions()
-    monkeypatch.setattr(evaluation, "submit_evaluation", found.submit)
+    monkeypatch.setattr(evaluation_alone, "submit_evaluation", found.submit)
     monkeypatch.setattr(create, "check_model", lambda _: None)  # these models are a file without content
     monkeypatch.chdir(tmp_path)
     return found

@@ -27,12 +27,12 @@ from mrt_hpc.recipe.sections import Evaluation
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.evaluation import run as run_evaluation
 from mrt_hpc.roles.prepare_checks import check_benchmark
-from mrt_hpc.run.data import left_out, left_out_file, read_problems, write_problems
 from mrt_hpc.run.evaluation_settings import evaluation_settings, has_samples
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
+from mrt_hpc.run.problems import left_out, left_out_file, read_problems, write_problems
 from mrt_hpc.run.records import GroupStatistics
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import prune, publish

@@ -33,12 +33,12 @@ from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.sampling.round_sampler import Rounds
 from mrt_hpc.roles.sampling.serving import Rest
-from mrt_hpc.roles.sampling.weights import NodeFolder
+from mrt_hpc.roles.sampling.weights_on_node import NodeFolder
 from mrt_hpc.roles.task.context import Companion, turn_of
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
-from mrt_hpc.run.data import write_problems
 from mrt_hpc.run.events import EventKind, EventLog, Use, event_file, has_progressed, read_events
 from mrt_hpc.run.groups import commit_group
+from mrt_hpc.run.problems import write_problems
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task
 from mrt_hpc.run.turns import Turn, remove_abandoned

@@ -15,7 +15,6 @@ from click.testing import CliRunner, Result
 from evaluated import commit_traces, evaluated_run, evaluation_directory, run_directory
 
 from mrt_hpc.analysis.comparing import MEAN, compare, notes, quantity, requirement, verdict
-from mrt_hpc.analysis.curves import curves_of
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.intervals import (
     Spread,
@@ -28,14 +27,14 @@ from mrt_hpc.analysis.intervals import (
     spread_of,
 )
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
-from mrt_hpc.analysis.problem_measures import MajorityAtK, measure_of
+from mrt_hpc.analysis.problem_measures import MajorityAtK, curves_of, measure_of
 from mrt_hpc.analysis.published import BENCHMARKS, RERUN, TABLES
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.recipe.find import SUITES, find
 from mrt_hpc.recipe.load import read_suite
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.problems import read_problems
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,7 +18,7 @@ from mrt_hpc.plan.jobs import Plan, read_plan
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.problems import read_problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mrt_hpc.cli.main import main
 from mrt_hpc.datasets.check import GRAM_WORDS, Check, CheckReport, FindingKind, SimilarPair, check, similar_pairs, words
-from mrt_hpc.datasets.prepare import Order, prepare, record_file
+from mrt_hpc.datasets.conversion import Order, prepare, record_file
 from mrt_hpc.errors import ExitCode, UserError
 
 if TYPE_CHECKING:

@@ -25,12 +25,12 @@ import mrt_hpc
 from mrt_hpc.cli.main import main
 from mrt_hpc.datasets import named
 from mrt_hpc.datasets.columns import Asked, BadRowError, Columns, find_columns, gold_answer, problem_text
+from mrt_hpc.datasets.conversion import AtMost, Order, Sample, SourceRecord, prepare, record_file
 from mrt_hpc.datasets.named import BY_NAME, SOURCES, NamedSource, fetch_command, fetch_data
-from mrt_hpc.datasets.prepare import AtMost, Order, Sample, SourceRecord, prepare, record_file
 from mrt_hpc.datasets.sources import Selection, SourceFile, choose, hub_name, open_source, read_rows
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import Problem
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from mrt_hpc.cli.fields import recipe_fields, reference_pages, site_fields
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.find import SUITES, find
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:

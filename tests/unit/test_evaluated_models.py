@@ -21,8 +21,8 @@ from mrt_hpc.cli.main import main
 from mrt_hpc.cli.plan import awaited_models, missing_inputs
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import UserError
-from mrt_hpc.evaluate.evaluation import evaluation_recipe, refuse_other_queue
-from mrt_hpc.evaluate.models import models_asked, refuse_lost_models
+from mrt_hpc.evaluate.asked_models import models_asked, refuse_lost_models
+from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe, refuse_other_queue
 from mrt_hpc.plan.compile import compile_plan, evaluation_plan
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.load import load_recipe
@@ -30,7 +30,7 @@ from mrt_hpc.recipe.lock import lock_text, read_lock, read_recipe_lock
 from mrt_hpc.recipe.schema import EvaluatedModel, EvaluationRecipe
 from mrt_hpc.roles import prepare
 from mrt_hpc.roles.evaluation import UnitEvaluation
-from mrt_hpc.roles.sampling.weights import verified_weights
+from mrt_hpc.roles.sampling.weights_on_node import verified_weights
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.layout import split_at
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task

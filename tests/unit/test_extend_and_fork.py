@@ -27,10 +27,10 @@ from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.sections import HuggingFaceModel, Suffixes
 from mrt_hpc.roles.report import write_report
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.data import left_out_file, read_problems, write_problems
 from mrt_hpc.run.fork_record import read_fork
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest, verify
+from mrt_hpc.run.problems import left_out_file, read_problems, write_problems
 from mrt_hpc.run.weights import prune, publish
 from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.submit.extension import extended_recipe

@@ -18,9 +18,9 @@ from small_weights import Gathered, publish_full, read_model, tensors
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.roles.inference import Worker
-from mrt_hpc.roles.sampling import weights
+from mrt_hpc.roles.sampling import weights_on_node
 from mrt_hpc.roles.sampling.round_sampler import Round
-from mrt_hpc.roles.sampling.weights import MARK, PREFIX, LocalWeights, NodeFolder, Prefetch, verified_weights
+from mrt_hpc.roles.sampling.weights_on_node import MARK, PREFIX, LocalWeights, NodeFolder, Prefetch, verified_weights
 from mrt_hpc.roles.training import artifacts
 from mrt_hpc.roles.training.artifacts import Publisher
 from mrt_hpc.run import weights_delta
@@ -52,7 +52,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
     """A run whose trainer has published nothing yet."""
-    monkeypatch.setattr(weights, "LONGEST_LOOK_S", 0.01)
+    monkeypatch.setattr(weights_on_node, "LONGEST_LOOK_S", 0.01)
     return run_of(tmp_path / "run", *SEGMENT, "schedule.max_staleness=1", "training.full_weights_every=8")
 
 
@@ -187,7 +187,7 @@ def test_a_full_disk_of_the_node_leaves_no_part(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(weights, "put_together", full)
+        patched.setattr(weights_on_node, "put_together", full)
         with pytest.raises(OSError, match="No space"):
             local.of(2)
     assert [path.name for path in node.glob(f"{PREFIX}*/*")] == [MARK]
@@ -230,7 +230,7 @@ def test_a_version_that_was_published_again_meanwhile_stays(
 LEFT = """
 import os, signal, sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from mrt_hpc.roles.sampling.weights import NodeFolder
+from mrt_hpc.roles.sampling.weights_on_node import NodeFolder
 (NodeFolder.make().path / "model").write_text("large")
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -294,7 +294,7 @@ def test_what_was_verified_or_put_together_while_sampling_is_loaded_without_read
             newer = ahead.newer_than(version - 1)
             assert (newer and newer.version, ahead.newer_than(version)) == (version, None)
             with monkeypatch.context() as patched:
-                patched.setattr(weights, "put_together", None)
+                patched.setattr(weights_on_node, "put_together", None)
                 patched.setattr(weights_delta, "verify", None)
                 assert switched(worker, version) == [version]
         assert worker._is_loaded(3)
@@ -371,7 +371,7 @@ def test_a_round_that_is_over_waits_for_no_verification(worker: Worker, monkeypa
         assert may_end.wait(20)
         return checksum(file)
 
-    monkeypatch.setattr(weights, "checksum", slowly)
+    monkeypatch.setattr(weights_on_node, "checksum", slowly)
     publish_full(worker.task.layout, 1)
     ahead = Prefetch(worker.local, newest=0, last=1)
     with ahead.running():

@@ -25,7 +25,7 @@ from safetensors.numpy import save
 from mrt_hpc.backends.slurm.containers import folders_read
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.evaluate.models import models_asked
+from mrt_hpc.evaluate.asked_models import models_asked
 from mrt_hpc.hub import fetch_model
 from mrt_hpc.recipe import hub_models
 from mrt_hpc.recipe.hub_models import CachedModel, HubModel, cache_directory, found_in_cache, is_same_model

@@ -28,7 +28,7 @@ from mrt_hpc.modes.revision import HistoryConditioned, Linearised
 from mrt_hpc.modes.writer import Draft, Writer, paragraph_break, whole_paragraphs
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.sections import Prompt
-from mrt_hpc.roles.benchmarks.summary import stage_rewards
+from mrt_hpc.roles.evaluation_summary import stage_rewards
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.parquet import read_records, write_records
 from mrt_hpc.run.records import FinishReason, Problem, Rollout

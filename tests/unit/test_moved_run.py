@@ -12,6 +12,7 @@ import pytest
 from run_of import job_of, run_of
 
 from mrt_hpc.attempt.ledger import claimed, record_submission
+from mrt_hpc.attempt.notify import sign
 from mrt_hpc.attempt.ranks import start_ranks
 from mrt_hpc.backends.local.backend import LocalRun, run_plan
 from mrt_hpc.backends.local.site import LocalSite
@@ -24,7 +25,6 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Holder, group_leases
 from mrt_hpc.run.manifest import commit_whole
 from mrt_hpc.run.quarantine import set_aside
-from mrt_hpc.run.stuck_notices import sign
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 
 if TYPE_CHECKING:

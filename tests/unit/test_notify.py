@@ -16,7 +16,7 @@ from run_of import run_of
 from mrt_hpc.attempt import notify
 from mrt_hpc.attempt.entry import load_task, run_task
 from mrt_hpc.attempt.ledger import record_site, record_submission
-from mrt_hpc.attempt.notify import notify_end, notify_stuck
+from mrt_hpc.attempt.notify import FULL_DISK, forget_notices, notify_end, notify_stuck, sign
 from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.attempt.stuck import notify_failure, patience_of, sign_for
 from mrt_hpc.backends.local.site import LocalSite
@@ -27,11 +27,9 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.task.peers import PeersAwayError
-from mrt_hpc.run import stuck_notices
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.retries import NO_INODES, retrying
-from mrt_hpc.run.stuck_notices import FULL_DISK, forget_notices, sign
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.waiting import wait_until
 
@@ -227,7 +225,7 @@ def test_what_an_attempt_has_finished_since_takes_the_full_disk_back(run: Notifi
 def test_a_disk_without_room_for_any_file_is_told_too(run: Notified, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a new name finds room."""
     with monkeypatch.context() as patch:
-        patch.setattr(stuck_notices, "write_text", never_written)
+        patch.setattr(notify, "write_text", never_written)
         task = load_task(run.layout, INFERENCE, 0, HERE)
         sign_for(task)
         for _ in range(2):

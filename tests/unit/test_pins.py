@@ -18,9 +18,9 @@ from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.queued_jobs import LiveJob
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
-from mrt_hpc.evaluate import evaluation, models
-from mrt_hpc.evaluate.evaluation import evaluation_recipe, submit_evaluation
-from mrt_hpc.evaluate.models import models_asked, pin_models
+from mrt_hpc.evaluate import asked_models, evaluation_alone
+from mrt_hpc.evaluate.asked_models import models_asked, pin_models
+from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe, submit_evaluation
 from mrt_hpc.plan.compile import evaluation_plan
 from mrt_hpc.recipe.lock import read_lock, read_recipe_lock
 from mrt_hpc.roles import prepare
@@ -40,9 +40,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
     """A training run as at the paper's scale that has published nothing yet: four trainer jobs, of which the first
     publishes the versions 1 to 62 and is queued, with the id 17. The models of these tests are a file.
     """
-    monkeypatch.setattr(models, "live_jobs", lambda _: {"segment-000.trainer": LiveJob("17", at_work=True)})
+    monkeypatch.setattr(asked_models, "live_jobs", lambda _: {"segment-000.trainer": LiveJob("17", at_work=True)})
     monkeypatch.setattr(create, "check_model", lambda _: None)
-    monkeypatch.setattr(evaluation, "start", lambda *_: None)
+    monkeypatch.setattr(evaluation_alone, "start", lambda *_: None)
     for name in ("check_architecture", "check_tokenizer", "check_prompts", "name_unreadable"):
         monkeypatch.setattr(prepare, name, lambda *_, **__: None)
     long = ("schedule.iterations=248", "schedule.iterations_per_job=62", "training.keep_weights=3")
@@ -82,7 +82,7 @@ def test_a_version_that_is_pinned_stays_whether_it_is_there_or_to_come(
     run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[set[int]] = []
-    monkeypatch.setattr(evaluation, "start", lambda *_: kept.append(pinned_versions(run)))
+    monkeypatch.setattr(evaluation_alone, "start", lambda *_: kept.append(pinned_versions(run)))
     train(run, 20)
     submitted(tmp_path / "eval", f"{run.root}@19,25,61")
     assert kept == [{19, 25, 61}], "before any job is sent"
@@ -182,7 +182,7 @@ def test_of_a_run_that_is_closed_only_versions_that_are_there_or_stay_anyway_are
         raise PermissionError(errno.EACCES, "Permission denied", str(run.pins))
 
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) != run.root)
-    monkeypatch.setattr(models, "pin", refuse)
+    monkeypatch.setattr(asked_models, "pin", refuse)
     with pytest.raises(UserError) as told:
         submitted(tmp_path / "eval", f"{run.root}@20")
     assert told.value.expected == "a version that the training keeps anyway: 0, 246, 247, 248"
@@ -191,5 +191,5 @@ def test_of_a_run_that_is_closed_only_versions_that_are_there_or_stay_anyway_are
     warnings: list[str] = []
     submitted(tmp_path / "eval", f"{run.root}@19", warnings)
     assert len(warnings) == 1
-    monkeypatch.setattr(models, "live_jobs", lambda _: {"segment-003.trainer": LiveJob("18", at_work=False)})
+    monkeypatch.setattr(asked_models, "live_jobs", lambda _: {"segment-003.trainer": LiveJob("18", at_work=False)})
     submitted(tmp_path / "last", f"{run.root}@last")

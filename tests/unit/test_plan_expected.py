@@ -11,8 +11,8 @@ from commands import recipe, typed
 from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm.site import SlurmSite
-from mrt_hpc.evaluate.evaluation import evaluation_recipe
-from mrt_hpc.evaluate.models import models_asked
+from mrt_hpc.evaluate.asked_models import models_asked
+from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe
 from mrt_hpc.plan.compile import compile_plan, evaluation_plan
 from mrt_hpc.plan.hours import (
     FULL_SLOTS,

@@ -24,9 +24,9 @@ from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.roles import prepare
 from mrt_hpc.roles.prepare_checks import check_prompts, name_unreadable
-from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
+from mrt_hpc.run.problems import read_problems, write_problems
 from mrt_hpc.run.weights import publish
 from mrt_hpc.training.agreement import make_small
 

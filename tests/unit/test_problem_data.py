@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.run.data import draw_problems, read_problems, share, write_problems
+from mrt_hpc.run.problems import draw_problems, read_problems, share, write_problems
 from mrt_hpc.run.records import Problem, gold_text
 from mrt_hpc.run.seeds import derive_seed
 

@@ -26,8 +26,8 @@ from mrt_hpc.recipe.find import RECIPES, find
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_lock
 from mrt_hpc.recipe.sections import Prompt
-from mrt_hpc.run.data import read_examples
 from mrt_hpc.run.evaluation_settings import evaluation_settings, fingerprint_of
+from mrt_hpc.run.problems import read_examples
 from mrt_hpc.run.prompt_files import changed_prompt_files, copy_of, read_experiment
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from samples import rollout, sampled
 from mrt_hpc.analysis.collect import read_summary
 from mrt_hpc.analysis.measures import RunSummary
 from mrt_hpc.analysis.report.content import RunRecord
-from mrt_hpc.analysis.report.results import results
+from mrt_hpc.analysis.report.result_sections import results
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.cli.main import main
@@ -22,13 +22,13 @@ from mrt_hpc.evaluate import regrade
 from mrt_hpc.evaluate.regrade import regrade_run
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.benchmarks.regrading import Regrader
-from mrt_hpc.roles.benchmarks.stored_parts import grader_of
-from mrt_hpc.roles.benchmarks.summary import summary_of
-from mrt_hpc.run.data import read_problems, write_problems
+from mrt_hpc.roles.evaluation_summary import summary_of
+from mrt_hpc.roles.regrading import Regrader
+from mrt_hpc.roles.stored_parts import grader_of
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.groups import commit_group, read_group
 from mrt_hpc.run.manifest import read_manifest
+from mrt_hpc.run.problems import read_problems, write_problems
 from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:

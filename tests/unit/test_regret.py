@@ -5,9 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mrt_hpc.analysis.curves import valued_traces
-from mrt_hpc.mrt.regret import TraceCurve, area_of_episodes, area_under_values, regret_by_problem, tokens_to_answer
-from mrt_hpc.mrt.token_budget import first_reached, reward_within
+from mrt_hpc.analysis.problem_measures import valued_traces
+from mrt_hpc.mrt.regret import (
+    TraceCurve,
+    area_of_episodes,
+    area_under_values,
+    first_reached,
+    regret_by_problem,
+    reward_within,
+    tokens_to_answer,
+)
 from mrt_hpc.run.groups import Sampled
 from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
 

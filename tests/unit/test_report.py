@@ -36,7 +36,7 @@ from mrt_hpc.analysis.report.content import (
 )
 from mrt_hpc.analysis.report.plots import progress_stages
 from mrt_hpc.analysis.report.render import render_page, script_hash, write_markdown
-from mrt_hpc.analysis.report.sections import MOST_HAPPENINGS, sections
+from mrt_hpc.analysis.report.run_sections import MOST_HAPPENINGS, sections
 from mrt_hpc.analysis.rows import mean_of, mean_rows, sample, summarise_evaluation
 from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, prefix_curve
 from mrt_hpc.cli.main import main

@@ -25,8 +25,8 @@ from mrt_hpc.backends.slurm import queue as slurm_queue
 from mrt_hpc.cli.display import LineDisplay
 from mrt_hpc.cli.run_view import duration, moment, sparkline, view
 from mrt_hpc.plan.jobs import read_plan
-from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.groups import commit_group
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.view.snapshot import Snapshot
 from mrt_hpc.view.snapshot_reader import SnapshotReader

@@ -25,15 +25,15 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.sections import Grading, SmallWorldProblems
 from mrt_hpc.roles import evaluation
-from mrt_hpc.roles.benchmarks.stored_parts import StoredParts, grader_of, writing
 from mrt_hpc.roles.evaluation import UnitEvaluation
+from mrt_hpc.roles.stored_parts import StoredParts, grader_of, writing
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.evaluation_settings import fingerprint_of
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import read_group
 from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.manifest import read_manifest
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.weights import Weights
 from mrt_hpc.submit.create import create_or_open
 

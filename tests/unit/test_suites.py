@@ -11,8 +11,8 @@ from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.domains.extraction import last_box
 from mrt_hpc.domains.small_world.model import ModelSize, build_tokenizer
 from mrt_hpc.errors import UserError
-from mrt_hpc.evaluate.evaluation import evaluation_recipe
-from mrt_hpc.evaluate.models import ModelsAsked
+from mrt_hpc.evaluate.asked_models import ModelsAsked
+from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.modes.base import Direct, Mode
 from mrt_hpc.modes.revision import DEFAULT_SEND_BACK

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from evaluated import BENCHMARK, run_directory
 
-from mrt_hpc.analysis.curves import valued_traces
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
-from mrt_hpc.mrt.regret import TraceCurve
-from mrt_hpc.mrt.token_budget import reward_within
+from mrt_hpc.analysis.problem_measures import valued_traces
+from mrt_hpc.mrt.regret import TraceCurve, reward_within
 from mrt_hpc.recipe.lock import read_lock
-from mrt_hpc.roles.benchmarks.summary import summary_of
-from mrt_hpc.run.data import read_problems
+from mrt_hpc.roles.evaluation_summary import summary_of
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.groups import Sampled, commit_group
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import FinishReason, GroupStatistics, PrefixValue, Rollout
 
 if TYPE_CHECKING:

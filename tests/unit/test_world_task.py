@@ -9,8 +9,8 @@ from statistics import mean
 import pytest
 
 from mrt_hpc.domains.extraction import extract_answer
-from mrt_hpc.domains.small_world import task
-from mrt_hpc.domains.small_world.task import MARKER, Equation, Habits, Split, TraceQuality, example, problems
+from mrt_hpc.domains.small_world import equations
+from mrt_hpc.domains.small_world.equations import MARKER, Equation, Habits, Split, TraceQuality, example, problems
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.episodes import episode_starts
 from mrt_hpc.recipe.sections import Episodes
@@ -25,14 +25,14 @@ GOOD = (
 
 
 def inspected(text: str) -> TraceQuality:
-    return task.inspect_trace(EQUATION.statement, text)
+    return equations.inspect_trace(EQUATION.statement, text)
 
 
 def many_traces(habits: Habits, count: int = 1000) -> list[tuple[Equation, list[str], int]]:
     rng = random.Random(7)
     equations = [Equation.parse(p.problem) for p in problems(Split.TRAIN)]
     chosen = [rng.choice(equations) for _ in range(count)]
-    return [(e, *task.think(e, habits, rng)) for e in chosen]
+    return [(e, *equations.think(e, habits, rng)) for e in chosen]
 
 
 def test_splits_share_no_problem_and_every_gold_answer_solves_its_own():
@@ -62,7 +62,7 @@ def test_too_many_problems_and_a_foreign_one_are_refused():
 def test_a_check_writes_its_arithmetic_out_and_closes_the_bounds_in():
     assert EQUATION.check(4, MARKER) == "Wait, x=4: 3*4=12, 12+14=26 vs 35 low"
     assert [EQUATION.verdict(x) for x in (6, 7, 8)] == ["low", "yes", "high"]
-    known, bounds = task.Knowledge(), []
+    known, bounds = equations.Knowledge(), []
     for guess, verdict in ((10, "high"), (4, "low"), (2, "low"), (7, "yes")):
         known.learn(guess, verdict)
         bounds.append((known.least, known.most))
@@ -82,7 +82,7 @@ def test_natural_examples_are_well_formed_and_right_in_every_check():
     rng = random.Random(3)
     for problem in problems(Split.TRAIN, 200):
         [span] = example(Equation.parse(problem.problem), replace(Habits(), forced=0.0), rng)
-        quality = task.inspect_trace(problem.problem, span.text)
+        quality = equations.inspect_trace(problem.problem, span.text)
         assert (span.trained, quality.well_formed) == (True, True)
         assert quality.checks == quality.right_checks == quality.episodes
 
@@ -93,7 +93,7 @@ def test_forced_examples_answer_with_what_the_checks_leave_open():
         equation = Equation.parse(problem.problem)
         thought, forced, answer = example(equation, replace(Habits(), forced=1.0, forced_inside=0.0), rng)
         assert (thought.trained, forced.trained, answer.trained) == (True, False, True)
-        assert (forced.text, answer.text[-1]) == (task.FORCED_TEXT, "}")
+        assert (forced.text, answer.text[-1]) == (equations.FORCED_TEXT, "}")
         number = int(answer.text.removesuffix("}"))
         for check in filter(None, thought.text.split("\n\n")):
             guess = int(check.split("x=")[1].split(":")[0])
@@ -109,7 +109,7 @@ def test_a_cut_inside_a_check_ends_before_a_number():
 
 def test_an_episode_starts_at_every_further_guess_and_the_answer_is_found_by_the_graders_rule():
     rule = Episodes(markers=(MARKER,), min_paragraphs=1)
-    thought = GOOD.partition(task.END_THINK)[0]
+    thought = GOOD.partition(equations.END_THINK)[0]
     assert [thought[s : s + 9] for s in episode_starts(thought.encode(), rule)] == ["Wait, x=4", "Wait, x=7"]
     assert extract_answer(GOOD) == "7"
 

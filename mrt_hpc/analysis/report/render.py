@@ -28,8 +28,8 @@ from mrt_hpc.analysis.report.content import (
     choose,
     visible,
 )
-from mrt_hpc.analysis.report.results import name_before
-from mrt_hpc.analysis.report.sections import heading, sections, title
+from mrt_hpc.analysis.report.result_sections import name_before
+from mrt_hpc.analysis.report.run_sections import heading, sections, title
 from mrt_hpc.run.atomic import write_text
 
 NOTHING = "Nothing of this has been measured."

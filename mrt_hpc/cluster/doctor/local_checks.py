@@ -34,7 +34,7 @@ from mrt_hpc.cluster.filesystems import (
 from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.verifiers import verifiers_of
 from mrt_hpc.errors import UserError, word
-from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER
+from mrt_hpc.inference.server_main import LONGEST_SOCKET_FOLDER
 from mrt_hpc.plan.hours import BYTES, count_problems, model_billions
 from mrt_hpc.plan.jobs import Plan
 from mrt_hpc.recipe.schema import Recipe

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from mrt_hpc.domains.small_world.task import END_THINK, PARAGRAPH_END, THINK
+from mrt_hpc.domains.small_world.equations import END_THINK, PARAGRAPH_END, THINK
 
 END_OF_TEXT = "<|end|>"
 PADDING = "<|pad|>"

@@ -24,8 +24,8 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from mrt_hpc.domains.small_world.equations import VERDICTS, Equation, Habits, Split, example, problems
 from mrt_hpc.domains.small_world.model import ModelSize, build_tokenizer, fresh_model
-from mrt_hpc.domains.small_world.task import VERDICTS, Equation, Habits, Split, example, problems
 from mrt_hpc.run.seeds import derive_seed
 
 # -- muon --------------------------------------------------------------------------------------------------------------

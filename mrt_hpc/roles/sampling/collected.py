@@ -15,10 +15,10 @@ from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.roles.task.context import Task, positions_there, set_group_aside
 from mrt_hpc.run.archive import read_sampled
-from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.groups import Group, refuse_another_problem
 from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.manifest import DamagedError
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import Problem, Rollout
 
 

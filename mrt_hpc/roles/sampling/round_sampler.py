@@ -27,11 +27,11 @@ from mrt_hpc.roles.sampling.grading import graded_in_order
 from mrt_hpc.roles.sampling.session import SamplingSession
 from mrt_hpc.roles.task.context import LONGEST_LOOK_S, Task, is_trained, positions_there
 from mrt_hpc.roles.task.peers import PeerStatus
-from mrt_hpc.run.data import draw_problems
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Sampled, commit_group, merged
 from mrt_hpc.run.layout import collecting_version, is_collection
 from mrt_hpc.run.leases import Leases, group_leases
+from mrt_hpc.run.problems import draw_problems
 from mrt_hpc.run.records import Problem, Rollout
 from mrt_hpc.run.weights import Weights, published_versions
 

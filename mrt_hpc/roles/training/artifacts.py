@@ -21,10 +21,10 @@ from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.archive import archive_groups
 from mrt_hpc.run.atomic import is_temporary, remove_leftovers, write_json
-from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.layout import RunLayout, collection_of
 from mrt_hpc.run.manifest import DamagedError, read_manifest
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.quarantine import evaluated_with_others, younger_than
 from mrt_hpc.run.retries import RetryPolicy, list_directory, retrying
 from mrt_hpc.run.task_state import read_task

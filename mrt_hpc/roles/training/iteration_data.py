@@ -25,9 +25,9 @@ from mrt_hpc.roles.task.context import Task, positions_there, set_group_aside
 from mrt_hpc.roles.task.peers import Peers, PeerStatus
 from mrt_hpc.roles.training.sampler_agreement import comparable
 from mrt_hpc.run.archive import read_sampled
-from mrt_hpc.run.data import draw_indices, read_problems
 from mrt_hpc.run.groups import Group, refuse_another_problem
 from mrt_hpc.run.manifest import DamagedError, unreadable
+from mrt_hpc.run.problems import draw_indices, read_problems
 from mrt_hpc.training.settings import NotFiniteError, TrainingSequence
 from mrt_hpc.training.supervised import write_samples
 

@@ -18,9 +18,9 @@ from mrt_hpc.provers.prover_session import ProverFactory, ProverModel, ProverSes
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import Benchmark, Prompt
 from mrt_hpc.roles.sampling.grading import TraceGrader
-from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.groups import Sampled, merged
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import Gold, Rollout
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from mrt_hpc.datasets.columns import (
 from mrt_hpc.datasets.sources import DataSource, Row, Selection, columns_of, open_source, read_rows
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.run.atomic import checksums, write_json, write_text
-from mrt_hpc.run.data import problem_lines
+from mrt_hpc.run.problems import problem_lines
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.typed_file import read_typed
 

@@ -12,7 +12,7 @@ from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.analysis.number_formats import DASH, count, duration, number, percent, points
 from mrt_hpc.analysis.report.content import Column, Listing, ReportSection, RunRecord, Table, by_directory
 from mrt_hpc.analysis.report.plots import labelled, learning_plots, prefix_progress_plots, progress_plots, time_plots
-from mrt_hpc.analysis.report.results import CHANGE, GAIN, RUN, VERSION, name_before, results
+from mrt_hpc.analysis.report.result_sections import CHANGE, GAIN, RUN, VERSION, name_before, results
 from mrt_hpc.analysis.rows import phase_totals, sample
 
 MOST_ROWS = 12

@@ -11,7 +11,7 @@ from typing import Any
 
 from mrt_hpc.backends.backend import Site
 from mrt_hpc.errors import UserError
-from mrt_hpc.evaluate.models import ModelsAsked, pin_models, refuse_lost_models
+from mrt_hpc.evaluate.asked_models import ModelsAsked, pin_models, refuse_lost_models
 from mrt_hpc.plan.compile import evaluation_plan
 from mrt_hpc.plan.memory_fit import refuse_unfit
 from mrt_hpc.recipe.find import SUITES, find

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mrt_hpc.analysis.curves import valued_traces
 from mrt_hpc.analysis.measures import EvaluationSummary
+from mrt_hpc.analysis.problem_measures import valued_traces
 from mrt_hpc.analysis.rows import summarise_evaluation
-from mrt_hpc.domains.small_world.task import trace_quality
+from mrt_hpc.domains.small_world.equations import trace_quality
 from mrt_hpc.mrt.regret import regret_by_problem
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import Benchmark, Evaluation
-from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import FinishReason, Rollout
 
 if TYPE_CHECKING:

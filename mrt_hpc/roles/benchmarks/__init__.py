@@ -1,1 +1,0 @@
-"""Parts of the evaluation of a benchmark: where its samples are kept, how they are judged again, its summary."""
