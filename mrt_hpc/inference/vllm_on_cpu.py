@@ -1,9 +1,11 @@
-"""vLLM's scheduler, which passes the tokens of a sample on several at a time.
+"""What vLLM does in another way on CPU: its scheduler passes the tokens of a sample on several at a time, the noise of
+a step is drawn for the whole batch, and the engine is a fork of its server.
 
-vLLM's engine sends every token to its server in a message object of its own, with three arrays for its log-probability.
-On a small model, writing and reading these objects takes as much processor time as a third of the model. A client of
-this server gets a sample when it is finished, so its tokens can wait in the engine. They do not wait for long: the
-server counts tokens when they arrive, and a server whose counters stand still counts as hung.
+The scheduler is there because vLLM's engine sends every token to its server in a message object of its own, with three
+arrays for its log-probability. On a small model, writing and reading these objects takes a fifth of all processor time
+of a server that computes with one thread. A client of this server gets a sample when it is finished, so its tokens can
+wait in the engine. They do not wait for long: the server counts tokens when they arrive, and a server whose counters
+stand still counts as hung.
 """
 
 from __future__ import annotations
@@ -114,8 +116,7 @@ def joined(outputs: Sequence[EngineCoreOutput]) -> EngineCoreOutput:
     return last
 
 
-# The random numbers of samples without a generator for each: one draw for the whole batch, keyed by seed and place.
-#
+# -- noise: one draw for the whole batch, keyed by seed and place -----------------------------------------------------
 # vLLM's kernel for CPUs takes one key for each sequence, and hashes key and token id to the Gumbel noise of each token.
 # vLLM itself draws the key of a step from a generator that every request owns, one after the other in Python, which
 # costs 1.5 ms of CPU time a step of 256 sequences. Here the key is a hash of the request's seed and the number of
@@ -154,13 +155,11 @@ def _mixed(words: Words) -> Words:
     return words ^ (words >> _LAST_SHIFT)
 
 
-# vLLM's worker for CPUs, with noise that is drawn for the whole batch at once: see `mrt_hpc.inference.vllm_on_cpu`.
-#
-# Named to vLLM by ``--worker-cls``. On GPU vLLM's own runners draw their noise without a loop in Python.
-
-
 class CountingWorker(CPUWorker):
-    """vLLM's worker, which draws the noise of a seeded request by its seed and the number of its tokens."""
+    """vLLM's worker, which draws the noise of a seeded request by its seed and the number of its tokens.
+
+    Named to vLLM by ``--worker-cls``. On GPU vLLM's own runners draw their noise without a loop in Python.
+    """
 
     def init_device(self) -> None:
         """Make the model runner, and give it the sampler.
@@ -215,9 +214,7 @@ class CountingSampler(torch.nn.Module):
         return generated
 
 
-# -- engine process ----------------------------------------------------------------------------------------------------
-# The engine of a vLLM server on CPU is a fork of its API server: what both import is imported once.
-#
+# -- engine process: what it and its server import is imported once ---------------------------------------------------
 # vLLM's CPU platform asks for ``spawn``, with which the engine's process imports everything again. A fork is sound as
 # long as the thread that forks has never computed with several threads: the OpenMP of the child would wait for threads
 # that only the parent has. So the API server computes with one thread, and the engine takes the full number.
