@@ -1,4 +1,10 @@
-"""The entry point of every array task on every back end: it runs the role for (run directory, job, index)."""
+"""The entry point of every array task on every back end: it runs the role for (run directory, job, index).
+
+`run_task` does one attempt, in this order: it ends at once where the task is done; it makes the `Task` from the files
+of the run, installs the handlers of signals and claims the task with a heartbeat; `attempt` records that the task runs,
+imports the role and calls it; `record_after` makes of its end the new record of the task, which decides whether the
+task is queued again: done, failed, asked to stop, nodes given back, or waiting for a job that does not run.
+"""
 
 from __future__ import annotations
 
@@ -348,9 +354,8 @@ def main() -> int:
     parser.add_argument("index", type=int)
     parser.add_argument("role", nargs="?", help="of the companion of a colocated task; else the plan says it")
     arguments = parser.parse_args()
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole terminal group; the parent decides and sends SIGTERM
+    # Ctrl-C reaches the whole terminal group; the parent decides and sends SIGTERM
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     stop_with_parent()
     try:
         role = None if arguments.role is None else Role(arguments.role)

@@ -1,4 +1,10 @@
-"""The records that pass through the run directory: problems, rollouts and branches."""
+"""The records that pass through the run directory: problems, rollouts and branches.
+
+A `Rollout` is a trace with its tokens, its reward and the boundaries of its episodes. At the boundaries the prover
+draws a `Branch` each time, or gives the `AnswerProbability` of answers that are known; `PrefixValue` is V_j as it was
+estimated from them. The inference role writes them, a group at a time (:mod:`mrt_hpc.run.groups`); the trainer and the
+report read them. Progress is not stored: it is the difference of two values (:mod:`mrt_hpc.mrt.progress`).
+"""
 
 from __future__ import annotations
 
