@@ -109,9 +109,7 @@ def misfit(field: str, reason: str, fits: str | None = None) -> PydanticCustomEr
 class Section(BaseModel):
     """A part of a recipe: immutable, with no unknown fields, each field documented by the text under it."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 K = TypeVar("K")

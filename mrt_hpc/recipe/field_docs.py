@@ -186,21 +186,38 @@ def _enumeration(annotation: Any) -> type[Enum] | None:
     return next((enumeration for inner in typing.get_args(annotation) if (enumeration := _enumeration(inner))), None)
 
 
-@cache
 def _documented(enumeration: type[Enum]) -> tuple[Choice, ...]:
-    """Python keeps no docstrings of members; they are read from the source."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(enumeration))).body
-    assert isinstance(definition, ast.ClassDef)
-    texts = dict(filter(None, map(_documented_member, definition.body, definition.body[1:])))
+    texts = _texts(enumeration)
     return tuple(Choice(yaml_text(member), texts[member.name]) for member in enumeration if member.name in texts)
 
 
-def _documented_member(member: ast.stmt, after: ast.stmt) -> tuple[str, str] | None:
-    """The name of a member and its docstring, if the two statements are these."""
-    match member, after:
-        case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=str() as text)):
+@cache
+def _texts(documented: type) -> dict[str, str]:
+    """The docstrings below the members of an enumeration or the fields of a model, by name.
+
+    Python keeps none of them, so they are read from the source, and only when somebody asks for one: reading those of
+    all sections takes a quarter of the time of ``mrt-hpc plan``.
+    """
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(documented))).body
+    assert isinstance(definition, ast.ClassDef)
+    return dict(filter(None, map(_documented_name, definition.body, definition.body[1:])))
+
+
+def _documented_name(defined: ast.stmt, after: ast.stmt) -> tuple[str, str] | None:
+    """The name of a member or a field and its docstring, if the two statements are these."""
+    match defined, after:
+        case (
+            ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)),
+            ast.Expr(value=ast.Constant(value=str() as text)),
+        ):
             return name, " ".join(text.split())
     return None
+
+
+def _text_of(model: type[BaseModel], name: str) -> str:
+    """The docstring of a field, by the class that defines it last; empty where it has none."""
+    owners = (owner for owner in model.__mro__ if name in inspect.get_annotations(owner))
+    return next((_texts(owner).get(name, "") for owner in owners), "")
 
 
 # -- fields of nested models -------------------------------------------------------------------------------------------
@@ -271,9 +288,8 @@ def documented_fields(model: type[BaseModel], prefix: str = "") -> list[Document
     documented: list[DocumentedField] = []
     for name, field in model.model_fields.items():
         dotted = f"{prefix}{name}"
-        text = " ".join((field.description or "").split())
-        choices = choices_of(field.annotation)
-        documented.append(DocumentedField(dotted, field_in_words(field), _default_text(field), text, choices))
+        values, default, choices = field_in_words(field), _default_text(field), choices_of(field.annotation)
+        documented.append(DocumentedField(dotted, values, default, _text_of(model, name), choices))
         for section in models_of(whole_annotation(field)):
             tag = tag_of(section)
             documented += documented_fields(section, f"{dotted}[{tag}]." if tag else f"{dotted}.")
@@ -315,10 +331,10 @@ def meaning_at(model: type[BaseModel], location: Location) -> str:
     for step in location:
         for candidate in models_of(at):
             if step in candidate.model_fields:
-                text = candidate.model_fields[str(step)].description or ""
+                text = _text_of(candidate, str(step))
         if (at := _below(at, step)) is None:
             break
-    return re.split(r"(?<=\.)\s+(?=[A-Z])", " ".join(text.split()))[0]
+    return re.split(r"(?<=\.)\s+(?=[A-Z])", text)[0]
 
 
 def default_at(model: type[BaseModel], data: Any, location: Location) -> Any:
