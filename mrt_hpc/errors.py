@@ -6,7 +6,9 @@ import shlex
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 
 def word(path: Path) -> str:
@@ -57,43 +59,29 @@ class UserError(Exception):
 
     def message(self) -> str:
         """Return the whole error, one fact per line."""
-        lines = [self.what]
-        if self.where is not None:
-            lines.append(f"  where:    {self.where}")
-        if self.value is not None:
-            lines.append(f"  value:    {self.value!r}")
-        if self.expected is not None:
-            lines.append(f"  expected: {self.expected}")
-        if self.advice is not None:
-            lines.append(f"  next:     {self.advice}")
-        return "\n".join(lines)
+        value = None if self.value is None else repr(self.value)
+        facts = {"where": self.where, "value": value, "expected": self.expected, "next": self.advice}
+        return "\n".join(
+            [self.what, *(f"  {f'{name}:':<9} {fact}" for name, fact in facts.items() if fact is not None)]
+        )
 
     @property
     def evidence(self) -> str:
         """What the error says, on one line, without its advice."""
-        said = [self.what]
-        if self.value is not None:
-            said.append(f"found {self.value}")
-        if self.where is not None:
-            said.append(f"in {self.where}")
-        if self.expected is not None:
-            said.append(f"expected {self.expected}")
-        return "; ".join(said)
+        facts = {"found": self.value, "in": self.where, "expected": self.expected}
+        return "; ".join([self.what, *(f"{name} {fact}" for name, fact in facts.items() if fact is not None)])
 
     def in_other_words(self, what: str, *, where: object = None, advice: str | None = None) -> UserError:
         """The same error in other words, with its value, what would have been right, and its exit code."""
-        where, advice = self.where if where is None else where, self.advice if advice is None else advice
-        return UserError(
-            what, value=self.value, where=where, expected=self.expected, advice=advice, exit_code=self.exit_code
-        )
+        given = {name: fact for name, fact in (("where", where), ("advice", advice)) if fact is not None}
+        return UserError(what, **{**self._facts(), **given})
+
+    def _facts(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("value", "where", "expected", "advice", "exit_code")}
 
     def __reduce__(self) -> tuple[object, ...]:
         """Return what pickle needs to rebuild the error, keyword arguments included, for process pools."""
-        return _rebuild, (self.what, self.value, self.where, self.expected, self.advice, int(self.exit_code))
-
-
-def _rebuild(what: str, value: object, where: object, expected: str | None, advice: str | None, code: int) -> UserError:
-    return UserError(what, value=value, where=where, expected=expected, advice=advice, exit_code=ExitCode(code))
+        return partial(UserError, self.what, **self._facts()), ()
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:

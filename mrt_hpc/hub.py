@@ -112,11 +112,8 @@ def hub_errors(asked: str, elsewhere: str) -> Iterator[None]:
     try:
         from huggingface_hub import errors
     except ModuleNotFoundError as error:
-        raise UserError(
-            "the client of the hub is not installed",
-            value=error.name,
-            expected="the package huggingface-hub, which only fetching needs",
-            advice="type the command with the .venv that env/setup makes, or: pip install huggingface-hub",
+        raise lacking(
+            error, "the client of the hub is not installed", "huggingface-hub, which only fetching needs"
         ) from error
     try:
         yield
@@ -148,6 +145,12 @@ def hub_errors(asked: str, elsewhere: str) -> Iterator[None]:
             advice="the same command again: it fetches only what is missing",
             exit_code=ExitCode.RETRYABLE,
         ) from error
+
+
+def lacking(error: ModuleNotFoundError, what: str, package: str) -> UserError:
+    """The error of a light installation: what is said of it, and the package with the words for who needs it."""
+    advice = f"type the command with the .venv that env/setup makes, or: pip install {package.partition(',')[0]}"
+    return UserError(what, value=error.name, expected=f"the package {package}", advice=advice)
 
 
 def _first_line(error: BaseException) -> str:

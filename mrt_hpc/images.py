@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,48 +30,43 @@ OF_WHEEL = {"build/pyproject.toml": "pyproject.toml", "build/README.md": "README
 """Where the files lie, and their places in the tree that an image is built from."""
 
 
-@dataclass(frozen=True)
-class BuildFiles:
-    """The folder with the files beside the package, and their places in the tree."""
+def build_files() -> tuple[Path, dict[str, str]]:
+    """The checkout that the package runs from, or the folder of what was installed with it, and the places of its files
+    in the tree that an image is built from.
 
-    root: Path
-    places: dict[str, str]
+    Raises:
+        UserError: neither is there.
+    """
+    checkout = Path(mrt_hpc.__file__).resolve().parents[1]
+    if (checkout / "pyproject.toml").is_file() and (checkout / "containers").is_dir():
+        return checkout, OF_CHECKOUT
+    for folder in installed_folders():
+        if (folder / "build" / "pyproject.toml").is_file():
+            return folder, OF_WHEEL
+    raise UserError(
+        "the files that images are built from are not there",
+        where=checkout,
+        expected="a checkout, or an installation of the wheel",
+        advice="pip install mrt-hpc again, or type the command with the .venv of a checkout",
+    )
 
-    @staticmethod
-    def found() -> BuildFiles:
-        """The files of the checkout that the package runs from, or those that were installed with it.
 
-        Raises:
-            UserError: neither is there.
-        """
-        checkout = Path(mrt_hpc.__file__).resolve().parents[1]
-        if (checkout / "pyproject.toml").is_file() and (checkout / "containers").is_dir():
-            return BuildFiles(checkout, OF_CHECKOUT)
-        for folder in installed_folders():
-            if (folder / "build" / "pyproject.toml").is_file():
-                return BuildFiles(folder, OF_WHEEL)
-        raise UserError(
-            "the files that images are built from are not there",
-            where=checkout,
-            expected="a checkout, or an installation of the wheel",
-            advice="pip install mrt-hpc again, or type the command with the .venv of a checkout",
-        )
+def make_tree(tree: Path) -> None:
+    """Copy the package and these files into an empty folder, which is then like a checkout.
 
-    def copy_to(self, tree: Path) -> None:
-        """Copy the package and these files, so that the tree is like a checkout.
-
-        Args:
-            tree: a folder that exists and is empty.
-        """
-        without_caches = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(Path(mrt_hpc.__file__).parent, tree / "mrt_hpc", ignore=without_caches)
-        for name, place in self.places.items():
-            source, target = self.root / name, tree / place
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if source.is_dir():
-                shutil.copytree(source, target, ignore=without_caches)
-            else:
-                shutil.copy(source, target)
+    Raises:
+        UserError: the files are not there.
+    """
+    root, places = build_files()
+    without_caches = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(mrt_hpc.__file__).parent, tree / "mrt_hpc", ignore=without_caches)
+    for name, place in places.items():
+        source, target = root / name, tree / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=without_caches)
+        else:
+            shutil.copy(source, target)
 
 
 KINDS = ("cpu", "cuda", "debian")
@@ -108,11 +102,6 @@ class ImageAsked:
     any_base: bool = False
     """Whether the name may be without a digest: the registry then decides at each build which image that is."""
 
-    @property
-    def checksum_file(self) -> Path:
-        """The file with the checksum, in the form of sha256sum."""
-        return checksum_file(self.image)
-
 
 def build_image(asked: ImageAsked, show: Callable[[str], None]) -> str:
     """Build an image, and return its SHA-256.
@@ -126,16 +115,21 @@ def build_image(asked: ImageAsked, show: Callable[[str], None]) -> str:
     """
     require_apptainer(asked.executable)
     asked.image.parent.mkdir(parents=True, exist_ok=True)
-    with _build_tree() as tree, _unfinished(asked.image) as unfinished:
+    unfinished = asked.image.absolute().with_name(f".{asked.image.name}.{os.getpid()}.unfinished")
+    with tempfile.TemporaryDirectory(prefix="mrt-hpc-image-") as folder:
+        make_tree(tree := Path(folder))
         command = build_command(asked, unfinished, tree)
         show(f"running {shlex.join(command)}")
-        done = subprocess.run(command, cwd=tree, check=False)
-        if done.returncode or not unfinished.is_file():
-            raise _failed(asked, command, done.returncode)
-        digest = checksum(unfinished)
-        asked.checksum_file.unlink(missing_ok=True)  # an image without its checksum is complete, a wrong one is not
-        unfinished.replace(asked.image)
-    write_text(asked.checksum_file, f"{digest}  {asked.image.name}\n")
+        try:
+            done = subprocess.run(command, cwd=tree, check=False)
+            if done.returncode or not unfinished.is_file():
+                raise _failed(asked, command, done.returncode)
+            digest, sidecar = checksum(unfinished), checksum_file(asked.image)
+            sidecar.unlink(missing_ok=True)  # an image without its checksum is complete, a wrong one is not
+            unfinished.replace(asked.image)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    write_text(sidecar, f"{digest}  {asked.image.name}\n")
     return digest
 
 
@@ -213,23 +207,6 @@ def _absolute(bind: str) -> str:
     """A bind whose source is named by its whole path: Apptainer runs in another folder."""
     source, colon, rest = bind.partition(":")
     return f"{Path(source).absolute()}{colon}{rest}"
-
-
-@contextmanager
-def _build_tree() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="mrt-hpc-image-") as folder:
-        BuildFiles.found().copy_to(tree := Path(folder))
-        yield tree
-
-
-@contextmanager
-def _unfinished(image: Path) -> Iterator[Path]:
-    """A name beside the image for the time of the build; nothing of it stays after a failure."""
-    unfinished = image.absolute().with_name(f".{image.name}.{os.getpid()}.unfinished")
-    try:
-        yield unfinished
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def require_apptainer(executable: str) -> None:

@@ -122,24 +122,6 @@ def algorithm_of(recipe: Recipe) -> Algorithm:
     return as_kind(recipe.algorithm, Algorithm)
 
 
-def rollout_algorithm(recipe: Recipe) -> RolloutAlgorithm:
-    """Return the recipe's algorithm as one that learns from rollouts.
-
-    Raises:
-        TypeError: its class is not a subclass of ``RolloutAlgorithm``, although it declares that it samples rollouts.
-    """
-    return as_kind(recipe.algorithm, RolloutAlgorithm)
-
-
-def supervised_algorithm(recipe: Recipe) -> SupervisedAlgorithm:
-    """Return the recipe's algorithm as one that learns from samples.
-
-    Raises:
-        TypeError: its class is not a subclass of ``SupervisedAlgorithm``, although it declares no rollouts.
-    """
-    return as_kind(recipe.algorithm, SupervisedAlgorithm)
-
-
 def check_keep(keep: int | None, recipe: Recipe) -> None:
     """Refuse to keep more traces of a problem than are sampled."""
     if (keep or 0) > recipe.sampling.rollouts_per_problem:

@@ -15,7 +15,7 @@ from mrt_hpc.mrt.star import select_progressing
 from mrt_hpc.recipe.base import Count, misfit
 from mrt_hpc.recipe.kinds import Refreshed
 from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.run.records import Branch, Rollout
+from mrt_hpc.run.records import Rollout
 
 if TYPE_CHECKING:
     from mrt_hpc.run.groups import Group
@@ -65,14 +65,11 @@ def _cut(group: Group, rollout: Rollout, boundary: int, source: SampleSource) ->
     """
     if boundary == len(rollout.boundaries) - 1:
         return source.trace(rollout)
-    branch = next((b for b in _branches(group, rollout) if b.boundary == boundary and is_whole(b)), None)
+    here = [b for b in group.branches if (b.sample, b.boundary) == (rollout.sample, boundary)]
+    branch = next(filter(is_whole, here), None)
     if branch is None:
         return None
     # The text before the closing tag is the prover's, and mu may be a model with another tokenizer.
     closing = source.prompter.ids(source.recipe.prompt.thought_end + branch.text)
     prefix = rollout.prefix(boundary)
     return mask_suffix(trace_name(rollout), rollout.prompt_ids, [], [*prefix, *source.ended(closing)])
-
-
-def _branches(group: Group, rollout: Rollout) -> list[Branch]:
-    return [b for b in group.branches if b.sample == rollout.sample]

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text
-from mrt_hpc.analysis.comparing import Comparison, compare, verdict
-from mrt_hpc.analysis.figures import Line, LineFigure, Panel
+from mrt_hpc.analysis.analysis_files import Analysis, DataTable, against_first, budget_table, interval_text
+from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
 from mrt_hpc.analysis.intervals import IntervalEstimate, paired_difference, share_interval
 from mrt_hpc.analysis.model_samples import ModelSamples
 from mrt_hpc.analysis.problem_measures import MeanMeasure
@@ -75,7 +74,12 @@ def analyse_extrapolation(models: Sequence[ModelSamples]) -> Analysis:
     for model in models:
         _require(model, budgets)
     by_model = [extrapolation_of(model) for model in models]
-    tables = (_table(by_model), _table_of_gains(by_model))
+    accuracies = [(model.name, model.budgets, model.accuracy) for model in by_model]
+    gains = [(model.name, model.budgets[1:], model.gain[1:]) for model in by_model]
+    tables = (
+        budget_table("extrapolation", "accuracy", accuracies),
+        budget_table("extrapolation_gains", "gain", gains),
+    )
     return Analysis(tables, (_figure(by_model),), _summary(by_model), _verdicts(models, by_model))
 
 
@@ -110,26 +114,8 @@ def extrapolation_of(model: ModelSamples) -> ModelExtrapolation:
     return ModelExtrapolation(model.name, model.budgets, tuple(measure.values(model) for measure in measures))
 
 
-def _table(by_model: Sequence[ModelExtrapolation]) -> DataTable:
-    rows = [
-        (model.name, budget, *interval_cells(accuracy))
-        for model in by_model
-        for budget, accuracy in zip(model.budgets, model.accuracy, strict=True)
-    ]
-    return DataTable("extrapolation", ("model", "budget_tokens", "accuracy", "low", "high"), tuple(rows))
-
-
-def _table_of_gains(by_model: Sequence[ModelExtrapolation]) -> DataTable:
-    rows = [
-        (model.name, budget, *interval_cells(gain))
-        for model in by_model
-        for budget, gain in zip(model.budgets[1:], model.gain[1:], strict=True)
-    ]
-    return DataTable("extrapolation_gains", ("model", "budget_tokens", "gain", "low", "high"), tuple(rows))
-
-
 def _figure(by_model: Sequence[ModelExtrapolation]) -> LineFigure:
-    lines = tuple(Line(m.name, tuple(map(float, m.budgets)), m.accuracy) for m in by_model)
+    lines = tuple(line_of(m.name, m.budgets, m.accuracy) for m in by_model)
     title = "Accuracy past the first budget"
     label = "accuracy when made to stop (95 % interval)"
     return LineFigure("extrapolation", (Panel(title, "budget (tokens)", label, lines, percent=True),))
@@ -155,19 +141,10 @@ def _verdicts(models: Sequence[ModelSamples], by_model: Sequence[ModelExtrapolat
         f"{interval_text(model.gain[-1], signed=True)}, {_word(model.gain[-1])}"
         for model in by_model
     ]
-    last = len(by_model[0].budgets)
-    measure = AccuracyAt(by_model[0].budgets[-1], last)
-    pairs = compare(models[:1], [[model] for model in models[1:]], [measure]) if len(models) > 1 else []
-    return (*longer, *(_in_words(pair) for pair in pairs))
+    return (*longer, *against_first(models, AccuracyAt(by_model[0].budgets[-1], len(by_model[0].budgets))))
 
 
 def _word(gain: IntervalEstimate) -> str:
     if not gain.excludes_zero:
         return "no gain or loss is shown"
     return "it gains" if gain.mean > 0 else "it loses"
-
-
-def _in_words(comparison: Comparison) -> str:
-    interval = interval_text(comparison.gain.interval, signed=True)
-    names = f"{comparison.second.name} against {comparison.first.name}"
-    return f"{comparison.measure.name}, {names}: {interval}, {verdict(comparison)}"

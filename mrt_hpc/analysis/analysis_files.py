@@ -10,11 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mrt_hpc.analysis.comparing import compare, verdict
 from mrt_hpc.analysis.figures import LineFigure, draw
 from mrt_hpc.run.atomic import write_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from mrt_hpc.analysis.intervals import IntervalEstimate
+    from mrt_hpc.analysis.model_samples import ModelSamples
+    from mrt_hpc.analysis.problem_measures import Measure
 
 Cell = str | int | float
 
@@ -81,6 +86,34 @@ def _text(cell: Cell) -> str:
 def interval_cells(estimate: IntervalEstimate) -> tuple[float, float, float]:
     """Mean, lower and upper end, as cells of a table."""
     return estimate.mean, estimate.low, estimate.high
+
+
+def budget_table(
+    name: str, column: str, models: Iterable[tuple[str, Sequence[int], Sequence[IntervalEstimate]]]
+) -> DataTable:
+    """A row for each budget of each model.
+
+    Args:
+        name: of the table's file.
+        column: the name of what is estimated.
+        models: of each its name, its budgets in tokens, and the estimates at these.
+    """
+    rows = [
+        (model, budget, *interval_cells(estimate))
+        for model, budgets, estimates in models
+        for budget, estimate in zip(budgets, estimates, strict=True)
+    ]
+    return DataTable(name, ("model", "budget_tokens", column, "low", "high"), tuple(rows))
+
+
+def against_first(models: Sequence[ModelSamples], measure: Measure) -> tuple[str, ...]:
+    """What the comparison of each model with the first one shows, a sentence each."""
+    comparisons = compare(models[:1], [[model] for model in models[1:]], [measure])
+    return tuple(
+        f"{measure.name}, {comparison.second.name} against {comparison.first.name}: "
+        f"{interval_text(comparison.gain.interval, signed=True)}, {verdict(comparison)}"
+        for comparison in comparisons
+    )
 
 
 def interval_text(estimate: IntervalEstimate, digits: int = 3, *, signed: bool = False) -> str:

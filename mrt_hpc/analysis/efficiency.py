@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells
-from mrt_hpc.analysis.figures import Line, LineFigure, Panel
+from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
 from mrt_hpc.analysis.intervals import CONFIDENCE, IntervalEstimate, share_interval
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.problem_measures import curve_of
@@ -154,10 +154,8 @@ def percentiles(estimate: float, draws: NDArray[np.float64], problems: int) -> I
         draws: [draws] of the bootstrap.
         problems: P.
     """
-    if problems == 1:
-        return IntervalEstimate(estimate, float("nan"), float("nan"))
     defined = draws[~np.isnan(draws)]
-    if not len(defined):
+    if problems == 1 or not len(defined):
         return IntervalEstimate(estimate, float("nan"), float("nan"))
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(defined, [tail, 1 - tail], method="inverted_cdf")
@@ -193,14 +191,7 @@ def _cell(number: float) -> float | str:
 
 
 def _figure(by_model: Sequence[ModelEfficiency]) -> LineFigure:
-    lines = tuple(
-        Line(
-            model.name,
-            tuple(map(float, model.allowed)),
-            tuple(share_interval(by_problem) for by_problem in model.accuracy.T),
-        )
-        for model in by_model
-    )
+    lines = tuple(line_of(model.name, model.allowed, map(share_interval, model.accuracy.T)) for model in by_model)
     title = "Accuracy within a number of tokens"
     y_label = "accuracy (mean, 95 % interval)"
     return LineFigure("efficiency", (Panel(title, "tokens allowed", y_label, lines, percent=True),))

@@ -8,7 +8,7 @@ same bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -115,6 +115,11 @@ class Line:
     def means(self) -> list[float]:
         """The values without their intervals."""
         return [y.mean for y in self.y]
+
+
+def line_of(label: str, x: Iterable[float], estimates: Iterable[IntervalEstimate]) -> Line:
+    """A line of estimates."""
+    return Line(label, tuple(map(float, x)), tuple(estimates))
 
 
 @dataclass(frozen=True)

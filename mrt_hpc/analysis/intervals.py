@@ -22,7 +22,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +29,7 @@ from scipy.special import stdtr, stdtrit
 
 from mrt_hpc.errors import UserError
 
-if TYPE_CHECKING:
-    FloatArray = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
 
 CONFIDENCE = 0.95

@@ -30,15 +30,16 @@ def points(difference: float) -> str:
 
 def share_text(estimate: IntervalEstimate) -> str:
     """A share with its interval, where it has one: ``28.1 % (20.4 % to 37.3 %)``."""
-    return _with_ends(estimate, percent)
+    return with_ends(estimate, percent)
 
 
 def decimal_text(estimate: IntervalEstimate) -> str:
     """A number of three decimals with its interval, where it has one: ``0.281 (0.204 to 0.373)``."""
-    return _with_ends(estimate, "{:.3f}".format)
+    return with_ends(estimate, "{:.3f}".format)
 
 
-def _with_ends(estimate: IntervalEstimate, written: Callable[[float], str]) -> str:
+def with_ends(estimate: IntervalEstimate, written: Callable[[float], str]) -> str:
+    """A number as it is written, with its interval, where it has one."""
     mean = written(estimate.mean)
     return f"{mean} ({written(estimate.low)} to {written(estimate.high)})" if math.isfinite(estimate.low) else mean
 

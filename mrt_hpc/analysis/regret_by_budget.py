@@ -10,9 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text
-from mrt_hpc.analysis.comparing import Comparison, compare, verdict
-from mrt_hpc.analysis.figures import Line, LineFigure, Panel
+from mrt_hpc.analysis.analysis_files import (
+    Analysis,
+    DataTable,
+    against_first,
+    budget_table,
+    interval_cells,
+    interval_text,
+)
+from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
 from mrt_hpc.analysis.intervals import IntervalEstimate, mean_of_shares, paired_difference, ratio_interval
 from mrt_hpc.analysis.model_samples import ModelSamples
 from mrt_hpc.analysis.problem_measures import Regret, curves_of
@@ -62,8 +68,11 @@ def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int]) -> An
     by_model = [regret_of(name, mine, measured) for name, mine in curves.items()]
     figures = (_figure_of_regret(by_model), _figure_of_areas(by_model))
     differences = (_table_of_differences(by_model),) if len(by_model) > 1 else ()
-    tables = (_table_of_regret(by_model), _table_of_areas(by_model), *differences)
-    return Analysis(tables, figures, _summary(by_model), verdicts(models, measured[-1]), _remarks(by_model))
+    table = budget_table("regret", "regret", [(model.name, model.budgets, model.regret) for model in by_model])
+    tables = (table, _table_of_areas(by_model), *differences)
+    return Analysis(
+        tables, figures, _summary(by_model), against_first(models, Regret(measured[-1])), _remarks(by_model)
+    )
 
 
 def most_tokens(models: Sequence[ModelSamples], curves: Iterable[Curves]) -> int:
@@ -100,15 +109,6 @@ def _mean_areas(traces: Sequence[TraceCurve], most: int, budget: int) -> list[fl
     return [float(np.mean([area_of_episodes(curve, j, budget) for curve in traces])) for j in range(most + 1)]
 
 
-def _table_of_regret(by_model: Sequence[ModelRegret]) -> DataTable:
-    rows = [
-        (model.name, budget, *interval_cells(regret))
-        for model in by_model
-        for budget, regret in zip(model.budgets, model.regret, strict=True)
-    ]
-    return DataTable("regret", ("model", "budget_tokens", "regret", "low", "high"), tuple(rows))
-
-
 def _table_of_differences(by_model: Sequence[ModelRegret]) -> DataTable:
     first, *others = by_model
     rows = [
@@ -126,13 +126,13 @@ def _table_of_areas(by_model: Sequence[ModelRegret]) -> DataTable:
 
 
 def _figure_of_regret(by_model: Sequence[ModelRegret]) -> LineFigure:
-    lines = tuple(Line(m.name, tuple(map(float, m.budgets)), m.regret) for m in by_model)
+    lines = tuple(line_of(m.name, m.budgets, m.regret) for m in by_model)
     title = "Normalised regret" if len(by_model) > 1 else f"Normalised regret of {by_model[0].name}"
     return LineFigure("regret", (Panel(title, "budget (tokens)", "normalised regret (mean, 95 % interval)", lines),))
 
 
 def _figure_of_areas(by_model: Sequence[ModelRegret]) -> LineFigure:
-    lines = tuple(Line(m.name, tuple(map(float, range(len(m.areas)))), m.areas) for m in by_model)
+    lines = tuple(line_of(m.name, range(len(m.areas)), m.areas) for m in by_model)
     title = "Area of the first episodes" if len(by_model) > 1 else f"Area of the first episodes of {by_model[0].name}"
     y_label = f"area / area of whole traces, {by_model[0].budgets[-1]} tokens"
     panel = Panel(title, "episodes kept", y_label, lines, percent=True, whole_numbers=True, level=1.0)
@@ -150,18 +150,3 @@ def _summary(by_model: Sequence[ModelRegret]) -> DataTable:
 def _remarks(by_model: Sequence[ModelRegret]) -> tuple[str, ...]:
     """What was left out."""
     return tuple(f"{m.name}: no prefix has a value above 0, so no areas are compared" for m in by_model if not m.areas)
-
-
-def verdicts(models: Sequence[ModelSamples], budget: int) -> tuple[str, ...]:
-    """Whether the regret of each model at a budget can be distinguished from that of the first one, in words."""
-    if len(models) == 1:
-        return ()
-    comparisons = compare(models[:1], [[model] for model in models[1:]], [Regret(budget)])
-    return tuple(
-        f"{comparison.measure.name}, {comparison.second.name} against {comparison.first.name}: {_verdict(comparison)}"
-        for comparison in comparisons
-    )
-
-
-def _verdict(comparison: Comparison) -> str:
-    return f"{interval_text(comparison.gain.interval, signed=True)}, {verdict(comparison)}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,8 +23,7 @@ from mrt_hpc.analysis.intervals import (
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
 from mrt_hpc.mrt.votes import RIGHT, AnswerCounts, majority_at_k
 
-if TYPE_CHECKING:
-    Name = TypeVar("Name", int, str)
+Name = TypeVar("Name", int, str)
 
 
 # -- the summary of one weights version on one benchmark, from the rewards of its samples
@@ -36,15 +35,8 @@ def summarise_evaluation(
     rewards: Mapping[str, Sequence[float]],
     *,
     answers: Mapping[str, Sequence[str | None]] | None = None,
-    tokens_per_rollout: float | None = None,
-    truncated_share: float | None = None,
-    answered_share: float | None = None,
-    quality: Mapping[str, float] | None = None,
-    regret: Mapping[int, dict[str, float]] | None = None,
-    regret_tokens: Literal["sampled", "all"] = "sampled",
     stages: Mapping[str, Mapping[str, float]] | None = None,
-    graders: int = 1,
-    settings: str | None = None,
+    **measured: Any,
 ) -> EvaluationSummary:
     """The summary of one weights version on one benchmark, from the rewards of every problem's samples.
 
@@ -55,21 +47,15 @@ def summarise_evaluation(
         benchmark: its name.
         rewards: [P][n] of each problem's samples.
         answers: [P][n] of the same samples, None where one has no answer; without them there is no maj@k.
-        tokens_per_rollout: this and what follows is explained in ``EvaluationSummary``.
-        truncated_share: as there.
-        answered_share: as there.
-        quality: as there.
-        regret: as there.
-        regret_tokens: as there.
         stages: the mean reward of each problem, by stage and problem id.
-        settings: as there.
+        measured: further fields of ``EvaluationSummary``, which checks them.
 
     Raises:
-        ValueError: there is no problem, or a problem without a sample.
+        ValueError: there is no problem, a problem without a sample, or no such field.
     """
     estimate = pass_at_1(list(rewards.values()))
     fewest = min(len(samples) for samples in rewards.values())
-    sizes = _powers_of_two(fewest)
+    sizes = [1 << exponent for exponent in range(fewest.bit_length())]
     passes = {problem: [_pass_at_k(samples, k) for k in sizes] for problem, samples in rewards.items()}
     by_stage = stages or {}
     return EvaluationSummary(
@@ -84,16 +70,9 @@ def summarise_evaluation(
         pass_at_k={k: float(np.mean([row[i] for row in passes.values()])) for i, k in enumerate(sizes)},
         pass_by_problem={problem: _rounded(row) for problem, row in passes.items()},
         majority_by_problem={p: _majorities(rewards[p], mine, sizes) for p, mine in (answers or {}).items()},
-        tokens_per_rollout=tokens_per_rollout,
-        truncated_share=truncated_share,
-        answered_share=answered_share,
-        quality=dict(quality or {}),
-        regret=dict(regret or {}),
-        regret_tokens=regret_tokens,
         stages={name: float(np.mean(list(means.values()))) for name, means in by_stage.items()},
         stages_by_problem=_rows(by_stage),
-        graders=graders,
-        settings=settings,
+        **measured,
     )
 
 
@@ -125,10 +104,6 @@ def _rounded(numbers: Sequence[float]) -> tuple[float, ...]:
     return tuple(round(number, DIGITS) for number in numbers)
 
 
-def _powers_of_two(most: int) -> list[int]:
-    return [1 << exponent for exponent in range(most.bit_length())]
-
-
 # -- the measures of a summary with their intervals
 
 
@@ -152,24 +127,13 @@ def mean_of(*benchmarks: Means) -> IntervalEstimate:
     return replace(difference, low=max(difference.low, 0.0))
 
 
-def passes(evaluation: EvaluationSummary) -> dict[int, Means]:
-    """pass@k of each problem, by k."""
-    return _by_place(list(evaluation.pass_at_k), evaluation.pass_by_problem)
-
-
-def majorities(evaluation: EvaluationSummary) -> dict[int, Means]:
-    """maj@k of each problem, by k."""
-    return _by_place(list(evaluation.pass_at_k), evaluation.majority_by_problem)
-
-
 def pass_estimates(*benchmarks: EvaluationSummary) -> dict[int, IntervalEstimate]:
     """pass@k by k: of a benchmark, or the mean over several for every k that all of them have.
 
     For k = 1 it is the accuracy with its interval, so that the two agree.
     """
-    estimates = {
-        k: mean_of(*shares) for k, shares in _shared([passes(evaluation) for evaluation in benchmarks]).items()
-    }
+    passes = [_by_place(list(e.pass_at_k), e.pass_by_problem) for e in benchmarks]
+    estimates = {k: mean_of(*shares) for k, shares in _shared(passes).items()}
     if len(benchmarks) == 1 and 1 in estimates:
         estimates[1] = _agreeing(estimates[1], benchmarks[0])
     return estimates
@@ -177,7 +141,8 @@ def pass_estimates(*benchmarks: EvaluationSummary) -> dict[int, IntervalEstimate
 
 def majority_estimates(*benchmarks: EvaluationSummary) -> dict[int, IntervalEstimate]:
     """maj@k by k: of a benchmark, or the mean over several; empty where a summary has none."""
-    return {k: mean_of(*shares) for k, shares in _shared([majorities(evaluation) for evaluation in benchmarks]).items()}
+    majorities = [_by_place(list(e.pass_at_k), e.majority_by_problem) for e in benchmarks]
+    return {k: mean_of(*shares) for k, shares in _shared(majorities).items()}
 
 
 def stage_estimates(evaluation: EvaluationSummary) -> dict[str, IntervalEstimate]:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.plan.compile import role_resources
@@ -22,8 +22,7 @@ from mrt_hpc.run.heartbeats import last_beat
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState, shown_task
 
-if TYPE_CHECKING:
-    Event = Mapping[str, Any]
+Event = Mapping[str, Any]
 
 
 # -- attempts ----------------------------------------------------------------------------------------------------------
@@ -317,8 +316,8 @@ def spending(layout: RunLayout, plan: Plan, recipe: Experiment, accounts: Accoun
     known = {allocation.job_id for allocation in allocations}
     uncounted = [a for a in rest if a.task_id.partition("_")[0] in known]
     spent = [_by_account(allocation, attempt, plan, recipe) for allocation, attempt in pairs]
-    ready = Readiness(plan, of_plan, accounts.submitted or {})
-    spent += [_by_events(attempt, plan, recipe, ready) for attempt in rest]
+    submitted = accounts.submitted or {}
+    spent += [_by_events(attempt, plan, recipe, _queued_s(attempt, plan, of_plan, submitted)) for attempt in rest]
     notes = [*_notes(allocations, uncounted, plan, recipe)]
     if strange:
         notes.append(
@@ -356,44 +355,33 @@ def _by_account(allocation: Allocation, attempt: SpentTime | None, plan: Plan, r
         by_use = attempt.time_by_use(allocation.began, allocation.seconds)
     else:
         by_use = {Use.LOST if allocation.failed else Use.UNACCOUNTED: allocation.seconds}
-    gpus, cpus = (
-        asked.gpus if allocation.gpus is None else allocation.gpus,
-        asked.cpus if allocation.cpus is None else allocation.cpus,
-    )
+    gpus = asked.gpus if allocation.gpus is None else allocation.gpus
+    cpus = asked.cpus if allocation.cpus is None else allocation.cpus
     return SpentAttempt(replace(allocation, gpus=gpus, cpus=cpus), role_of(allocation.job, plan), by_use)
 
 
-def _by_events(attempt: SpentTime, plan: Plan, recipe: Experiment, ready: Readiness) -> SpentAttempt:
+def _by_events(attempt: SpentTime, plan: Plan, recipe: Experiment, queued_s: float | None) -> SpentAttempt:
     asked, seconds = resources_of(attempt.job, plan, recipe), attempt.ended - attempt.began
-    held = Allocation(
-        attempt.task_id, attempt.began, seconds, asked.gpus, asked.cpus, ready.queued_s(attempt), job=attempt.job
-    )
+    held = Allocation(attempt.task_id, attempt.began, seconds, asked.gpus, asked.cpus, queued_s, job=attempt.job)
     return SpentAttempt(held, role_of(attempt.job, plan), attempt.time_by_use(attempt.began, seconds))
 
 
-@dataclass(frozen=True)
-class Readiness:
-    """Finds from the events when an attempt could have started: after its submission, after the attempt before it, and
-    after the jobs that it waits for.
+def _queued_s(
+    attempt: SpentTime, plan: Plan, attempts: Sequence[SpentTime], submitted: Mapping[str, float]
+) -> float | None:
+    """Seconds from when an attempt could have started, by the events, until it started; None for a job of no queue. It
+    could start after its submission, after the attempt before it, and after the jobs that it waits for.
     """
-
-    plan: Plan
-    attempts: Sequence[SpentTime]
-    submitted: Mapping[str, float]
-    """The time of each job's submission, by its id."""
-
-    def queued_s(self, attempt: SpentTime) -> float | None:
-        """Seconds from then until it started; None for a job of no queue."""
-        submitted = self.submitted.get(attempt.task_id.partition("_")[0])
-        if submitted is None:
-            return None
-        awaited = {wait.job for job in self.plan.jobs if job.name == attempt.job for wait in job.after}
-        before = [
-            other.ended
-            for other in self.attempts
-            if other.began < attempt.began and (other.task_id == attempt.task_id or other.job in awaited)
-        ]
-        return max(0.0, attempt.began - max([submitted, *before]))
+    at = submitted.get(attempt.task_id.partition("_")[0])
+    if at is None:
+        return None
+    awaited = {wait.job for job in plan.jobs if job.name == attempt.job for wait in job.after}
+    before = [
+        other.ended
+        for other in attempts
+        if other.began < attempt.began and (other.task_id == attempt.task_id or other.job in awaited)
+    ]
+    return max(0.0, attempt.began - max([at, *before]))
 
 
 def _notes(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,9 +18,8 @@ from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.plan.jobs import JobResources, Role
 from mrt_hpc.roles.task.context import Companion, Task, remove_earlier_turns, turn_of
 from mrt_hpc.roles.task.shutdown import Interrupted
-from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.layout import COMPANION_LOG
-from mrt_hpc.run.process import import_path
+from mrt_hpc.run.process import import_path, started
 
 
 def run(task: Task) -> None:
@@ -69,18 +67,11 @@ def start_companion(task: Task) -> Companion:
     a task, is blocked in it: the first rank says when it ends.
     """
     log = task.log(COMPANION_LOG)
-    make_folder(log.parent)
     place = Placement(task.world_size, task.world_size, 0, task.attempt)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     try:
-        with log.open("ab") as stream:
-            process = subprocess.Popen(
-                [sys.executable, *_arguments(task)],
-                env={**os.environ, **import_path(), **_threads(task.job.resources), **place.environment()},
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-            )
+        environment = {**os.environ, **import_path(), **_threads(task.job.resources), **place.environment()}
+        process = started([sys.executable, *_arguments(task)], log, environment)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
     return Companion(process, log)

@@ -17,7 +17,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,7 +136,7 @@ def run_task(
     sign_for(task)
     earlier = last_beat(layout.heart(job_name, index))
     try:
-        with _heart(task):
+        with sole_attempt(task) if task.rank == 0 else nullcontext():
             attempt(task, role or task.job.role, placement.began, earlier)
     finally:
         notify_after(task)
@@ -290,11 +290,6 @@ def _record(task: Task, error: BaseException | None) -> TaskRecord:
     if mine and (task.rank == 0 or failed):
         task.retrying(lambda: write_task(task.layout, task.job.name, task.index, after), "the state of the task")
     return after
-
-
-def _heart(task: Task) -> AbstractContextManager[object]:
-    """The claim on the task and its heartbeat, by its first rank."""
-    return nullcontext() if task.rank != 0 else sole_attempt(task)
 
 
 def role_function(task: Task, role: Role) -> RoleFunction:

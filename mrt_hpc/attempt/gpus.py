@@ -17,6 +17,7 @@ from pathlib import Path
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.jobs import Job, JobResources, Role
+from mrt_hpc.run.typed_file import typed
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 DRIVER_LIBRARY = "libcuda.so.1"
@@ -217,7 +218,7 @@ def look() -> GpuView:
         raise _broken(f"the NVIDIA driver of this node gave no answer in {LOOK_LIMIT_S:.0f} s") from None
     if done.returncode:
         raise _broken(f"the NVIDIA driver of this node failed: {done.stderr.strip() or done.returncode}")
-    return view_of(json.loads(done.stdout.splitlines()[-1]))
+    return typed(done.stdout.splitlines()[-1].encode(), GpuView)
 
 
 def _broken(what: str) -> UserError:
@@ -227,15 +228,6 @@ def _broken(what: str) -> UserError:
         advice=f"run `nvidia-smi` there; {LEAVE_OUT}",
         exit_code=ExitCode.RETRYABLE,
     )
-
-
-def view_of(data: dict[str, object]) -> GpuView:
-    """The view that JSON holds, where tuples are lists."""
-    return GpuView(**{name: _as_tuple(value) for name, value in data.items()})  # type: ignore[arg-type]
-
-
-def _as_tuple(value: object) -> object:
-    return tuple(_as_tuple(part) for part in value) if isinstance(value, list) else value
 
 
 def seen_here() -> GpuView:

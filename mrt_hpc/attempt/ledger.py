@@ -30,7 +30,7 @@ from mrt_hpc.run.atomic import creating, write_json
 from mrt_hpc.run.heartbeats import NO_BEAT, Heart, read_beat
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory
-from mrt_hpc.run.typed_file import Moment, ProcessNumber, UnreadableError, Whole, read_typed, readable
+from mrt_hpc.run.typed_file import Moment, ProcessNumber, UnreadableError, Whole, read_if_there, read_typed, readable
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.@\[\]-]{0,99}")
 """What an id may look like, of any queue: it becomes part of a file's name, and of lists with colons."""
@@ -166,10 +166,7 @@ def last_site(layout: RunLayout) -> LastSite | None:
     """
     path = _last_site(layout)
     advice = f"rm -r {word(path)}, and the same command again with --site SITE"
-    try:
-        return read_typed(path, LastSite, "the record of the run's site", advice=advice)
-    except FileNotFoundError:
-        return None
+    return read_if_there(path, LastSite, "the record of the run's site", None, advice=advice)
 
 
 def _last_site(layout: RunLayout) -> Path:
@@ -184,10 +181,8 @@ def recorded_site(layout: RunLayout, name: str) -> SiteSettings:
     """
     path = _site_file(layout, name)
     advice = f"rm -r {word(path)}, and the same submit command again, which writes it"
-    try:
-        entry = read_typed(path, SiteRecord, "the record of a site profile", advice=advice)
-    except FileNotFoundError:
-        entry = SiteRecord({"type": UNRECORDED, "name": name})
+    unrecorded = SiteRecord({"type": UNRECORDED, "name": name})
+    entry = read_if_there(path, SiteRecord, "the record of a site profile", unrecorded, advice=advice)
     if named_modules(entry.site):
         refuse_changeable(path, f"the class of the site profile {name} is not imported")
         if entry.folder is not None:

@@ -65,15 +65,6 @@ def is_first_notice(layout: RunLayout, job: str, cause: str) -> bool:
     return True
 
 
-def forget(layout: RunLayout, cause: str) -> None:
-    """Forget that a cause was notified, as the user could not be reached.
-
-    Raises:
-        OSError: the directory cannot be changed.
-    """
-    (layout.notices / cause).unlink(missing_ok=True)
-
-
 def take_back(layout: RunLayout, job: str, cause: str) -> None:
     """Forget that a cause was notified, if a task of this job has done it: a later one is notified again.
 
@@ -147,7 +138,7 @@ def notify_stuck(layout: RunLayout, job: str, cause: str, reason: str, within_s:
             try:
                 _call(command, layout, STUCK, reason, within_s)
             except BaseException:
-                forget(layout, cause)  # a later attempt, or another task, notifies of it
+                (layout.notices / cause).unlink(missing_ok=True)  # a later attempt, or another task, notifies of it
                 raise
     except EXPECTED_ERRORS as error:
         _warn(error)

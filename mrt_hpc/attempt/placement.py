@@ -7,13 +7,8 @@ from dataclasses import dataclass
 
 from mrt_hpc.errors import UserError
 
-RANK, WORLD_SIZE, LOCAL_RANK, ATTEMPT, PARENT = (
-    "MRT_HPC_RANK",
-    "MRT_HPC_WORLD_SIZE",
-    "MRT_HPC_LOCAL_RANK",
-    "MRT_HPC_ATTEMPT",
-    "MRT_HPC_PARENT",
-)
+RANK, WORLD_SIZE, LOCAL_RANK = "MRT_HPC_RANK", "MRT_HPC_WORLD_SIZE", "MRT_HPC_LOCAL_RANK"
+ATTEMPT, PARENT = "MRT_HPC_ATTEMPT", "MRT_HPC_PARENT"
 """Set by the local backend for each process that it starts."""
 
 

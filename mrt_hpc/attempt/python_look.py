@@ -143,10 +143,9 @@ def needs_gpus(vllm: str | None) -> bool:
 
 def samples_on_gpus_only() -> str | None:
     """The Python of this process, where its vLLM computes on GPUs only; nothing is imported."""
-    try:
-        return sys.executable if needs_gpus(importlib.metadata.version("vllm")) else None
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    from mrt_hpc.recipe.lock import installed_version  # it imports pydantic, and a command imports this module
+
+    return sys.executable if needs_gpus(installed_version("vllm")) else None
 
 
 def no_sampling(recipe: Experiment, on_gpus_only: Callable[[], str | None] = samples_on_gpus_only) -> UserError | None:

@@ -19,8 +19,8 @@ from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.jobs import Job, read_plan
 from mrt_hpc.recipe.lock import look_at_lock
 from mrt_hpc.run.access import cache_variables
-from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.process import end_or_kill, started
 from mrt_hpc.run.task_state import TaskRecord, TaskState
 
 THREADS_THAT_WAIT = {"OMP_WAIT_POLICY": "passive"}
@@ -67,15 +67,8 @@ def _start(
     layout: RunLayout, job: Job, index: int, placement: Placement, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     log = layout.logs / f"{job.name}.{index:05d}.{placement.attempt}.rank{placement.rank}.log"
-    make_folder(log.parent)  # a user may have removed old logs together with their folder
-    with log.open("ab") as stream:
-        return subprocess.Popen(
-            [sys.executable, "-m", "mrt_hpc.attempt.entry", str(layout.root), job.name, str(index)],
-            env={**THREADS_THAT_WAIT, **cache_variables(), **environment, **placement.environment()},
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-        )
+    words = [sys.executable, "-m", "mrt_hpc.attempt.entry", str(layout.root), job.name, str(index)]
+    return started(words, log, {**THREADS_THAT_WAIT, **cache_variables(), **environment, **placement.environment()})
 
 
 def task_code(codes: Sequence[int]) -> int:
@@ -95,11 +88,7 @@ def stop(task: Running) -> None:
     ask_to_stop(task)
     end = time.monotonic() + STOP_DEADLINE_S
     for child in task.children:
-        try:
-            child.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        end_or_kill(child, max(0.0, end - time.monotonic()))
 
 
 # -- one task ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
@@ -13,7 +13,7 @@ from mrt_hpc.plan.jobs import Job, Plan
 from mrt_hpc.run.layout import RunLayout, collection_of
 from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.retries import list_directory
-from mrt_hpc.run.task_state import TaskRecord, TaskState, read_tasks, shown_tasks
+from mrt_hpc.run.task_state import TaskRecord, TaskState, read_tasks, shown_task
 from mrt_hpc.run.typed_file import readable
 from mrt_hpc.run.weights import published_versions
 
@@ -46,7 +46,7 @@ def read_records(plan: Plan, layout: RunLayout) -> dict[str, list[TaskRecord]]:
     """The latest record of each task of a run, to be shown; each file is read once. A task whose file is damaged is
     ``unreadable``.
     """
-    return {job.name: shown_tasks(layout, job.name, job.tasks) for job in plan.jobs}
+    return {job.name: read_tasks(layout, job.name, job.tasks, shown_task) for job in plan.jobs}
 
 
 def progress(plan: Plan, layout: RunLayout, records: Records | None = None) -> Progress:
@@ -61,17 +61,18 @@ def progress(plan: Plan, layout: RunLayout, records: Records | None = None) -> P
     records = read_records(plan, layout) if records is None else records
     done = max(published_versions(layout), default=0)
     collection = collection_of(done)
+    collects = any(collection in job.iterations for job in plan.jobs)
     units = [u for job in plan.jobs for u in job.evaluations]
     measured, faults = newest_metrics(layout, done)
     return Progress(
         iterations_done=done,
         iterations=plan.iterations,
-        groups_collected=_collected(layout, collection) if _collects(plan, collection) else None,
+        groups_collected=_collected(layout, collection) if collects else None,
         warnings=tuple(warnings(layout, measured)),
         evaluations_done=_evaluated(plan, layout, records),
         evaluations=len(units),
         report=layout.report.exists(),
-        stale=_written(layout.report) < max(_results_written(plan, layout), default=0.0),
+        stale=written(layout.report) < max(_results_written(plan, layout), default=0.0),
         unreadable=tuple(faults),
     )
 
@@ -104,21 +105,17 @@ def _evaluated(plan: Plan, layout: RunLayout, records: Records) -> int:
 
 def _results_written(plan: Plan, layout: RunLayout) -> Iterator[float]:
     """The times at which the results of the report were written, by the clock of the filesystem."""
-    yield from (_written(layout.metrics(iteration)) for iteration in range(plan.iterations))
+    yield from (written(layout.metrics(iteration)) for iteration in range(plan.iterations))
     units = {(unit.version, unit.benchmark) for job in plan.jobs for unit in job.evaluations}
-    yield from (_written(layout.evaluation_summary(*unit)) for unit in units)
+    yield from (written(layout.evaluation_summary(*unit)) for unit in units)
 
 
-def _written(path: Path) -> float:
-    """Return a file's modification time in seconds since the epoch; 0 where there is no such file."""
+def written(path: Path) -> float:
+    """When a file was written last, seconds since the epoch by the clock of the filesystem; 0 where there is none."""
     try:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _collects(plan: Plan, collection: int) -> bool:
-    return any(collection in job.iterations for job in plan.jobs)
 
 
 def newest_metrics(layout: RunLayout, done: int) -> tuple[list[IterationMetrics], list[str]]:
@@ -137,13 +134,13 @@ def warnings(layout: RunLayout, measured: Iterable[IterationMetrics]) -> Iterato
         )
 
 
-def task_records(job: Job, layout: RunLayout) -> list[TaskRecord]:
-    """The latest record of each task of a job, for decisions.
+def has_ended(layout: RunLayout, job: Job, states: Collection[TaskState] = (TaskState.DONE,)) -> bool:
+    """Whether all tasks of a job are in one of these states.
 
     Raises:
-        UnreadableError: a file is damaged.
+        UnreadableError: a file of the run is damaged.
     """
-    return read_tasks(layout, job.name, job.tasks)
+    return all(record.state in states for record in read_tasks(layout, job.name, job.tasks))
 
 
 def remarks(plan: Plan, layout: RunLayout, records: Records | None = None) -> list[tuple[Job, int, TaskRecord]]:

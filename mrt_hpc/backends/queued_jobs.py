@@ -249,7 +249,7 @@ def cancel_run(layout: RunLayout) -> Iterator[str]:
             advice=f"kill -9 {process.pid} ends it, and its tasks end with it; then mrt-hpc status {layout.word}",
         )
         yield f"process {process.pid} has ended, and its tasks with it"
-    if released := _released(layout):
+    if released := release(look_at_lock(layout.recipe_lock), layout):
         yield f"weights that are not kept for this evaluation any more: {', '.join(released)}"
     elif process is None and not queues:
         raise nothing_to_cancel(layout)
@@ -260,11 +260,6 @@ def _ask_to_stop(process: LocalProcess) -> None:
     with suppress(ProcessLookupError):  # it has ended meanwhile
         os.kill(process.pid, signal.SIGINT)
         os.killpg(os.getpgid(process.pid), signal.SIGCONT)
-
-
-def _released(layout: RunLayout) -> list[str]:
-    """Remove the pins of an evaluation on its own, and return the names of the models that were pinned."""
-    return release(look_at_lock(layout.recipe_lock), layout)
 
 
 def cancel_queued(layout: RunLayout, queue: JobQueue) -> str:
@@ -314,17 +309,17 @@ def accounts(layout: RunLayout) -> tuple[Accounts, list[str]]:
     sent, notes = shown_submissions(layout)
     of_run: list[Allocation] = []
     times = {submission.job_id: submission.time for submission in sent}
+    jobs = {submission.job_id: submission.job for submission in sent}
     try:
-        queues = [*_by_backend(layout, sent)]
+        queues = job_queues(
+            layout, {job: [one for one in sent if one.job == job] for job in dict.fromkeys(jobs.values())}
+        )
     except UserError as error:
-        return Accounts([], times), [
-            *notes,
-            f"accounting was not asked ({error.what}): the hours are those of the run's events",
-        ]
-    for backend, mine in queues:
-        by_id = {submission.job_id: submission for submission in mine}
+        notes.append(f"accounting was not asked ({error.what}): the hours are those of the run's events")
+        return Accounts([], times), notes
+    for queue in queues:
         try:
-            allocations = backend.allocations(list(by_id))
+            allocations = queue.backend.allocations(queue.ids)
         except UserError as error:
             allocations = None
             notes.append(f"accounting was not reached ({error.what}): the hours are those of the run's own events")
@@ -332,26 +327,8 @@ def accounts(layout: RunLayout) -> tuple[Accounts, list[str]]:
             if allocations is None:
                 notes.append("this cluster keeps no accounting: the hours are those of the run's own events")
         of_run += [
-            replace(allocation, job=by_id[allocation.job_id].job)
+            replace(allocation, job=jobs[allocation.job_id])
             for allocation in allocations or ()
-            if _is_of_run(allocation, by_id)
-        ]
+            if allocation.job_id in queue.ids and allocation.began >= times[allocation.job_id] - A_DAY_S
+        ]  # a cluster may have given an id to a job of long ago
     return Accounts(of_run, times), notes
-
-
-def _by_backend(layout: RunLayout, sent: list[Submission]) -> Iterator[tuple[Backend, list[Submission]]]:
-    """The back end of each queue, with what was submitted to it; profiles of one queue share it."""
-    queues: dict[str | None, tuple[Backend, list[Submission]]] = {}
-    backends = {site: backend_of(layout, site) for site in {submission.site for submission in sent}}
-    for submission in sent:
-        backend = backends[submission.site]
-        queues.setdefault(backend.queue, (backend, []))[1].append(submission)
-    yield from queues.values()
-
-
-def _is_of_run(allocation: Allocation, sent: dict[str, Submission]) -> bool:
-    """Whether an attempt is of the submission of its id, by their times: a cluster may have given the id to a job of
-    long ago.
-    """
-    submission = sent.get(allocation.job_id)
-    return submission is not None and allocation.began >= submission.time - A_DAY_S

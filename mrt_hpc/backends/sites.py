@@ -137,7 +137,7 @@ def find_site(name: str | None) -> Site:
             that the command was typed in, which another user can change.
     """
     if name is not None:
-        return _named(name)
+        return LocalSite() if name == LOCAL else _taken(find(SITES, name), name)
     default = default_site()
     if default is None or default.name == LOCAL:
         return LocalSite()
@@ -150,10 +150,6 @@ def find_site(name: str | None) -> Site:
             advice=f"set another one there (mrt-hpc init writes a profile), or the same command with --site {LOCAL}",
         ) from error
     return _taken(path, default.name)
-
-
-def _named(name: str) -> Site:
-    return LocalSite() if name == LOCAL else _taken(find(SITES, name), name)
 
 
 def _taken(path: Path, name: str) -> Site:

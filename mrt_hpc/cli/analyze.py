@@ -6,15 +6,14 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from mrt_hpc.analysis.model_samples import Counted, ModelSamples, other_settings
 from mrt_hpc.cli import options
-from mrt_hpc.cli.generation import AnalysisAsked, Generation, generated, generating
-from mrt_hpc.cli.options import console_of, print_notes
+from mrt_hpc.cli.generation import AnalysisAsked, analysing, generated
+from mrt_hpc.cli.options import console_of, print_notes, table_of
 from mrt_hpc.errors import UserError
 from mrt_hpc.evaluate.analysed_benchmark import Needs
 
@@ -58,37 +57,15 @@ def _parts(text: str | None, form: str, example: str) -> list[str]:
     return parts
 
 
-OUT = click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="The directory of the results. Default: analysis/NAME in the first RUN or EVALDIR.",
-)
-BENCHMARK = click.option(
-    "--benchmark",
-    metavar="NAME",
-    help="Needed where the models share several, or the suite has several: it alone is evaluated.",
-)
-
-
 @analyze.command(short_help="Normalised regret against the budget of tokens.", epilog=options.WHAT)
-@options.what
-@OUT
-@BENCHMARK
-@generating
+@analysing
 @click.option("--budgets", metavar="TOKENS,...", callback=_budgets, help="Default: up to the longest trace.")
 @click.option(
     "--tokens",
     type=click.Choice(["sampled", "all"]),
     help="The tokens that count before a boundary. Default: `evaluation.regret_tokens` of the first RUN or EVALDIR.",
 )
-def regret(
-    what: tuple[str, ...],
-    out: Path | None,
-    benchmark: str | None,
-    budgets: tuple[int, ...],
-    tokens: Counted | None,
-    generation: Generation | None,
-) -> None:
+def regret(asked: AnalysisAsked, budgets: tuple[int, ...], tokens: Counted | None) -> None:
     """Normalised regret against the budget of tokens, and how much of the area the first episodes give.
 
     \b
@@ -103,15 +80,12 @@ def regret(
         return analyse_regret(counted, budgets)
 
     needs = Needs(values=True, answers=tokens == "all", episodes=True)
-    _write(AnalysisAsked("regret", what, out, benchmark, generation, needs), analyse)
+    _write(asked, needs, analyse)
 
 
 @analyze.command(short_help="Votes at each episode against complete samples of equal tokens.", epilog=options.WHAT)
-@options.what
-@OUT
-@BENCHMARK
-@generating
-def scaling(what: tuple[str, ...], out: Path | None, benchmark: str | None, generation: Generation | None) -> None:
+@analysing
+def scaling(asked: AnalysisAsked) -> None:
     """Whether thinking pays: votes of answers that are forced at each episode, and votes of complete samples.
 
     \b
@@ -122,15 +96,12 @@ def scaling(what: tuple[str, ...], out: Path | None, benchmark: str | None, gene
     from mrt_hpc.analysis.scaling import analyse_scaling
 
     needs = Needs(values=True, answers=True, episodes=True)
-    _write(AnalysisAsked("scaling", what, out, benchmark, generation, needs), analyse_scaling)
+    _write(asked, needs, analyse_scaling)
 
 
 @analyze.command(short_help="Mean progress by episode, split by outcome and difficulty.", epilog=options.WHAT)
-@options.what
-@OUT
-@BENCHMARK
-@generating
-def progress(what: tuple[str, ...], out: Path | None, benchmark: str | None, generation: Generation | None) -> None:
+@analysing
+def progress(asked: AnalysisAsked) -> None:
     """Mean progress V(j+1) - V(j) by episode, split by outcome and by how hard the problem is.
 
     \b
@@ -140,14 +111,11 @@ def progress(what: tuple[str, ...], out: Path | None, benchmark: str | None, gen
     from mrt_hpc.analysis.episode_progress import analyse_progress
 
     needs = Needs(values=True, episodes=True)
-    _write(AnalysisAsked("progress", what, out, benchmark, generation, needs), analyse_progress)
+    _write(asked, needs, analyse_progress)
 
 
 @analyze.command(short_help="Tokens to a given accuracy, and their ratio between models.", epilog=options.WHAT)
-@options.what
-@OUT
-@BENCHMARK
-@generating
+@analysing
 @click.option(
     "--accuracy",
     "accuracies",
@@ -156,14 +124,7 @@ def progress(what: tuple[str, ...], out: Path | None, benchmark: str | None, gen
     help="Default: shares of the best accuracy that all models reach.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The seed of the bootstrap.")
-def efficiency(
-    what: tuple[str, ...],
-    out: Path | None,
-    benchmark: str | None,
-    accuracies: tuple[float, ...],
-    seed: int,
-    generation: Generation | None,
-) -> None:
+def efficiency(asked: AnalysisAsked, accuracies: tuple[float, ...], seed: int) -> None:
     """Tokens to a given accuracy; ratios are to the first model.
 
     \b
@@ -172,16 +133,12 @@ def efficiency(
     """
     from mrt_hpc.analysis.efficiency import analyse_efficiency
 
-    asked = AnalysisAsked("efficiency", what, out, benchmark, generation, Needs())
-    _write(asked, lambda models: analyse_efficiency(models, accuracies, seed))
+    _write(asked, Needs(), lambda models: analyse_efficiency(models, accuracies, seed))
 
 
 @analyze.command(short_help="Accuracy past the budget of the training.", epilog=options.WHAT)
-@options.what
-@OUT
-@BENCHMARK
-@generating
-def extrapolate(what: tuple[str, ...], out: Path | None, benchmark: str | None, generation: Generation | None) -> None:
+@analysing
+def extrapolate(asked: AnalysisAsked) -> None:
     """Accuracy against the budget of thinking, past that of the training: evaluations whose mode is extrapolation.
 
     \b
@@ -192,10 +149,10 @@ def extrapolate(what: tuple[str, ...], out: Path | None, benchmark: str | None, 
     from mrt_hpc.analysis.accuracy_by_budget import analyse_extrapolation
 
     needs = Needs(values=True, budgets=True)
-    _write(AnalysisAsked("extrapolate", what, out, benchmark, generation, needs), analyse_extrapolation)
+    _write(asked, needs, analyse_extrapolation)
 
 
-def _write(asked: AnalysisAsked, analyse: Callable[[list[ModelSamples]], Analysis]) -> None:
+def _write(asked: AnalysisAsked, needs: Needs, analyse: Callable[[list[ModelSamples]], Analysis]) -> None:
     """Read the models, write the analysis, and print its summary and paths. Where a suite is named, what is not there
     yet is generated or queued before.
     """
@@ -204,7 +161,7 @@ def _write(asked: AnalysisAsked, analyse: Callable[[list[ModelSamples]], Analysi
 
     what: Sequence[str] = asked.what
     if asked.generation is not None:
-        if (evaluation := generated(asked, asked.generation)) is None:
+        if (evaluation := generated(asked, asked.generation, needs)) is None:
             return
         what = [str(evaluation)]
     named = named_models(what)
@@ -243,11 +200,7 @@ def _read(named: Sequence[NamedModel], benchmark: str | None) -> list[ModelSampl
 
 
 def _print_table(title: str, table: DataTable) -> None:
-    from rich.table import Table
-
-    shown = Table(title=title, title_justify="left")
-    for column in table.columns:
-        shown.add_column(column, overflow="fold")
+    shown = table_of(title, *table.columns)
     for row in table.rows:
         shown.add_row(*map(str, row))
     console_of(sys.stdout).print(shown)

@@ -16,7 +16,7 @@ from mrt_hpc.analysis.comparing import ComparisonRow, compare, csv_of, notes, ro
 from mrt_hpc.analysis.named_models import NamedModel, chosen_benchmarks, named_models, read_models
 from mrt_hpc.analysis.number_formats import percent
 from mrt_hpc.analysis.problem_measures import measure_of
-from mrt_hpc.cli.options import console_of, print_notes
+from mrt_hpc.cli.options import console_of, print_notes, table_of
 from mrt_hpc.cli.status import open_run
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.evaluate.regrade import Regraded, regrade_run
@@ -104,9 +104,8 @@ def as_json(rows: Sequence[ComparisonRow], remarks: Sequence[str], with_publishe
 
 
 def _print_rows(rows: Sequence[ComparisonRow]) -> None:
-    table = Table(title="shares in per cent, differences in percentage points", title_justify="left")
-    for column in ("benchmark", "measure", "problems", "first", "second", "difference (95 %)", "p"):
-        table.add_column(column, overflow="fold")
+    columns = ("benchmark", "measure", "problems", "first", "second", "difference (95 %)", "p")
+    table = table_of("shares in per cent, differences in percentage points", *columns)
     for row in rows:
         table.add_row(row.benchmark, row.measure, str(row.problems), *_numbers(row), f"{row.corrected_p:.3g}")
     console = console_of(sys.stdout)
@@ -132,11 +131,15 @@ def _numbers(row: ComparisonRow) -> tuple[str, str, str]:
     )
 
 
+ACCURACIES = ("model", *published.BENCHMARKS, "mean")
+"""The columns of published results, and of one's own below them."""
+
+
 def _print_published(rows: Sequence[ComparisonRow]) -> None:
     """The published results, and one's own pass@1 below them."""
     console = console_of(sys.stdout)
     for table in published.TABLES:
-        shown = _accuracy_table(f"published: {table.conditions}")
+        shown = table_of(f"published: {table.conditions}", *ACCURACIES)
         for result in table.results:
             shown.add_row(result.model, *(f"{share:.{table.digits}f}" for share in (*result.accuracy, result.mean)))
         console.print(shown)
@@ -144,17 +147,10 @@ def _print_published(rows: Sequence[ComparisonRow]) -> None:
     if not own:
         console.print("For your own results beside them, add --measure pass@1.", highlight=False)
         return
-    shown = _accuracy_table("yours: pass@1")
+    shown = table_of("yours: pass@1", *ACCURACIES)
     for name, accuracies in own.items():
         shown.add_row(name, *_own_cells(accuracies))
     console.print(shown)
-
-
-def _accuracy_table(title: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in ("model", *published.BENCHMARKS, "mean"):
-        table.add_column(column)
-    return table
 
 
 def _own_cells(accuracies: Mapping[str, float]) -> list[str]:
@@ -198,9 +194,8 @@ def regrade(runs: Sequence[Path]) -> None:
 
 
 def _table(regraded: Regraded) -> Table:
-    table = Table(title="changed verdicts", title_justify="left")
-    for column in ("problem", "sample", "gold", "answer before", "answer now", "reward before", "reward now"):
-        table.add_column(column, overflow="fold")
+    columns = ("problem", "sample", "gold", "answer before", "answer now", "reward before", "reward now")
+    table = table_of("changed verdicts", *columns)
     for pair in regraded.changed:
         gold = gold_text(regraded.golds[pair[0].problem_id])
         answers, rewards = [verdict.answer or "none" for verdict in pair], [f"{verdict.reward:g}" for verdict in pair]

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.cli import options
-from mrt_hpc.cli.options import console_of
+from mrt_hpc.cli.options import console_of, table_of
 from mrt_hpc.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from mrt_hpc.backends.slurm.site import Container
-
-IMAGE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.group(short_help="Build, check and enter container images.")
@@ -36,7 +34,7 @@ executable = click.option("--executable", default="apptainer", show_default=True
 
 @container.command(short_help="Build an image.")
 @click.argument("kind", type=click.Choice(["cpu", "cuda", "debian"]))
-@click.argument("image", type=IMAGE)
+@click.argument("image", type=options.FILE)
 @click.option(
     "--base",
     metavar="IMAGE",
@@ -135,7 +133,7 @@ def _build_on_node(site: str | None, arguments: list[str]) -> None:
 
 
 @container.command(short_help="Check an image.")
-@click.argument("image", type=IMAGE, required=False)
+@click.argument("image", type=options.FILE, required=False)
 @options.site
 @executable
 def check(image: Path | None, site: str | None, executable: str) -> None:
@@ -147,17 +145,13 @@ def check(image: Path | None, site: str | None, executable: str) -> None:
       mrt-hpc container check
       mrt-hpc container check mrt-hpc-cuda.sif
     """
-    from rich.table import Table
-
     from mrt_hpc.backends.slurm.containers import profile_with_image
     from mrt_hpc.images import check_image
 
     profile = profile_with_image(image, site)
     how = _container(image, None if profile is None else profile.container, executable)
     results = check_image(how) if profile is None else check_image(how, profile.setup, profile.environment)
-    table = Table(title=how.image, title_justify="left")
-    for column in ("what", "", "seen", "what to type"):
-        table.add_column(column, overflow="fold")
+    table = table_of(how.image, "what", "", "seen", "what to type")
     for result in results:
         table.add_row(result.what, "ok" if result.passed else "fails", result.evidence, result.remedy)
     console_of(sys.stdout).print(table)
@@ -166,7 +160,7 @@ def check(image: Path | None, site: str | None, executable: str) -> None:
 
 
 @container.command(short_help="Open a shell in an image.")
-@click.argument("image", type=IMAGE, required=False)
+@click.argument("image", type=options.FILE, required=False)
 @options.site
 @executable
 def shell(image: Path | None, site: str | None, executable: str) -> None:
@@ -183,9 +177,8 @@ def shell(image: Path | None, site: str | None, executable: str) -> None:
     profile = profile_with_image(image, site)
     how = _container(image, None if profile is None else profile.container, executable)
     require_apptainer(how.executable)
-    options = [word for bind in (str(Path.cwd()), *how.binds) for word in ("--bind", bind)]
-    gpu = ["--nv"] if Path("/proc/driver/nvidia").is_dir() else []
-    os.execvp(how.executable, [how.executable, "shell", *gpu, *options, how.image])
+    gpus = Path("/proc/driver/nvidia").is_dir()
+    os.execvp(how.executable, how.words("shell", str(Path.cwd()), gpus=gpus))
 
 
 def _container(image: Path | None, kept: Container | None, executable: str) -> Container:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mrt_hpc.cli import options
 from mrt_hpc.cli.options import console_of, print_notes
 from mrt_hpc.cli.status import open_run
 from mrt_hpc.errors import word
@@ -25,11 +26,11 @@ QUEUED = "queued"
 
 
 @click.command(short_help="Show what a run has cost, by role and use.")
-@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("run", type=options.FOLDER)
 @click.option(
     "--csv",
     "csv_file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=options.FILE,
     help="Also write the hours by role and use to this file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from mrt_hpc.cli.options import console_of
+from mrt_hpc.cli import options
+from mrt_hpc.cli.options import console_of, table_of
 from mrt_hpc.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -19,10 +20,8 @@ if TYPE_CHECKING:
 
     from mrt_hpc.datasets.check import CheckReport, Finding, Place
     from mrt_hpc.datasets.conversion import Prepared
-    from mrt_hpc.datasets.named import Fetched
 
 
-FILE = click.Path(path_type=Path, dir_okay=False)
 LISTED = 10
 """The number of rows that were left out that are listed one by one."""
 SHOWN = 10
@@ -60,7 +59,7 @@ def data() -> None:
 
 @data.command(short_help="Make a data file from a data set.")
 @click.argument("source")
-@click.argument("output", metavar="OUT", type=FILE)
+@click.argument("output", metavar="OUT", type=options.FILE)
 @click.option(
     "--problem",
     metavar="COLUMN",
@@ -118,12 +117,12 @@ def prepare(
 
 
 @data.command(short_help="Check data files.")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=FILE)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=options.FILE)
 @click.option(
     "--against",
     metavar="FILE",
     multiple=True,
-    type=FILE,
+    type=options.FILE,
     help="A file whose problems may not stand in FILE, such as a benchmark. Repeatable.",
 )
 @click.option(
@@ -137,7 +136,7 @@ def prepare(
 @click.option(
     "--model",
     metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=options.FOLDER,
     help="A model directory whose special tokens no problem may hold. Default: special tokens of many models.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, for programs.")
@@ -167,7 +166,7 @@ def check(files: tuple[Path, ...], against: tuple[Path, ...], verifier: str, mod
 
 @data.command(short_help="Fetch a data set from the Hugging Face hub.")
 @click.argument("name", required=False)
-@click.argument("output", metavar="[OUT]", required=False, type=FILE)
+@click.argument("output", metavar="[OUT]", required=False, type=options.FILE)
 @click.option("--list", "listing", is_flag=True, help="List the names that are known, and what each of them means.")
 @click.option("--drop-bad", is_flag=True, help="Leave out rows of a data set of the hub that make no problem.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
@@ -195,11 +194,11 @@ def fetch(name: str | None, output: Path | None, listing: bool, drop_bad: bool, 
     _print_fetched(fetch_data(name, output, drop_bad=drop_bad, force=force))
 
 
-def _print_fetched(fetched: Fetched) -> None:
+def _print_fetched(fetched: Prepared) -> None:
     """Print what was written, where it is from, and what to type next."""
     from mrt_hpc.datasets.conversion import record_file
 
-    record, output = fetched.prepared.record, fetched.prepared.output
+    record, output = fetched.record, fetched.output
     drawn = f", a sample of {record.sampled_of:,} with seed {record.sample_seed}" if record.sampled_of else ""
     kept = f", {record.kept}" if record.kept else ""
     click.echo(f"{'wrote' if fetched.new else 'there already:'} {output}: {record.problems:,} problems{kept}{drawn}")
@@ -207,7 +206,7 @@ def _print_fetched(fetched: Fetched) -> None:
     click.echo(f"  from {record.source}{commit}: {record.rows:,} rows")
     if record.dropped:
         click.echo(f"  {record.dropped:,} rows made no problem and were left out")
-    for row in () if drawn else fetched.prepared.dropped[:LISTED]:
+    for row in () if drawn else fetched.dropped[:LISTED]:
         click.echo(f"    {row.where}: {row.reason}")
     click.echo(f"  source and checksums: {record_file(output)}")
     click.echo(f"next: mrt-hpc data check {output}")
@@ -215,13 +214,13 @@ def _print_fetched(fetched: Fetched) -> None:
 
 def _print_list() -> None:
     """Print the known data sets."""
-    from rich.table import Table
-
     from mrt_hpc.datasets.named import SOURCES
 
-    table = Table(title="data sets of the paper", title_justify="left")
-    for column in ("name", "problems", "of rows", "meaning", "on the hub", "split", "columns"):
-        table.add_column(column, justify="right" if column in ("problems", "of rows") else "left", overflow="fold")
+    names, counted = (
+        ("name", "problems", "of rows", "meaning", "on the hub", "split", "columns"),
+        ("problems", "of rows"),
+    )
+    table = table_of("data sets of the paper", *names, right=counted)
     for source in SOURCES:
         columns = f"{source.columns.problem}, {source.columns.answer}"
         place = f"{source.repository}@{source.revision[:8]}"
@@ -277,11 +276,9 @@ def print_checked(report: CheckReport, *, as_json: bool) -> None:
 
 def _file_table(report: CheckReport) -> Table:
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(title="each file", title_justify="left")
-    for column in ("file", "problems", *(TITLES[kind] for kind in OF_FILES)):
-        table.add_column(column, justify="left" if column == "file" else "right", overflow="fold")
+    counted = ("problems", *(TITLES[kind] for kind in OF_FILES))
+    table = table_of("each file", "file", *counted, right=counted)
     for checked in report.files:
         counts = [str(len(report.of(kind, checked.file)) or "") for kind in OF_FILES]
         table.add_row(escape(checked.file), str(checked.problems), *counts)
@@ -291,11 +288,9 @@ def _file_table(report: CheckReport) -> Table:
 def _pair_table(report: CheckReport) -> Table:
     """The pairs that share problems; the title counts all."""
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(title_justify="left")
-    for column in ("file", "other file", *(TITLES[kind] for kind in OF_PAIRS)):
-        table.add_column(column, justify="left" if column.endswith("file") else "right", overflow="fold")
+    counted = [TITLES[kind] for kind in OF_PAIRS]
+    table = table_of(None, "file", "other file", *counted, right=counted)
     for first, second in report.compared:
         counts = [len(report.of(kind, first, second)) for kind in OF_PAIRS]
         if any(counts):

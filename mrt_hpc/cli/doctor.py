@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -18,10 +19,8 @@ from mrt_hpc.recipe.find import RECIPES, find
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
-    from mrt_hpc.backends.backend import Site
     from mrt_hpc.backends.sites import ChosenSite
     from mrt_hpc.cluster.doctor.situation import Situation
-    from mrt_hpc.recipe.schema import Recipe
 
 COLOURS = {"ok": "green", "doubtful": "yellow", "fails": "red", "not checked": "dim"}
 
@@ -63,6 +62,7 @@ def doctor(
       mrt-hpc doctor --recipe quickstart --json
     """
     from mrt_hpc.cluster.doctor.diagnosis import can_start, diagnose
+    from mrt_hpc.cluster.doctor.situation import situation_of
     from mrt_hpc.plan.limits import check_segments
     from mrt_hpc.recipe.load import load_recipe
 
@@ -71,12 +71,13 @@ def doctor(
         check_segments(recipe)
     root = options.run_path(recipe.name if recipe else "doctor", run)
     chosen = site_of_command(site, RunLayout(root))
-    situation = _situation(chosen.site, recipe, root)
+    situation = situation_of(chosen.site, recipe, root)
     if on_node:
         situation = _with_nodes(situation, wait_minutes * 60)
     results = [*_of_choice(chosen), *diagnose(situation)]
     if as_json:
-        _print_json(results)
+        checks = [asdict(result) for result in results]
+        click.echo(json.dumps({"can_start": can_start(results), "checks": checks}, indent=2))
     else:
         _print_table(results)
         click.echo(_conclusion(results, site, recipe_name, run, asked=on_node or situation.slurm is None))
@@ -89,13 +90,6 @@ def _of_choice(chosen: ChosenSite) -> Iterator[CheckResult]:
 
     if (error := chosen.refusal()) is not None:
         yield CheckResult("site", CheckVerdict.FAILS, error.evidence, str(error.advice))
-
-
-def _situation(profile: Site, recipe: Recipe | None, root: Path) -> Situation:
-    """What the checks look at, without the nodes."""
-    from mrt_hpc.cluster.doctor.situation import situation_of
-
-    return situation_of(profile, recipe, root)
 
 
 def _with_nodes(situation: Situation, wait_s: float) -> Situation:
@@ -112,16 +106,6 @@ def _with_nodes(situation: Situation, wait_s: float) -> Situation:
             "this site has no nodes to ask", where="--on-node", advice="mrt-hpc doctor --site SITE --on-node"
         )
     return replace(situation, answers=ask_nodes(situation, wait_s, lambda sentence: click.echo(sentence, err=True)))
-
-
-def _print_json(results: Sequence[CheckResult]) -> None:
-    import json
-
-    from mrt_hpc.cluster.doctor.diagnosis import can_start
-
-    click.echo(
-        json.dumps({"can_start": can_start(results), "checks": [asdict(result) for result in results]}, indent=2)
-    )
 
 
 def _print_table(results: Sequence[CheckResult]) -> None:

@@ -142,17 +142,13 @@ def _sections(fields: list[DocumentedField]) -> Iterator[str]:
     """The fields that have no fields below them, then the sections, each with its fields."""
     by_section: dict[str, list[DocumentedField]] = {}
     for field in fields:
-        by_section.setdefault(_section(field), []).append(field)
+        by_section.setdefault(re.split(r"[.\[]", field.name)[0], []).append(field)
     alone = [group[0] for group in by_section.values() if len(group) == 1]
     yield from (f"## {TOP}", "", *_table(alone), "")
     for name, (whole, *below) in by_section.items():
         if below:
             takes = "" if whole.values == "a section" else f" It is {_escaped(whole.values)}."
             yield from (f"## {name}", "", f"{_escaped(whole.text)}{takes}", "", *_table(below), "")
-
-
-def _section(field: DocumentedField) -> str:
-    return re.split(r"[.\[]", field.name)[0]
 
 
 def _table(fields: Iterable[DocumentedField]) -> Iterator[str]:

@@ -48,9 +48,33 @@ class Generation:
         return [word for name, value in named if value is not None for word in (name, value)]
 
 
-def generating(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of the evaluation that generates its samples, as one argument ``generation``."""
+@dataclass(frozen=True)
+class AnalysisAsked:
+    """The arguments and options that all analyses have."""
 
+    analysis: str
+    """The name of the command."""
+    what: tuple[str, ...]
+    out: Path | None
+    benchmark: str | None
+    generation: Generation | None
+    """None where no suite is named, so that nothing is generated."""
+
+
+def analysing(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the arguments and options that all analyses have, as its one positional argument."""
+
+    @options.what
+    @click.option(
+        "--out",
+        type=options.FOLDER,
+        help="The directory of the results. Default: analysis/NAME in the first RUN or EVALDIR.",
+    )
+    @click.option(
+        "--benchmark",
+        metavar="NAME",
+        help="Needed where the models share several, or the suite has several: it alone is evaluated.",
+    )
     @click.option("--suite", shell_complete=complete_suite, help=SUITE_HELP)
     @options.site
     @options.overrides
@@ -58,7 +82,9 @@ def generating(command: Callable[..., None]) -> Callable[..., None]:
     @options.data_folder
     @wraps(command)
     def wrapped(
-        *arguments: Any,
+        what: tuple[str, ...],
+        out: Path | None,
+        benchmark: str | None,
         suite: str | None,
         site: str | None,
         overrides: tuple[str, ...],
@@ -73,29 +99,14 @@ def generating(command: Callable[..., None]) -> Callable[..., None]:
                 "--site, --set, --results and --data belong to the evaluation on a suite: add --suite SUITE"
             )
         generation = None if suite is None else Generation(suite, site, overrides, named, data)
-        command(*arguments, generation=generation, **others)
+        command(AnalysisAsked(command.__name__, what, out, benchmark, generation), **others)
 
     return wrapped
 
 
-@dataclass(frozen=True)
-class AnalysisAsked:
-    """The arguments and options that all analyses have."""
-
-    analysis: str
-    """The name of the command."""
-    what: tuple[str, ...]
-    out: Path | None
-    benchmark: str | None
-    generation: Generation | None
-    """None where no suite is named, so that nothing is generated."""
-    needs: Needs
-    """What the analysis needs of the evaluation, where that is still to be made."""
-
-
-def generated(analysis: AnalysisAsked, how: Generation) -> Path | None:
-    """Evaluate models on a benchmark of a suite, and return the directory of the finished evaluation; None while it is
-    queued.
+def generated(analysis: AnalysisAsked, how: Generation, needs: Needs) -> Path | None:
+    """Evaluate models on a benchmark of a suite that has what the analysis needs, and return the directory of the
+    finished evaluation; None while it is queued.
 
     Raises:
         UserError: models, suite, site or data are wrong, the evaluation does not suit the analysis, the site refuses,
@@ -109,7 +120,7 @@ def generated(analysis: AnalysisAsked, how: Generation) -> Path | None:
     from mrt_hpc.plan.jobs import read_plan
 
     asked = models_asked(models_to_evaluate(analysis.what))
-    recipe = suiting_recipe(analysis, how, asked)
+    recipe = suiting_recipe(analysis, how, needs, asked)
     root = options.run_path(recipe.name, None)
     layout = RunLayout(root)
     site = site_of_command(how.site, layout).checked().site
@@ -121,7 +132,7 @@ def generated(analysis: AnalysisAsked, how: Generation) -> Path | None:
     return None
 
 
-def suiting_recipe(analysis: AnalysisAsked, how: Generation, asked: ModelsAsked) -> EvaluationRecipe:
+def suiting_recipe(analysis: AnalysisAsked, how: Generation, needs: Needs, asked: ModelsAsked) -> EvaluationRecipe:
     """Return the recipe of the evaluation on the one benchmark that the analysis is of.
 
     Raises:
@@ -135,4 +146,4 @@ def suiting_recipe(analysis: AnalysisAsked, how: Generation, asked: ModelsAsked)
         return shlex.join(["mrt-hpc", "analyze", analysis.analysis, *analysis.what, *words, "--benchmark", benchmark])
 
     recipe = evaluation_recipe(asked, how.suite, how.overrides, how.results, how.data)
-    return narrowed(recipe, analysed_benchmark(recipe, analysis.needs, analysis.benchmark, typed))
+    return narrowed(recipe, analysed_benchmark(recipe, needs, analysis.benchmark, typed))

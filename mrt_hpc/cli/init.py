@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mrt_hpc.cli import options
 from mrt_hpc.cluster.filesystems import Filesystem
 from mrt_hpc.cluster.login_node import LoginNode, look_at_login_node
 from mrt_hpc.errors import UserError
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--setup", multiple=True, metavar="LINE", help="A shell line before each task. Repeatable.")
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=options.FILE,
     help="The file to write. Default: ~/.config/mrt-hpc/sites/NAME.yaml.",
 )
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")

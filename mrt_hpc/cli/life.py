@@ -12,7 +12,7 @@ import click
 from mrt_hpc.cli import options
 from mrt_hpc.cli.completion import RUN
 from mrt_hpc.cli.options import console_of, site_of_command
-from mrt_hpc.cli.status import open_run
+from mrt_hpc.cli.status import in_bytes, open_run
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.run.layout import RunLayout
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Give a run more iterations.")
-@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("run", type=options.FOLDER)
 @click.option(
     "--iterations",
     type=click.IntRange(min=1),
@@ -57,7 +57,7 @@ def extend(run: Path, iterations: int, site: str | None) -> None:
 
 
 @click.command(short_help="Begin a new run with the weights of another.")
-@click.argument("run_before", type=click.Path(path_type=Path, file_okay=False), metavar="RUN")
+@click.argument("run_before", type=options.FOLDER, metavar="RUN")
 @click.option("--at", required=True, metavar="VERSION", help="The weights version: its number, first or last.")
 @click.option(
     "--run",
@@ -140,7 +140,7 @@ KINDS = ("checkpoints", "weights", "set_aside", "parts", "logs")
 
 
 @click.command(short_help="Free what a run does not need any more.")
-@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("run", type=options.FOLDER)
 @click.option(
     "--what",
     multiple=True,
@@ -179,9 +179,8 @@ def clean(run: Path, what: tuple[str, ...], yes: bool) -> None:
     if not yes and not _agreed(run, what):
         click.echo("nothing was removed")
         return
-    click.echo(
-        f"freed {size(remove(layout, plan, recipe, removals_found, asked))}; mrt-hpc status {word(run)} shows the run"
-    )
+    freed = in_bytes(remove(layout, plan, recipe, removals_found, asked))
+    click.echo(f"freed {freed}; mrt-hpc status {word(run)} shows the run")
 
 
 def _agreed(run: Path, what: Sequence[str]) -> bool:
@@ -206,27 +205,18 @@ def _print(removals: Sequence[Removal]) -> None:
     table = Table(show_footer=True)
     table.add_column("what", "all", no_wrap=True)
     table.add_column("items", str(sum(len(removal.paths) for removal in removals)), justify="right")
-    table.add_column("frees", size(sum(removal.frees for removal in removals)), justify="right", no_wrap=True)
+    table.add_column("frees", in_bytes(sum(removal.frees for removal in removals)), justify="right", no_wrap=True)
     table.add_column("what it means", overflow="fold")
     for removal in removals:
-        table.add_row(str(removal.kind), str(len(removal.paths)), size(removal.frees), removal.note)
+        table.add_row(str(removal.kind), str(len(removal.paths)), in_bytes(removal.frees), removal.note)
     console_of(sys.stdout).print(table)
-
-
-def size(count: float) -> str:
-    """Bytes in words, in powers of 1000 as ``df -H`` writes them."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 # -- sync
 
 
 @click.command(short_help="Upload a run's offline W&B directories.")
-@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("run", type=options.FOLDER)
 def sync(run: Path) -> None:
     """Upload the offline W&B directories of RUN, on a node with network access, with its report and figures.
 

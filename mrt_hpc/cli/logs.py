@@ -51,7 +51,8 @@ def logs(run: Path, role: str | None, lines: int, everything: bool, follow: bool
     if follow:
         _follow(run, role, lines)
         return
-    from mrt_hpc.view.logs import log_files, written
+    from mrt_hpc.attempt.run_progress import written
+    from mrt_hpc.view.logs import log_files
 
     layout, _ = open_run(run)
     paths = sorted((log.path for log in log_files(layout, role) if log.path.stat().st_size), key=written)

@@ -79,20 +79,16 @@ def plan(
 @options.recipe
 @options.here
 @options.overrides
-@click.option(
-    "--model", type=click.Path(path_type=Path, file_okay=False), help="Directory of the weights to begin with."
-)
+@click.option("--model", type=options.FOLDER, help="Directory of the weights to begin with.")
 @click.option(
     "--key-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=options.FILE,
     default=Path("runs/server.key"),
     show_default=True,
     help="Where the server's key goes; only you can read it.",
 )
 @click.option("--listen", help="http://HOST:PORT for tasks on other nodes; without it a Unix socket on this node.")
-@click.option(
-    "--log", type=click.Path(path_type=Path, dir_okay=False), default=Path("runs/server.log"), show_default=True
-)
+@click.option("--log", type=options.FILE, default=Path("runs/server.log"), show_default=True)
 def serve(
     recipe: Path,
     site: str | None,
@@ -223,7 +219,7 @@ def regrade(runs: tuple[Path, ...], site: str | None) -> None:
     metavar="POINTS",
     help="How many problems or samples show this difference? Per cent of the first model's tokens for tokens.",
 )
-@click.option("--csv", type=click.Path(path_type=Path, dir_okay=False), help="Also write the numbers to this file.")
+@click.option("--csv", type=options.FILE, help="Also write the numbers to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 @click.option("--published", is_flag=True, help="Print the published results of MRT beside.")
 @options.trust

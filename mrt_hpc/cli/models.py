@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mrt_hpc.cli import options
 from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def model() -> None:
 @click.argument("name", metavar="OWNER/NAME[@REVISION]")
 @click.option(
     "--cache",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=options.FOLDER,
     help="The hub's cache. Default: that of HF_HUB_CACHE or HF_HOME, else ~/.cache/huggingface/hub.",
 )
 def fetch(name: str, cache: Path | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -20,9 +20,13 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import FULL, error_number, shortage
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from mrt_hpc.backends.sites import ChosenSite
 
 
+FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
 ROLES = ["prepare", "inference", "trainer", "colocated", "evaluation", "report"]
 
 
@@ -97,14 +101,12 @@ what = click.argument("what", nargs=-1, required=True, metavar="WHAT...", shell_
 
 results = click.option(
     "--results",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     default=Path("results"),
     show_default=True,
     help="The results folder: samples that are in it are not generated again.",
 )
-data_folder = click.option(
-    "--data", type=click.Path(path_type=Path, file_okay=False), help="The folder that holds the suite's problem files."
-)
+data_folder = click.option("--data", type=FOLDER, help="The folder that holds the suite's problem files.")
 
 
 def run_path(name: str, run: Path | None) -> Path:
@@ -144,7 +146,8 @@ class CommandGroup(click.Group):
         except OSError as error:
             if error_number(error) in FULL:
                 self._show(ctx, full_disk(error))
-            elif error_number(error) in NO_PLACE or _working_directory_is_gone(error):
+            # A working directory that is gone: the system then names no file.
+            elif error_number(error) in NO_PLACE or (isinstance(error, FileNotFoundError) and error.filename is None):
                 self._show(ctx, no_place(error))
             else:
                 raise
@@ -185,11 +188,6 @@ def full_disk(error: OSError) -> UserError:
     )
 
 
-def _working_directory_is_gone(error: OSError) -> bool:
-    """Whether the working directory does not exist: the system then names no file."""
-    return isinstance(error, FileNotFoundError) and error.filename is None
-
-
 def no_place(error: OSError) -> UserError:
     """The error of a command if a file or folder is missing, has another kind, or may not be read or written."""
     where = error.filename if error.filename is not None else "the working directory"
@@ -211,6 +209,16 @@ FILE_WIDTH = 160
 def console_of(stream: TextIO) -> Console:
     """A console as wide as the terminal or as the variable COLUMNS says; wide where there is neither."""
     return Console(file=stream, width=None if stream.isatty() or os.environ.get("COLUMNS") else FILE_WIDTH)
+
+
+def table_of(title: str | None, *columns: str, right: Collection[str] = ()) -> Table:
+    """A table without rows, whose columns fold long texts; the numbers of some stand on the right."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
 
 
 def print_notes(notes: Iterable[str]) -> None:

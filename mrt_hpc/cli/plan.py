@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mrt_hpc.backends.backend import Backend, StartEstimate
-from mrt_hpc.cli.options import console_of, run_path, site_of_command
+from mrt_hpc.cli.options import console_of, run_path, site_of_command, table_of
 from mrt_hpc.cli.tables import FEW_HOURS, hours_table, memory_json, memory_lines, memory_table, memory_warnings
 from mrt_hpc.datasets.named import fetch_command
 from mrt_hpc.errors import UserError
@@ -37,7 +37,7 @@ from mrt_hpc.plan.memory_fit import fits
 from mrt_hpc.plan.token_counts import lengths_taken
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Experiment
+from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.recipe.site import SiteSettings
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import prompt_files
@@ -56,34 +56,52 @@ FEW_NAMES = 3
 
 def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
     """Print the jobs, their expected hours, and the hours of their time limits."""
+    recipe, layout, chosen = _asked(recipe_path, site_name, overrides, run)
+    recipe = kept_recipe(layout, recipe, click.echo)
+    print_whole(compile_plan(recipe, chosen.site), recipe, chosen, layout, "submit")
+
+
+def _asked(
+    recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None
+) -> tuple[Recipe, RunLayout, ChosenSite]:
     recipe = load_recipe(recipe_path, overrides)
     layout = RunLayout(run_path(recipe.name, run))
-    chosen = site_of_command(site_name, layout)
-    recipe, site = kept_recipe(layout, recipe, click.echo), chosen.site
-    plan, rates = compile_plan(recipe, site), throughput(recipe, site)
+    return recipe, layout, site_of_command(site_name, layout)
+
+
+def print_whole(plan: Plan, recipe: Experiment, chosen: ChosenSite, layout: RunLayout, command: str) -> None:
+    """Print a plan: its jobs, hours and memory, what the command would refuse or change, and what is doubtful.
+
+    Args:
+        plan: of the recipe at the site.
+        recipe: of a run, or of an evaluation on its own.
+        chosen: the site.
+        layout: the run directory, which need not exist.
+        command: the one that starts the plan, ``submit`` or ``eval``.
+    """
+    console, rates = console_of(sys.stdout), throughput(recipe, chosen.site)
     expected = {} if rates is None else expected_hours(plan, recipe, rates)
-    console = console_of(sys.stdout)
     print_jobs(console, plan, expected)
-    wide = is_wide(console)
-    console.print(
-        f"{plan.iterations} iterations in {plan.segments} segment(s); "
-        f"{len(plan.jobs)} sbatch calls, {plan.tasks} array tasks.",
-        highlight=False,
-    )
+    spans = f"{plan.iterations} iterations in {plan.segments} segment(s); " if recipe.trains else ""
+    console.print(f"{spans}{len(plan.jobs)} sbatch calls, {plan.tasks} array tasks.", highlight=False)
     print_cost(console, plan, recipe, expected, rates)
-    print_memory(console, recipe, site, "submit")
-    console.print(f"Run directory: {run_path(recipe.name, run)}", highlight=False, soft_wrap=True)
-    if layout.recipe_lock.is_file():
+    print_memory(console, recipe, chosen.site, command)
+    console.print(f"Run directory: {layout.root}", highlight=False, soft_wrap=True)
+    if not layout.recipe_lock.is_file():
+        print_missing(console, recipe, command)
+    elif isinstance(recipe, Recipe):
         for refused, sentence in foreseen(layout, recipe, plan):
             words = "[yellow]submit will refuse:[/]" if refused else "submit will change the run:"
-            console.print(f"{words} {escape(sentence)}", highlight=False, soft_wrap=wide)
-    else:
-        print_missing(console, recipe, "submit")
-    if rates is not None and (late := late_checkpoint(recipe, site, rates)):
-        console.print(f"[yellow]doubtful:[/] {escape(late)}", highlight=False, soft_wrap=wide)
-    backend = site.backend()
-    print_objections(console, plan, recipe, chosen, "submit")
-    print_starts(console, plan, recipe, backend, layout)
+            console.print(f"{words} {escape(sentence)}", highlight=False, soft_wrap=is_wide(console))
+    if isinstance(recipe, Recipe) and rates is not None and (late := late_checkpoint(recipe, chosen.site, rates)):
+        warn(console, "doubtful", late)
+    print_objections(console, plan, recipe, chosen, command)
+    print_starts(console, plan, recipe, chosen.site.backend(), layout)
+
+
+def warn(console: Console, words: str, sentence: str, *, whole: bool = False) -> None:
+    """Print what speaks against a plan, behind words that say what comes of it; with ``whole`` on one line anyway."""
+    console.print(f"[yellow]{words}:[/] {escape(sentence)}", highlight=False, soft_wrap=whole or is_wide(console))
 
 
 def is_wide(console: Console) -> bool:
@@ -128,42 +146,35 @@ def print_memory(console: Console, recipe: Experiment, site: SiteSettings, comma
     for line in memory_lines(fitted):
         console.print(line, highlight=False, markup=False, soft_wrap=is_wide(console))
     for refused, sentence in memory_warnings(fitted, recipe, site):
-        words = f"does not fit, {command} will refuse" if refused else "doubtful"
-        console.print(f"[yellow]{words}:[/] {escape(sentence)}", highlight=False, soft_wrap=is_wide(console))
+        warn(console, f"does not fit, {command} will refuse" if refused else "doubtful", sentence)
 
 
 def print_missing(console: Console, recipe: Experiment, command: str) -> None:
     """Print what is not there: the command waits for models of runs, and refuses to do without anything else."""
     for model in awaited_models(recipe):
         console.print(f"not there yet, {command} will wait for it: {escape(model)}", highlight=False, soft_wrap=True)
-    missing = [*missing_inputs(recipe)]
-    for missing_input in missing:
-        sentence = f"[yellow]not there yet, {command} will refuse:[/] {escape(missing_input)}"
-        console.print(sentence, highlight=False, soft_wrap=True)
-    if not any(_missing_of_models(recipe)):
-        _print_refused_model(console, recipe, command)
-
-
-def _print_refused_model(console: Console, recipe: Experiment, command: str) -> None:
-    """Print why a model that is there cannot be used, where its files and its chat template show that."""
+    for missing_input in missing_inputs(recipe):
+        warn(console, f"not there yet, {command} will refuse", missing_input, whole=True)
+    if any(_missing_of_models(recipe)):
+        return
     try:
-        check_model(recipe)
+        check_model(recipe)  # the files and the chat template of a model that is there
     except UserError as error:
-        sentence = f"[yellow]{command} will refuse:[/] {escape(f'{error.what}; {error.where}; next: {error.advice}')}"
-        console.print(sentence, highlight=False, soft_wrap=True)
+        sentence = f"{error.what}; {error.where}; next: {error.advice}"
+        warn(console, f"{command} will refuse", sentence, whole=True)
 
 
 def print_objections(console: Console, plan: Plan, recipe: Experiment, chosen: ChosenSite, command: str) -> None:
     """Print what the place of the jobs refuses, and what is doubtful there."""
     if (error := chosen.refusal()) is not None:
-        sentence = f"[yellow]{command} will refuse:[/] {escape(f'{error.what}; {error.advice}')}"
-        console.print(sentence, highlight=False, soft_wrap=is_wide(console))
+        warn(console, f"{command} will refuse", f"{error.what}; {error.advice}")
         return
     backend = chosen.site.backend()
     objections = objections_to(recipe, plan, backend)
-    beyond = [(f"beyond {backend.place}, {command} will refuse", sentence) for sentence in objections.refused]
-    for words, sentence in [*beyond, *(("doubtful", sentence) for sentence in objections.doubts)]:
-        console.print(f"[yellow]{words}:[/] {escape(sentence)}", highlight=False, soft_wrap=is_wide(console))
+    for sentence in objections.refused:
+        warn(console, f"beyond {backend.place}, {command} will refuse", sentence)
+    for sentence in objections.doubts:
+        warn(console, "doubtful", sentence)
 
 
 def print_starts(console: Console, plan: Plan, recipe: Experiment, backend: Backend, layout: RunLayout) -> None:
@@ -174,8 +185,7 @@ def print_starts(console: Console, plan: Plan, recipe: Experiment, backend: Back
         jobs = jobs_left(plan, layout) if layout.recipe_lock.is_file() else plan.jobs
         estimates = backend.starts(jobs, recipe, layout)
     except UserError as error:
-        sentence = f"[yellow]the queue was not asked when the jobs could start:[/] {escape(error.what)}"
-        console.print(sentence, highlight=False, soft_wrap=is_wide(console))
+        warn(console, "the queue was not asked when the jobs could start", error.what)
         return
     for line in start_lines(plan, estimates, time.time()):
         console.print(line, highlight=False, markup=False, soft_wrap=is_wide(console))
@@ -220,15 +230,11 @@ def _until(at: float, now: float) -> str:
 
 def print_plan_as_json(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
     """Print jobs, expected hours by job, and memory by role, as one JSON object."""
-    recipe = load_recipe(recipe_path, overrides)
-    layout = RunLayout(run_path(recipe.name, run))
-    site = site_of_command(site_name, layout).site
-    recipe = kept_recipe(layout, recipe, lambda _: None)
+    recipe, layout, chosen = _asked(recipe_path, site_name, overrides, run)
+    recipe, site = kept_recipe(layout, recipe, lambda _: None), chosen.site
     plan, rates = compile_plan(recipe, site), throughput(recipe, site)
     expected = {} if rates is None else expected_hours(plan, recipe, rates)
-    hours = {
-        name: {"hours": role_hours.hours, "gpu_hours": role_hours.gpu_hours} for name, role_hours in expected.items()
-    }
+    hours = {name: {"hours": e.hours, "gpu_hours": e.gpu_hours} for name, e in expected.items()}
     print(json.dumps({**plan.as_json(), "expected": hours, "memory": memory_json(fits(recipe, site))}, indent=2))
 
 
@@ -238,13 +244,11 @@ def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str,
     Raises:
         UserError: the site has no job scripts, or the run is there and was made from another recipe.
     """
-    recipe = load_recipe(recipe_path, overrides)
-    layout = RunLayout(run_path(recipe.name, run))
-    site = site_of_command(site_name, layout).site
+    recipe, layout, chosen = _asked(recipe_path, site_name, overrides, run)
     if layout.recipe_lock.is_file():
         recipe = kept_recipe(layout, recipe, click.echo)
         refuse_other_recipe(layout, recipe)
-    for name, text in site.backend().texts(compile_plan(recipe, site), recipe, layout):
+    for name, text in chosen.site.backend().texts(compile_plan(recipe, chosen.site), recipe, layout):
         print(f"# ---- {name}\n{text}")
 
 
@@ -304,11 +308,8 @@ def plan_table(plan: Plan, expected: dict[str, ExpectedHours]) -> Table:
         plan: the jobs.
         expected: hours by job name, of those that are known.
     """
-    table = Table(title=f"{plan.name}: {len(plan.jobs)} jobs", title_justify="left")
-    for column in ("job", "iterations", "after"):
-        table.add_column(column, overflow="fold")
-    for column in ("tasks", "ranks", "GPUs", "cores", "GiB", "limit", "expected", "GPU-h"):
-        table.add_column(column, justify="right")
+    numbers = ("tasks", "ranks", "GPUs", "cores", "GiB", "limit", "expected", "GPU-h")
+    table = table_of(f"{plan.name}: {len(plan.jobs)} jobs", "job", "iterations", "after", *numbers, right=numbers)
     for job in plan.jobs:
         table.add_row(*_row(job, expected.get(job.name)))
     return table

@@ -5,7 +5,6 @@ it, and check a recipe.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,7 +76,7 @@ def _print_table(title: str, listed: list[CatalogueEntry]) -> None:
 
     console, piped = console_of(sys.stdout), not sys.stdout.isatty()
     width = max((len(entry.name) for entry in listed), default=0)
-    roots = [_root(entry) for entry in listed]
+    roots = [entry.path.parents[len(Path(entry.name).parts) - 1] for entry in listed]  # where the name is looked up
     for root in dict.fromkeys(roots):
         console.print(f"{title} in {root}", style="bold", highlight=False, markup=False, soft_wrap=True)
         for entry in (entry for entry, place in zip(listed, roots, strict=True) if place == root):
@@ -92,14 +91,9 @@ def _print_table(title: str, listed: list[CatalogueEntry]) -> None:
             )
 
 
-def _root(entry: CatalogueEntry) -> Path:
-    """The folder in which the name of a file is looked up."""
-    return entry.path.parents[len(Path(entry.name).parts) - 1]
-
-
 @recipes.command(short_help="Copy one to edit it.")
 @click.argument("name")
-@click.argument("output", metavar="[OUT]", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("output", metavar="[OUT]", required=False, type=options.FILE)
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 def copy(name: str, output: Path | None, force: bool) -> None:
     """Copy the recipe, suite or site profile NAME to OUT.
@@ -114,26 +108,27 @@ def copy(name: str, output: Path | None, force: bool) -> None:
       mrt-hpc recipes copy mrt_online my_recipe.yaml
       mrt-hpc recipes copy example slurm/sites/mycluster.yaml
     """
-    wanted = copy_of(name, output)
-    _refuse_existing(wanted, force)
-    _write(wanted)
-    for place in (wanted.output, *wanted.beside.values()):
+    from mrt_hpc.run.atomic import write_bytes
+
+    entry, places = copy_of(name, output)
+    copied = places[entry.path]
+    for place in places.values():
+        if place.exists() and not force:
+            raise UserError(
+                "a file is there already", value=str(place), advice="name another OUT, or replace it with --force"
+            )
+    if copied.exists() and copied.samefile(entry.path):
+        raise UserError("the copy would replace the original", value=str(copied), advice="name another OUT")
+    for path, place in reversed(places.items()):  # first the files that are named: a copy is never there without them
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(place, path.read_bytes())
+    for place in places.values():
         click.echo(f"wrote {place}")
-    click.echo(f"  a copy of {wanted.entry.path}")
-    click.echo(f"next: edit it, then {NEXT[wanted.entry.kind.word].format(wanted.output)}")
+    click.echo(f"  a copy of {entry.path}")
+    click.echo(f"next: edit it, then {NEXT[entry.kind.word].format(copied)}")
 
 
-@dataclass(frozen=True)
-class Copy:
-    """A file to write so that a user can edit it."""
-
-    entry: CatalogueEntry
-    output: Path
-    beside: dict[Path, Path]
-    """Further files that it names in its own folder, and the place of the copy of each."""
-
-
-def copy_of(name: str, output: Path | None) -> Copy:
+def copy_of(name: str, output: Path | None) -> tuple[CatalogueEntry, dict[Path, Path]]:
     """What has to be copied for a recipe, a suite or a site profile.
 
     Args:
@@ -141,12 +136,17 @@ def copy_of(name: str, output: Path | None) -> Copy:
         output: the copy; None takes the same name below ``recipes/``, ``recipes/suites/`` or ``slurm/sites/`` in the
             working directory, where commands find it before that of the package.
 
+    Returns:
+        The file of that name, and the place of the copy of each file: of this one, and then of those in its own folder
+        that it names.
+
     Raises:
         UserError: there is no such file.
     """
     entry = _entry(name)
     place = output if output is not None else entry.kind.checkout / f"{entry.name}.yaml"
-    return Copy(entry, place, {path: place.parent / path.relative_to(entry.path.parent) for path in _beside(entry)})
+    beside = {path: place.parent / path.relative_to(entry.path.parent) for path in _beside(entry)}
+    return entry, {entry.path: place, **beside}
 
 
 def _entry(name: str) -> CatalogueEntry:
@@ -187,26 +187,6 @@ def _beside(entry: CatalogueEntry) -> list[Path]:
     named = [Path(text) for text in named_paths({SECTION: data} if entry.kind is SUITES else data)]
     inside = [folder / path for path in named if not path.is_absolute() and ".." not in path.parts]
     return list(dict.fromkeys(path for path in inside if path.is_file()))
-
-
-def _refuse_existing(wanted: Copy, force: bool) -> None:
-
-    for place in (wanted.output, *wanted.beside.values()):
-        if place.exists() and not force:
-            raise UserError(
-                "a file is there already", value=str(place), advice="name another OUT, or replace it with --force"
-            )
-    if wanted.output.exists() and wanted.output.samefile(wanted.entry.path):
-        raise UserError("the copy would replace the original", value=str(wanted.output), advice="name another OUT")
-
-
-def _write(wanted: Copy) -> None:
-    """Write the files that are named first, so that a copy is never there without them."""
-    from mrt_hpc.run.atomic import write_bytes
-
-    for path, place in {**wanted.beside, wanted.entry.path: wanted.output}.items():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(place, path.read_bytes())
 
 
 # -- validate

@@ -100,18 +100,14 @@ def _progress(run: Snapshot, width: int) -> RenderableType:
         grid.add_row("evaluations", bar, f"{run.evaluations.done}/{run.evaluations.planned} tasks")
     for name in ("reward", "progress"):
         if series := _series(run.measured, name):
-            grid.add_row(name, Text(sparkline(series, room - 2), style="cyan"), _range(series))
+            values = f"{series[-1]:.3f} ({min(series):.3f} to {max(series):.3f})"  # the last, and the extremes of all
+            grid.add_row(name, Text(sparkline(series, room - 2), style="cyan"), values)
     rates = Text(f"{'tokens/s':{LABELS}}{tokens}") if (tokens := _rates(run)) else None
     return grid if rates is None else Group(grid, rates)
 
 
 def _series(measured: Iterable[Measured], name: str) -> list[float]:
     return [value for iteration in measured if (value := getattr(iteration, name)) is not None]
-
-
-def _range(series: Sequence[float]) -> str:
-    """The last value, and the lowest and highest of all."""
-    return f"{series[-1]:.3f} ({min(series):.3f} to {max(series):.3f})"
 
 
 def _rates(run: Snapshot) -> str:
@@ -250,6 +246,14 @@ def _others(jobs: Sequence[JobView], busy: Sequence[JobView]) -> str:
     return ", ".join(parts)
 
 
+def _pairs(style: str = "") -> Table:
+    """A grid of two columns, a word or a time beside a text."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, style=style)
+    grid.add_column(overflow="fold")
+    return grid
+
+
 def _results(run: Snapshot) -> RenderableType | None:
     """The accuracy of each benchmark: of the first version that was evaluated, and the last few."""
     by_benchmark: dict[str, list[Evaluated]] = {}
@@ -257,9 +261,7 @@ def _results(run: Snapshot) -> RenderableType | None:
         by_benchmark.setdefault(result.benchmark, []).append(result)
     if not by_benchmark:
         return None
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+    grid = _pairs()
     for benchmark, results in by_benchmark.items():
         shown = results if len(results) <= RESULTS else [results[0], *results[1 - RESULTS :]]
         grid.add_row(benchmark, Text(", ").join(map(_result, shown)))
@@ -274,9 +276,7 @@ def _result(result: Evaluated) -> Text:
 def _faults(run: Snapshot) -> RenderableType | None:
     if not run.faults:
         return None
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, style="dim")
-    grid.add_column(overflow="fold")
+    grid = _pairs(style="dim")
     for fault in run.faults[-FAULTS:]:
         detail = f"  {fault.detail}" if fault.detail else ""
         text = Text.assemble(fault.what, (f"  {fault.task}", "cyan"), (detail, "dim"))
@@ -287,9 +287,7 @@ def _faults(run: Snapshot) -> RenderableType | None:
 
 
 def _next(run: Snapshot) -> RenderableType | None:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, style="dim")
-    grid.add_column(overflow="fold")
+    grid = _pairs(style="dim")
     for event in run.upcoming[:NEXT]:
         grid.add_row("" if event.at is None else moment(event.at, run.time), event.what)
     if run.expected_end is not None:

@@ -141,11 +141,11 @@ def explain(run: Path, task: str | None) -> None:
 
 LEFT_OUT = frozenset({"kind", "evaluations", "what"})
 """The columns that a narrow terminal does not show."""
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 @click.command(short_help="List runs with their states.")
-@click.argument("places", nargs=-1, type=click.Path(path_type=Path, file_okay=False), metavar="[DIR]...")
+@click.argument("places", nargs=-1, type=options.FOLDER, metavar="[DIR]...")
 @click.option("--size", is_flag=True, help="Also the size on disk, which reads every folder of the runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def runs(places: tuple[Path, ...], size: bool, as_json: bool) -> None:
@@ -217,10 +217,10 @@ def _shown(run: str) -> str:
 def in_bytes(count: float) -> str:
     """A number of bytes in words: ``1.5 GiB``."""
     for unit in UNITS:
-        if count < 1024 or unit == UNITS[-1]:
-            break
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+    return f"{count:.1f} TiB"
 
 
 # -- report
@@ -230,7 +230,7 @@ def in_bytes(count: float) -> str:
 @click.argument("runs", type=RUN, nargs=-1, required=True, metavar="RUN...")
 @click.option(
     "--page",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=options.FILE,
     help="Write only the page, to this file. Without it: report.md, plots and report.html in RUN.",
 )
 @options.trust

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import click
@@ -29,11 +30,7 @@ def submit_recipe(recipe_path: Path, site_name: str | None, overrides: tuple[str
 
 def listener() -> Listener:
     """Prints the sentences of a submission, and shows how far a run on this machine is."""
-    return Listener(click.echo, _warn, _display)
-
-
-def _warn(sentence: str) -> None:
-    click.echo(sentence, err=True)
+    return Listener(click.echo, partial(click.echo, err=True), _display)
 
 
 @contextmanager

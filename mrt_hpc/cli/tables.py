@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from mrt_hpc.cli.options import table_of
 from mrt_hpc.plan.hours import UseHours
 from mrt_hpc.plan.memory_fit import Fits, RoleFit, unfit
 from mrt_hpc.recipe.schema import Experiment
@@ -20,11 +21,9 @@ PARTS = ("weights", "optimiser", "gradients", "exchange", "activations", "logits
 
 def memory_table(fitted: Fits) -> Table:
     """One row a role: GiB of one process at its peak, by what they are for."""
-    table = Table(title="memory of a process at its peak, GiB", title_justify="left")
-    table.add_column("role", overflow="fold")
     parts = [part for part in PARTS if any(part in role.parts for role in fitted.roles)]
-    for column in (*parts, "needed", "of", "share"):
-        table.add_column(column, justify="right", overflow="fold")
+    columns = (*parts, "needed", "of", "share")
+    table = table_of("memory of a process at its peak, GiB", "role", *columns, right=columns)
     for role in fitted.roles:
         numbers = [_number(role.parts.get(part)) for part in parts]
         place = f"{role.limit:.1f} {role.place}"

@@ -259,31 +259,32 @@ def _rename_folder(folder: Path) -> None:
     for each in (new, old):
         each.mkdir()
         (each / "content").touch()
-    try:
+    with _refused(OSError, "a folder replaced another one that is not empty"):
         new.rename(old)
-    except OSError:
+
+
+@contextmanager
+def _refused(error: type[OSError], otherwise: str) -> Iterator[None]:
+    """Raise an error in these words unless the system refuses what is tried in the block."""
+    try:
+        yield
+    except error:
         return
-    raise OSError("a folder replaced another one that is not empty")
+    raise OSError(otherwise)
 
 
 def _link(folder: Path) -> None:
     first, second = folder / "one", folder / "other"
     first.touch()
     os.link(first, second)
-    try:
+    with _refused(FileExistsError, "a second hard link replaced the first"):
         os.link(first, second)
-    except FileExistsError:
-        return
-    raise OSError("a second hard link replaced the first")
 
 
 def _create(folder: Path) -> None:
     (folder / "lease").touch(exist_ok=False)
-    try:
+    with _refused(FileExistsError, "a file that exists was created a second time"):
         (folder / "lease").touch(exist_ok=False)
-    except FileExistsError:
-        return
-    raise OSError("a file that exists was created a second time")
 
 
 def _sync(folder: Path) -> None:
@@ -302,11 +303,8 @@ def _owner(folder: Path) -> None:
 def _lock(folder: Path) -> None:
     with (folder / "lock").open("w") as first, (folder / "lock").open("w") as second:
         fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        try:
+        with _refused(BlockingIOError, "a file that is locked was locked a second time"):
             fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
-    raise OSError("a file that is locked was locked a second time")
 
 
 def _symlink(folder: Path) -> None:

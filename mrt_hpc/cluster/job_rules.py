@@ -92,41 +92,35 @@ def submit_limits(
     survey: Survey, partitions: Sequence[PartitionFacts], account: str | None, qos: str | None
 ) -> list[tuple[int, str]]:
     """The limits on the jobs and array tasks that a user may have queued, each with its source."""
-    limits = [
-        (association.max_submit_jobs, f"sacctmgr show associations: MaxSubmitJobs of account {association.account}")
-        for association in survey.associations_of(account)
-        if association.max_submit_jobs is not None
-    ]
-    limits += [
-        (level.max_submit_jobs, f"sacctmgr show qos: MaxSubmitPU of {level.name}")
-        for level in _levels(survey, partitions, account, qos)
-        if level.max_submit_jobs is not None
-    ]
-    if survey.settings is not None and survey.settings.max_job_count is not None:
-        limits.append((survey.settings.max_job_count, "scontrol show config: MaxJobCount, of all users together"))
-    return limits
+    most_of_all = None if survey.settings is None else survey.settings.max_job_count
+    return _stated(
+        *(
+            (association.max_submit_jobs, f"sacctmgr show associations: MaxSubmitJobs of account {association.account}")
+            for association in survey.associations_of(account)
+        ),
+        *(
+            (level.max_submit_jobs, f"sacctmgr show qos: MaxSubmitPU of {level.name}")
+            for level in _levels(survey, partitions, account, qos)
+        ),
+        (most_of_all, "scontrol show config: MaxJobCount, of all users together"),
+    )
 
 
 def time_limits(
     survey: Survey, partitions: Sequence[PartitionFacts], account: str | None, qos: str | None
 ) -> list[tuple[int, str]]:
     """The limits on the time limit of a job, minutes, each with its source."""
-    limits = [
-        (limited.max_minutes, f"scontrol show partition: MaxTime of {limited.name}")
-        for limited in partitions
-        if limited.max_minutes is not None
-    ]
-    limits += [
-        (level.max_minutes, f"sacctmgr show qos: MaxWall of {level.name}")
-        for level in _levels(survey, partitions, account, qos)
-        if level.max_minutes is not None
-    ]
-    walls = [
-        (limited.max_minutes, limited.account)
-        for limited in survey.associations_of(account)
-        if limited.max_minutes is not None
-    ]
-    return [*limits, *((minutes, f"sacctmgr show associations: MaxWall of {name}") for minutes, name in walls)]
+    levels, associations = _levels(survey, partitions, account, qos), survey.associations_of(account)
+    return _stated(
+        *((limited.max_minutes, f"scontrol show partition: MaxTime of {limited.name}") for limited in partitions),
+        *((level.max_minutes, f"sacctmgr show qos: MaxWall of {level.name}") for level in levels),
+        *((one.max_minutes, f"sacctmgr show associations: MaxWall of {one.account}") for one in associations),
+    )
+
+
+def _stated(*limits: tuple[int | None, str]) -> list[tuple[int, str]]:
+    """Those of some limits that the cluster has."""
+    return [(most, source) for most, source in limits if most is not None]
 
 
 def _levels(survey: Survey, partitions: Sequence[PartitionFacts], account: str | None, qos: str | None) -> list[Qos]:

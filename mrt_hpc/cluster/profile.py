@@ -78,6 +78,8 @@ def _flow(value: Any) -> Any:
     return whole
 
 
+Value = tuple[Any, str]
+"""A value, and the reason for it."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
 
 
@@ -92,46 +94,45 @@ def entries(survey: Survey, node: LoginNode, wishes: Wishes) -> list[ProfileEntr
     return [
         ProfileEntry("type", "slurm", ""),
         ProfileEntry("name", wishes.name, "the name for --site"),
-        _account(survey, wishes),
-        _qos(survey, wishes),
-        *parse_partitions(survey, wishes),
-        *_gpus(survey, wishes),
-        _memory(survey),
-        _array_size(survey),
-        _submit_jobs(survey, wishes),
-        _time(survey, wishes),
-        _notice(survey, wishes),
-        _setup(node, wishes),
+        ProfileEntry("account", *_account(survey, wishes)),
+        ProfileEntry("qos", *_qos(survey, wishes)),
+        *_partitions(survey, wishes),
+        ProfileEntry("gpu_request", *_gpu_request(survey, wishes)),
+        ProfileEntry("gpu_type", *_gpu_type(survey, wishes)),
+        ProfileEntry("memory_request", *_memory(survey)),
+        ProfileEntry("max_array_size", *_array_size(survey)),
+        ProfileEntry("max_submit_jobs", *_submit_jobs(survey, wishes)),
+        ProfileEntry("max_time_minutes", *_time(survey, wishes)),
+        ProfileEntry("preemption_notice_s", *_notice(survey, wishes)),
+        ProfileEntry("setup", *_setup(node, wishes)),
         ProfileEntry("environment", OFFLINE, "compute nodes have no network"),
-        _python(node, wishes),
+        ProfileEntry("python", *_python(node, wishes)),
         *_container(node, wishes),
-        _scratch(wishes),
+        ProfileEntry("scratch", *_scratch(wishes)),
     ]
 
 
-def _account(survey: Survey, wishes: Wishes) -> ProfileEntry:
+def _account(survey: Survey, wishes: Wishes) -> Value:
     names = accounts_of(survey)
     if wishes.account is not None:
         others = f"; yours are {', '.join(names)}" if names else ""
-        return ProfileEntry("account", wishes.account, f"chosen{others}")
+        return wishes.account, f"chosen{others}"
     if names:
-        return ProfileEntry("account", names[0], "sacctmgr show associations: your only account")
+        return names[0], "sacctmgr show associations: your only account"
     asked = associations_command(survey.user.name, survey.cluster_name)
-    return ProfileEntry("account", None, _unknown(survey, asked, "you have no association"))
+    return None, _unknown(survey, asked, "you have no association")
 
 
-def _qos(survey: Survey, wishes: Wishes) -> ProfileEntry:
+def _qos(survey: Survey, wishes: Wishes) -> Value:
     there = ", ".join(
         dict.fromkeys(name for association in survey.associations_of(wishes.account) for name in association.qos)
     )
     if wishes.qos is not None:
-        return ProfileEntry("qos", wishes.qos, f"chosen; your account has {there}" if there else "chosen")
+        return wishes.qos, f"chosen; your account has {there}" if there else "chosen"
     default = survey.qos_of(wishes.account, None)
     if default is not None:
-        return ProfileEntry(
-            "qos", None, f"sacctmgr: jobs get QOS {default.name}; your account has {there or 'no other'}"
-        )
-    return ProfileEntry("qos", None, _unknown(survey, QOS, "the cluster's default"))
+        return None, f"sacctmgr: jobs get QOS {default.name}; your account has {there or 'no other'}"
+    return None, _unknown(survey, QOS, "the cluster's default")
 
 
 def _unknown(survey: Survey, command: Sequence[str], otherwise: str) -> str:
@@ -140,7 +141,7 @@ def _unknown(survey: Survey, command: Sequence[str], otherwise: str) -> str:
     return f"not seen: {why}" if why else otherwise
 
 
-def parse_partitions(survey: Survey, wishes: Wishes) -> Iterator[ProfileEntry]:
+def _partitions(survey: Survey, wishes: Wishes) -> Iterator[ProfileEntry]:
     chosen = (
         ("partitions.cpu", wishes.partition, cpu_partitions),
         ("partitions.gpu", wishes.gpu_partition, gpu_partitions),
@@ -182,98 +183,96 @@ def _chosen(survey: Survey, wishes: Wishes) -> list[PartitionFacts]:
     return [partition for partition in partitions.values() if partition is not None]
 
 
-def _gpus(survey: Survey, wishes: Wishes) -> Iterator[ProfileEntry]:
-    kinds = gpu_types(survey, wishes)
-    slices = sorted({kind for partition in _chosen(survey, wishes) for kind in partition.slice_types})
-    parts = f"sinfo shows parts of GPUs (MIG) only in your partitions: {', '.join(slices)}" if slices else ""
+def _gpu_request(survey: Survey, wishes: Wishes) -> Value:
     with_gpus = [partition for partition in _chosen(survey, wishes) if partition.gpu_nodes]
     if with_gpus or survey.partitions is None:
         reason = f"sinfo: nodes of {with_gpus[-1].name} have GRES gpu" if with_gpus else "not seen: the usual way"
-        yield ProfileEntry("gpu_request", GpuRequest.GRES.value, reason)
-    elif survey.settings is not None and survey.settings.select_type == "select/linear":
-        yield ProfileEntry(
-            "gpu_request", GpuRequest.NONE.value, "scontrol show config: select/linear allocates whole nodes"
-        )
-    else:
-        yield ProfileEntry(
-            "gpu_request", GpuRequest.GRES.value, parts or "the usual way; sinfo shows no GRES gpu in your partitions"
-        )
+        return GpuRequest.GRES.value, reason
+    if survey.settings is not None and survey.settings.select_type == "select/linear":
+        return GpuRequest.NONE.value, "scontrol show config: select/linear allocates whole nodes"
+    parts = _parts_only(survey, wishes)
+    return GpuRequest.GRES.value, parts or "the usual way; sinfo shows no GRES gpu in your partitions"
+
+
+def _gpu_type(survey: Survey, wishes: Wishes) -> Value:
+    kinds = gpu_types(survey, wishes)
     if wishes.gpu_type is not None:
-        yield ProfileEntry("gpu_type", wishes.gpu_type, f"chosen; sinfo shows {', '.join(kinds) or 'no type'}")
-    elif kinds:
-        yield ProfileEntry("gpu_type", kinds[0], "sinfo: the only type in that partition")
-    else:
-        yield ProfileEntry("gpu_type", None, _unknown(survey, NODES, parts or "sinfo: the GRES has no type"))
+        return wishes.gpu_type, f"chosen; sinfo shows {', '.join(kinds) or 'no type'}"
+    if kinds:
+        return kinds[0], "sinfo: the only type in that partition"
+    return None, _unknown(survey, NODES, _parts_only(survey, wishes) or "sinfo: the GRES has no type")
 
 
-def _memory(survey: Survey) -> ProfileEntry:
+def _parts_only(survey: Survey, wishes: Wishes) -> str:
+    """The parts of GPUs (MIG) in the partitions of the profile, in words; empty where there are none."""
+    slices = sorted({kind for partition in _chosen(survey, wishes) for kind in partition.slice_types})
+    return f"sinfo shows parts of GPUs (MIG) only in your partitions: {', '.join(slices)}" if slices else ""
+
+
+def _memory(survey: Survey) -> Value:
     settings = survey.settings
     if settings is None or settings.allocates_memory is None:
-        return ProfileEntry("memory_request", True, _unknown(survey, CONFIG, "the default"))
+        return True, _unknown(survey, CONFIG, "the default")
     if settings.allocates_memory:
-        return ProfileEntry(
-            "memory_request", True, "scontrol show config: SelectTypeParameters allocates memory to jobs"
-        )
-    return ProfileEntry("memory_request", False, "scontrol show config: SelectTypeParameters does not allocate memory")
+        return True, "scontrol show config: SelectTypeParameters allocates memory to jobs"
+    return False, "scontrol show config: SelectTypeParameters does not allocate memory"
 
 
-def _array_size(survey: Survey) -> ProfileEntry:
+def _array_size(survey: Survey) -> Value:
     size = None if survey.settings is None else survey.settings.max_array_size
     if size is None:
-        return ProfileEntry("max_array_size", 1001, _unknown(survey, CONFIG, "Slurm's default"))
-    return ProfileEntry("max_array_size", max(1, size), "scontrol show config: MaxArraySize")
+        return 1001, _unknown(survey, CONFIG, "Slurm's default")
+    return max(1, size), "scontrol show config: MaxArraySize"
 
 
-def _submit_jobs(survey: Survey, wishes: Wishes) -> ProfileEntry:
+def _submit_jobs(survey: Survey, wishes: Wishes) -> Value:
     limits = submit_limits(survey, _chosen(survey, wishes), wishes.account, wishes.qos)
     if limits:
         most, source = min(limits)
-        return ProfileEntry("max_submit_jobs", max(1, most), source)
-    return ProfileEntry("max_submit_jobs", None, _unknown(survey, CONFIG, "no limit is set"))
+        return max(1, most), source
+    return None, _unknown(survey, CONFIG, "no limit is set")
 
 
-def _time(survey: Survey, wishes: Wishes) -> ProfileEntry:
+def _time(survey: Survey, wishes: Wishes) -> Value:
     limits = time_limits(survey, _chosen(survey, wishes), wishes.account, wishes.qos)
     if limits:
         minutes, source = min(limits)
-        return ProfileEntry("max_time_minutes", minutes, source)
-    return ProfileEntry("max_time_minutes", None, _unknown(survey, PARTITIONS, "no limit is set"))
+        return minutes, source
+    return None, _unknown(survey, PARTITIONS, "no limit is set")
 
 
-def _notice(survey: Survey, wishes: Wishes) -> ProfileEntry:
-    qos, field = survey.qos_of(wishes.account, wishes.qos), "preemption_notice_s"
+def _notice(survey: Survey, wishes: Wishes) -> Value:
+    qos = survey.qos_of(wishes.account, wishes.qos)
     partitions = _chosen(survey, wishes)
     found = [(found, one.name) for one in partitions if (found := preemption(survey, one, qos)) is not None]
     preempted = [(one.notice_s, name, one.source) for one, name in found if one.mode != "OFF"]
     if preempted:
         seconds, _, source = min(preempted)
-        return ProfileEntry(field, seconds, f"GraceTime + KillWait: {source}")
+        return seconds, f"GraceTime + KillWait: {source}"
     if found:
-        return ProfileEntry(
-            field, None, f"jobs of {', '.join(name for _, name in found)} are not preempted: {found[-1][0].source}"
-        )
-    return ProfileEntry(field, None, _unknown(survey, CONFIG, "not known"))
+        return None, f"jobs of {', '.join(name for _, name in found)} are not preempted: {found[-1][0].source}"
+    return None, _unknown(survey, CONFIG, "not known")
 
 
-def _setup(node: LoginNode, wishes: Wishes) -> ProfileEntry:
+def _setup(node: LoginNode, wishes: Wishes) -> Value:
     if wishes.setup:
-        return ProfileEntry("setup", list(wishes.setup), "shell lines before each task")
+        return list(wishes.setup), "shell lines before each task"
     if node.python_module is not None and not wishes.python and wishes.image is None:
         line = f"module load {shlex.quote(node.python_module)}"
-        return ProfileEntry("setup", [line], "shell lines before each task: this Python is from that module")
+        return [line], "shell lines before each task: this Python is from that module"
     modules = f"modules are here ({node.modules})" if node.modules else "no modules were found here"
-    return ProfileEntry("setup", [], f"shell lines before each task, as in [module load gcc], none for CUDA; {modules}")
+    return [], f"shell lines before each task, as in [module load gcc], none for CUDA; {modules}"
 
 
-def _python(node: LoginNode, wishes: Wishes) -> ProfileEntry:
+def _python(node: LoginNode, wishes: Wishes) -> Value:
     if wishes.python:
-        return ProfileEntry("python", wishes.python, "the Python of the compute nodes")
+        return wishes.python, "the Python of the compute nodes"
     if wishes.image is not None:
-        return ProfileEntry("python", None, "not used: tasks run with the Python of the image")
+        return None, "not used: tasks run with the Python of the image"
     if node.missing_packages:
         without = ", ".join(node.missing_packages)
-        return ProfileEntry("python", None, f"name the Python of the compute nodes: {node.python} has no {without}")
-    return ProfileEntry("python", None, f"the Python that runs mrt-hpc: {node.python}")
+        return None, f"name the Python of the compute nodes: {node.python} has no {without}"
+    return None, f"the Python that runs mrt-hpc: {node.python}"
 
 
 def _container(node: LoginNode, wishes: Wishes) -> Iterator[ProfileEntry]:
@@ -300,10 +299,10 @@ def _unpack(node: LoginNode) -> tuple[bool, str]:
     return True, "apptainer buildcfg: the kernel does not mount images, and a signal to a task would end their mount"
 
 
-def _scratch(wishes: Wishes) -> ProfileEntry:
+def _scratch(wishes: Wishes) -> Value:
     if wishes.scratch is not None:
-        return ProfileEntry("scratch", wishes.scratch, "a folder on each node")
-    return ProfileEntry("scratch", None, "each node's TMPDIR, or /tmp; mrt-hpc doctor --on-node shows its free space")
+        return wishes.scratch, "a folder on each node"
+    return None, "each node's TMPDIR, or /tmp; mrt-hpc doctor --on-node shows its free space"
 
 
 # -- write profile -----------------------------------------------------------------------------------------------------

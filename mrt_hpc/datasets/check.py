@@ -10,10 +10,10 @@ import os
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -469,7 +469,7 @@ def _verifier(text: str, grading: Grading) -> Verifier:
 def _unreadable(files: Sequence[LoadedSet], verifier: Verifier, grading: Grading) -> Iterator[Finding]:
     entries = [entry for loaded in files for entry in loaded.entries]
     answers = list(dict.fromkeys(gold for entry in entries for gold in golds_of(entry.problem.answer)))
-    unreadable = unreadable_answers(answers, verifier, _pool_of(verifier, grading))
+    unreadable = unreadable_answers(answers, verifier, partial(_opened_pool, verifier, grading))
     for entry in entries:
         for gold in golds_of(entry.problem.answer):
             if gold in unreadable:
@@ -504,16 +504,8 @@ def _special_of(model: Path) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True) if token))
 
 
-def _pool_of(verifier: Verifier, grading: Grading) -> Callable[[], GraderPool]:
-    def open_pool() -> GraderPool:
-        pool = _installed_pool()
-        return pool(verifier, grading.processes, grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib)
-
-    return open_pool
-
-
-def _installed_pool() -> type[GraderPool]:
-    """The pool, where what it needs is installed: on a login node it may be missing.
+def _opened_pool(verifier: Verifier, grading: Grading) -> GraderPool:
+    """The grader, where what it needs is installed: on a login node it may be missing.
 
     Raises:
         UserError: it is not installed.
@@ -527,4 +519,4 @@ def _installed_pool() -> type[GraderPool]:
             expected="the packages that env/setup installs",
             advice="type the command with the .venv of env/setup; or check all but the answers: --verifier exact",
         ) from error
-    return GraderPool
+    return GraderPool(verifier, grading.processes, grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib)

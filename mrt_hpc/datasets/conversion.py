@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, cast
 
-from pydantic import BaseModel, ConfigDict
-
 import mrt_hpc
+from mrt_hpc.analysis.measures import Record
 from mrt_hpc.datasets.columns import (
     Asked,
     BadIdError,
@@ -28,7 +27,7 @@ from mrt_hpc.datasets.columns import (
 )
 from mrt_hpc.datasets.sources import DataSource, Row, Selection, columns_of, open_source, read_rows
 from mrt_hpc.errors import UserError, word
-from mrt_hpc.run.atomic import checksums, write_json, write_text
+from mrt_hpc.run.atomic import checksums, write_text
 from mrt_hpc.run.problems import problem_lines
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.typed_file import read_typed
@@ -93,18 +92,14 @@ class Sample:
 # The record beside a prepared data file: its source with revision and checksums, and how it was read.
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class FileChecksum(_Model):
+class FileChecksum(Record):
     """A file of the source."""
 
     name: str
     sha256: str
 
 
-class ColumnNames(_Model):
+class ColumnNames(Record):
     """The columns that were read; ``id`` is null where ids were made, ``choices`` where the problems have none."""
 
     problem: str
@@ -113,7 +108,7 @@ class ColumnNames(_Model):
     choices: str | None
 
 
-class SourceRecord(_Model):
+class SourceRecord(Record):
     """Where a data file is from. It holds no time and no place of this machine: the same input gives the same bytes."""
 
     source: str
@@ -139,10 +134,6 @@ class SourceRecord(_Model):
     sha256: str
     """The checksum of the data file."""
     mrt_hpc_version: str
-
-    def write(self, path: Path) -> None:
-        """Write the record to ``path`` in one step."""
-        write_json(path, self.model_dump(mode="json"))
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -206,6 +197,8 @@ class Prepared:
     """The columns with texts or lists that were not read."""
     doubtful: tuple[str, ...] = ()
     """The rows whose solutions have several different boxes."""
+    new: bool = True
+    """False where the file was there already, made in the same way."""
 
 
 @dataclass(frozen=True)

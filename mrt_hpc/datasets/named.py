@@ -32,8 +32,8 @@ class NamedSource:
     """The number of rows of the split."""
     problems: int
     """The number of problems that come out."""
-    stem: str
-    """The beginning of the ids that are made, where the columns have none."""
+    stem: str = ""
+    """The beginning of the ids that are made, where the columns have none; empty for the name."""
     keep: AtMost | None = None
     """The rows that are taken; None takes all."""
     sample: Sample | None = None
@@ -68,7 +68,6 @@ SOURCES = (
         columns=Asked(problem="problem", answer="answer", new_ids=True),
         rows=30,
         problems=30,
-        stem="aime24",
     ),
     NamedSource(
         name="aime25",
@@ -79,7 +78,6 @@ SOURCES = (
         columns=Asked(problem="problem", answer="answer", new_ids=True),
         rows=30,
         problems=30,
-        stem="aime25",
     ),
     NamedSource(
         name="amc23",
@@ -90,7 +88,6 @@ SOURCES = (
         columns=Asked(problem="question", answer="answer", new_ids=True),
         rows=40,
         problems=40,
-        stem="amc23",
     ),
     NamedSource(
         name="minerva_math",
@@ -101,7 +98,6 @@ SOURCES = (
         columns=Asked(problem="question", answer="answer", new_ids=True),
         rows=272,
         problems=272,
-        stem="minerva_math",
     ),
     NamedSource(
         name="math500",
@@ -112,7 +108,6 @@ SOURCES = (
         columns=Asked(problem="problem", answer="answer", id="unique_id"),
         rows=500,
         problems=500,
-        stem="math500",
     ),
     _NUMINA,
     replace(
@@ -131,7 +126,6 @@ SOURCES = (
         columns=Asked(problem="Question", answer="Answer", id="ID"),
         rows=933,
         problems=919,
-        stem="aime_1983_2023",
         keep=AtMost("Year", 2023),
     ),
 )
@@ -171,16 +165,7 @@ FOLDER = Path("data")
 """The folder of data files, unless the user names another."""
 
 
-@dataclass(frozen=True)
-class Fetched:
-    """A data file and the record of its source."""
-
-    prepared: Prepared
-    new: bool
-    """False where the file was there already."""
-
-
-def fetch_data(name: str, output: Path | None, *, drop_bad: bool = False, force: bool = False) -> Fetched:
+def fetch_data(name: str, output: Path | None, *, drop_bad: bool = False, force: bool = False) -> Prepared:
     """Fetch a data set and write its data file; where the same file is there already, nothing is done.
 
     Args:
@@ -195,8 +180,8 @@ def fetch_data(name: str, output: Path | None, *, drop_bad: bool = False, force:
     """
     order = _order_of_hub(name, output, drop_bad, force) if name.startswith(PREFIX) else _order(name, output, force)
     if not force and (there := _already_there(order)) is not None:
-        return Fetched(Prepared(order.output, there, ()), new=False)
-    return Fetched(prepare(order), new=True)
+        return Prepared(order.output, there, (), new=False)
+    return prepare(order)
 
 
 def _order(name: str, output: Path | None, force: bool) -> Order:
@@ -207,7 +192,7 @@ def _order(name: str, output: Path | None, force: bool) -> Order:
         columns=source.columns,
         drop_bad=source.sample is not None,
         force=force,
-        stem=source.stem,
+        stem=source.stem or name,
         keep=source.keep,
         sample=source.sample,
         problems=source.problems,
@@ -231,27 +216,19 @@ def _already_there(order: Order) -> SourceRecord | None:
         return None
     record = record_file(order.output)
     recorded = SourceRecord.read(record) if record.is_file() else None
-    same = (
-        recorded is not None
-        and recorded.source == order.source
-        and (recorded.kept, recorded.sample_seed) == _part(order)
-    )
-    if recorded is None or not same or (order.problems or recorded.problems) != recorded.problems:
-        raise UserError(
-            "the output is there already and is not of this source",
-            value=str(order.output),
-            where=record if recorded is not None else None,
-            advice="name another OUT, or replace it with --force",
-        )
-    if recorded.sha256 != checksum(order.output):
-        raise UserError(
-            "the output was changed since it was made",
-            value=str(order.output),
-            where=record,
-            advice="name another OUT, or replace it with --force",
-        )
-    return recorded
+    if recorded is None or not _is_of(recorded, order):
+        what = "the output is there already and is not of this source"
+    elif recorded.sha256 != checksum(order.output):
+        what = "the output was changed since it was made"
+    else:
+        return recorded
+    where = None if recorded is None else record
+    advice = "name another OUT, or replace it with --force"
+    raise UserError(what, value=str(order.output), where=where, advice=advice)
 
 
-def _part(order: Order) -> tuple[str | None, int | None]:
-    return str(order.keep) if order.keep else None, order.sample.seed if order.sample else None
+def _is_of(recorded: SourceRecord, order: Order) -> bool:
+    """Whether a data file was made from the source of an order in the same way."""
+    part = str(order.keep) if order.keep else None, order.sample.seed if order.sample else None
+    same = recorded.source == order.source and (recorded.kept, recorded.sample_seed) == part
+    return same and order.problems in (None, 0, recorded.problems)

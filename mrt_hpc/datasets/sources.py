@@ -20,7 +20,7 @@ from typing import Any
 
 from mrt_hpc.datasets.columns import is_part
 from mrt_hpc.errors import UserError
-from mrt_hpc.hub import hub_errors
+from mrt_hpc.hub import hub_errors, lacking
 from mrt_hpc.recipe.hub_models import PREFIX
 
 _NAME = re.compile(
@@ -167,12 +167,8 @@ def choose(path: str, asked: Selection, where: str, commit: str | None = None) -
         from datasets import exceptions, load_dataset_builder
         from yaml import YAMLError
     except ModuleNotFoundError as error:
-        raise UserError(
-            "the library of data sets is not installed",
-            value=error.name,
-            expected="the package datasets, which only folders and data sets of the hub need",
-            advice="type the command with the .venv that env/setup makes, or: pip install datasets",
-        ) from error
+        needed = "datasets, which only folders and data sets of the hub need"
+        raise lacking(error, "the library of data sets is not installed", needed) from error
     try:
         config = load_dataset_builder(path, asked.config, revision=commit).config
     except (exceptions.DatasetsError, ValueError, YAMLError) as error:

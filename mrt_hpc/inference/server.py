@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -115,9 +114,7 @@ class VllmServer:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self, check: Callable[[], None] | None = None) -> None:
@@ -178,10 +175,6 @@ class VllmServer:
             self._end_process(patience_s=0.0)
             self.start()
 
-    def tokens_done(self) -> int | None:
-        """Return the tokens read and generated since it started, by its own counters; None when it does not answer."""
-        return self.control.tokens_done()
-
     def load_weights(self, directory: Path, version: int, swap: WeightSwap = WeightSwap.DRAIN) -> dict[str, Any]:
         """Load new weights into the running model; see :meth:`ServerControl.load`. What restarts the server meanwhile
         waits for the end.
@@ -227,14 +220,6 @@ class VllmServer:
         """Take the memory back; see :meth:`Server.wake_up`."""
         if self.settings.sleeps and not on_cpu():
             self.control.wake_up(self.settings.pause_deadline_s)
-
-    def reset_prefix_cache(self) -> None:
-        """Clear the prefix cache."""
-        self.control.reset_prefix_cache()
-
-    def metrics(self) -> dict[str, float]:
-        """Return vLLM's counters and gauges, summed over their labels."""
-        return self.control.metrics()
 
     def close(self) -> None:
         """End the process and all its children, and remove the socket; afterwards no thread restarts it."""

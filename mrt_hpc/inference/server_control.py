@@ -93,9 +93,6 @@ class Server(Servers, Protocol):
     def is_loading(self) -> bool:
         """Whether it is loading weights, and samples nothing meanwhile."""
 
-    def tokens_done(self) -> int | None:
-        """Return the tokens read and generated since it started; None when it does not answer."""
-
     def sleep(self) -> None:
         """Free the memory of its GPUs: weights go to the memory of the node, the key-value cache is dropped. On CPU
         nothing happens.

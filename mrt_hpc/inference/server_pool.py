@@ -12,17 +12,13 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.protocol import Request
 from mrt_hpc.inference.sampler import Generator
+from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.recipe.sections import WeightSwap
-
-if TYPE_CHECKING:
-    from mrt_hpc.inference.client import Completion
-    from mrt_hpc.inference.server import VllmServer
-
 
 T = TypeVar("T")
 
@@ -41,9 +37,7 @@ class ServerPool:
         self._at_once([partial(server.start, server.while_starting) for server in self.each], until_failure=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def load_weights(self, directory: Path, version: int, swap: WeightSwap = WeightSwap.DRAIN) -> dict[str, Any]:

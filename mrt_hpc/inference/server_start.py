@@ -147,13 +147,15 @@ class ServerCommand:
     @property
     def _environment(self) -> dict[str, str]:
         """The variables, none of which depends on :attr:`compiled_code`."""
+        # The settings that an attached task asks for.
+        served = ServedSettings(self.settings.dtype, self._draws_by_request)
         environment = {
             **os.environ,
             **import_path(),
             OWNER_VARIABLE: str(os.getpid()),
             DIRECTORY_VARIABLE: str(self.directory),
             FIRST_VERSION_VARIABLE: str(self.weights_version),
-            SERVED_VARIABLE: msgspec.json.encode(self._served()).decode(),
+            SERVED_VARIABLE: msgspec.json.encode(served).decode(),
             "VLLM_API_KEY": self.key,
             "VLLM_SERVER_DEV_MODE": "1",  # enables the control routes
             **folder_variables(self.directory),
@@ -178,10 +180,6 @@ class ServerCommand:
     def _draws_by_request(self) -> bool:
         """Whether the noise of a sample follows from its seed from its first token on; on CPU it always does."""
         return self.settings.noise_by_request or on_cpu()
-
-    def _served(self) -> ServedSettings:
-        """The settings that an attached task asks for."""
-        return ServedSettings(self.settings.dtype, self._draws_by_request)
 
     @property
     def _place(self) -> dict[str, object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.inference.protocol import SamplingSettings
 from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, PrefixValue, Problem, Rollout
@@ -205,13 +205,16 @@ class SampledTrace:
         """Return the token ids up to a boundary, the prompt included."""
         return [*self.start.context_ids, *self.completion.token_ids[: self.boundaries[boundary]]]
 
+    @property
+    def _place(self) -> dict[str, Any]:
+        """What all records of the trace begin with."""
+        return {"iteration": self.iteration, "problem_id": self.group.problem.id, "sample": self.sample}
+
     def graded(self, answer: str | None, reward: float) -> Rollout:
         """Return the record, with the result of the grader."""
         c = self.completion
         return Rollout(
-            iteration=self.iteration,
-            problem_id=self.group.problem.id,
-            sample=self.sample,
+            **self._place,
             seed=c.seed,
             weights_version=c.weights_version,
             prompt_ids=self.start.context_ids,
@@ -233,49 +236,19 @@ class SampledTrace:
 
     def branch(self, branch: SampledBranch, answer: str | None, reward: float, look_ahead: float = 0.0) -> Branch:
         """Return the record of one of its branches, with the result of the grader."""
-        return Branch(
-            iteration=self.iteration,
-            problem_id=self.group.problem.id,
-            sample=self.sample,
-            boundary=branch.boundary,
-            branch=branch.branch,
-            seed=branch.seed,
-            weights_version=branch.weights_version,
-            token_ids=branch.token_ids,
-            logprobs=branch.logprobs,
-            finish_reason=branch.finish_reason,
-            text=branch.text,
-            answer=answer,
-            reward=reward,
-            known=branch.known,
-            look_ahead=look_ahead,
-            prompt_tokens=branch.prompt_tokens,
-            cached_tokens=branch.cached_tokens,
-            later_weights=branch.later_weights,
-        )
+        own = {name: value for name, value in vars(branch).items() if name not in ("looks", "follow_up")}
+        return Branch(**self._place, **own, answer=answer, reward=reward, look_ahead=look_ahead)
 
     def known_answer(self, scored: ScoredAnswer, reward: float) -> AnswerProbability:
         """Return the record of an answer known beforehand, with the result of the grader."""
-        return AnswerProbability(
-            iteration=self.iteration,
-            problem_id=self.group.problem.id,
-            sample=self.sample,
-            boundary=scored.boundary,
-            answer=scored.answer,
-            probability=scored.probability,
-            reward=reward,
-        )
+        return AnswerProbability(**self._place, **vars(scored), reward=reward)
 
     def value(self, plan: BoundaryPlan, estimate: Estimate, progress_variance: float) -> PrefixValue:
         """Return the record of the value of one of its prefixes."""
         return PrefixValue(
-            iteration=self.iteration,
-            problem_id=self.group.problem.id,
-            sample=self.sample,
-            boundary=plan.boundary,
+            **self._place,
+            **vars(plan),
             value=estimate.value,
             variance=estimate.variance,
             progress_variance=progress_variance,
-            branches=plan.branches,
-            baseline=plan.baseline,
         )

@@ -11,7 +11,7 @@ import asyncio
 import hmac
 import itertools
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -183,7 +183,7 @@ def _as_sample(request: Request, i: int, j: int, result: Any) -> ServedSample:
         request=i,
         sample=j,
         token_ids=list(output.token_ids),
-        logprobs=list(_sampled_logprobs(flat)),
+        logprobs=[flat.logprobs[start] for start in flat.start_indices],
         finish_reason=output.finish_reason,
         cached_tokens=result.num_cached_tokens,
         weights_spans=[(_version_number(span.version), span.start) for span in output.weight_versions or []],
@@ -196,7 +196,3 @@ def _as_sample(request: Request, i: int, j: int, result: Any) -> ServedSample:
 def _version_number(name: str) -> int:
     """Return the number of a weights version; vLLM calls the weights it starts with ``default``."""
     return int(os.environ[FIRST_VERSION_VARIABLE] if name == "default" else name)
-
-
-def _sampled_logprobs(flat: Any) -> Iterator[float]:
-    return (flat.logprobs[start] for start in flat.start_indices)

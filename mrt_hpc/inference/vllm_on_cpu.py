@@ -14,12 +14,13 @@ import signal
 import time
 from collections.abc import Sequence
 from multiprocessing.context import ForkContext, ForkProcess
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, utils
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
@@ -27,10 +28,6 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from mrt_hpc.run.process import die_with_parent
-
-if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import SchedulerOutput
-
 
 LONGEST_S = 0.5
 """The longest time that a token waits."""

@@ -38,7 +38,7 @@ class RevisionRounds:
         """Yield the attempts of one sample; the last one is its result."""
         attempts: list[Draft] = []
         for number, limit in enumerate(self.limits):
-            shown = windowed(attempts, self.window)
+            shown = attempts[-self.window :]
             context = [*group.prompt_ids, *(i for attempt in shown for i in self._turn(attempt, group.problem))]
             seed = self._seed(group.problem.id, sample, number)
             draft = await self.writer.complete(Draft(context, family=group.problem.id), seed, limit)
@@ -59,11 +59,6 @@ class RevisionRounds:
         is_open = not stopped and tag and tag not in b"".join(self.writer.pieces(attempt))
         between = prompter.next_turn(question(prompter, self.sentence, problem.problem))
         return [*ids, *(prompter.ids(tag.decode()) if is_open else []), *prompter.ids(between)]
-
-
-def windowed(attempts: Sequence[Draft], window: int) -> Sequence[Draft]:
-    """Return the last ``window`` attempts."""
-    return attempts[-window:]
 
 
 def question(prompter: Prompter, sentence: str | None, problem: str) -> str:

@@ -14,13 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb, exp, log, log1p
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    FloatArray = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
 RIGHT = 1.0
 """The reward of a right answer."""

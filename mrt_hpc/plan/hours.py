@@ -48,16 +48,10 @@ class Cost:
     core_hours: float
 
 
-def job_cost(job: Job) -> Cost:
-    """Return the cost of one job, all its tasks together."""
-    hours = job.tasks * job.resources.time_limit_minutes / 60
-    return Cost(gpu_hours=hours * job.resources.gpus, core_hours=hours * job.resources.cpus)
-
-
 def plan_cost(plan: Plan) -> Cost:
     """Return the cost of a whole plan."""
-    costs = [job_cost(job) for job in plan.jobs]
-    return Cost(sum(c.gpu_hours for c in costs), sum(c.core_hours for c in costs))
+    hours = [(job.resources, job.tasks * job.resources.time_limit_minutes / 60) for job in plan.jobs]
+    return Cost(sum(each * has.gpus for has, each in hours), sum(each * has.cpus for has, each in hours))
 
 
 # -- throughput --------------------------------------------------------------------------------------------------------
@@ -157,7 +151,8 @@ def _stated(recipe: Experiment, site: SiteSettings) -> Throughput | None:
     """The throughput by the table; None for jobs without GPUs, and for models of unknown size. Nothing is trained by an
     evaluation on its own.
     """
-    billions, sampling, training = model_billions(recipe), _sampling_gpus(recipe), _training_gpus(recipe)
+    billions, sampling = model_billions(recipe), _sampling_gpus(recipe)
+    training = recipe.resources.trainer.gpus if recipe.trains else None
     if billions is None or not sampling or training == 0:
         return None
     gpu = _gpu(site)
@@ -176,11 +171,6 @@ def _sampling_gpus(recipe: Experiment) -> int:
     if not recipe.trains:
         return recipe.resources.evaluation.gpus
     return recipe.resources.inference.gpus * recipe.resources.inference.nodes
-
-
-def _training_gpus(recipe: Experiment) -> int | None:
-    """The GPUs of a rank of the trainer; None where nothing is trained."""
-    return recipe.resources.trainer.gpus if recipe.trains else None
 
 
 def _gpu(site: SiteSettings) -> str:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil
-from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.plan.jobs import Plan
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import Coupling
 from mrt_hpc.recipe.site import SiteSettings
-
-if TYPE_CHECKING:
-    from mrt_hpc.plan.jobs import Plan
-
 
 MAX_SEGMENTS = 10_000
 """Segments of a plan, each of at least one job: a queue takes far fewer."""
@@ -50,7 +46,12 @@ def check_limits(plan: Plan, recipe: Recipe, site: SiteSettings, *, rebuild: Cal
     """
     _check_times(plan, site)
     if (most := site.limits.tasks) is not None and plan.tasks > most:
-        raise _too_many_tasks(plan, recipe, most, rebuild)
+        fitting = fitting_iterations_per_job(recipe, most, rebuild)
+        advice = (
+            f"--set schedule.iterations_per_job={fitting}" if fitting else "evaluate less often, or on fewer benchmarks"
+        )
+        field = "schedule.iterations_per_job"
+        raise _too_many_tasks(plan, most, field, recipe.schedule.iterations_per_job, advice)
 
 
 def check_evaluation_limits(plan: Plan, site: SiteSettings) -> None:
@@ -61,13 +62,8 @@ def check_evaluation_limits(plan: Plan, site: SiteSettings) -> None:
     """
     _check_times(plan, site)
     if (most := site.limits.tasks) is not None and plan.tasks > most:
-        raise UserError(
-            f"the plan has {plan.tasks} array tasks, more than the site lets you submit",
-            value=plan.tasks,
-            where="evaluation.problem_shards",
-            expected=f"at most {most} tasks (site max_submit_jobs)",
-            advice="--set evaluation.problem_shards with a smaller number, or fewer models",
-        )
+        advice = "--set evaluation.problem_shards with a smaller number, or fewer models"
+        raise _too_many_tasks(plan, most, "evaluation.problem_shards", plan.tasks, advice)
 
 
 def _check_times(plan: Plan, site: SiteSettings) -> None:
@@ -86,15 +82,11 @@ def _check_times(plan: Plan, site: SiteSettings) -> None:
     )
 
 
-def _too_many_tasks(plan: Plan, recipe: Recipe, limit: int, rebuild: Callable[[Recipe], Plan]) -> UserError:
-    fitting = fitting_iterations_per_job(recipe, limit, rebuild)
-    advice = (
-        f"--set schedule.iterations_per_job={fitting}" if fitting else "evaluate less often, or on fewer benchmarks"
-    )
+def _too_many_tasks(plan: Plan, limit: int, field: str, value: int, advice: str) -> UserError:
     return UserError(
         f"the plan has {plan.tasks} array tasks, more than the site lets you submit",
-        value=recipe.schedule.iterations_per_job,
-        where="schedule.iterations_per_job",
+        value=value,
+        where=field,
         expected=f"at most {limit} tasks (site max_submit_jobs)",
         advice=advice,
     )

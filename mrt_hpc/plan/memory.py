@@ -362,7 +362,8 @@ def _reduction(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
     """When a bucket of gradients is full: what the layers below it need is still there."""
     count, bucket = setting.shape.parameters, setting.bucket
     beside = 6 * setting.shape.largest / count * (1 - bucket) if setting.stage >= 2 else 0.0
-    exchange = _reduction_bytes(setting) * bucket + beside + (_half_of_the_live(setting) if setting.stage == 3 else 0.0)
+    live = setting.width * setting.live / 2 if setting.stage == 3 else 0.0  # weights that are not yet given up
+    exchange = _reduction_bytes(setting) * bucket + beside + live
     return replace(states, exchange=exchange * count, activations=activation_bytes(setting) * (1 - bucket))
 
 
@@ -375,11 +376,6 @@ def _reduction_bytes(setting: TrainerSetting) -> int:
     if setting.width == 2:
         return 8
     return 4 if setting.ranks == 1 else 6
-
-
-def _half_of_the_live(setting: TrainerSetting) -> float:
-    """Bytes of the weights that stage 3 has not yet given up, for each parameter."""
-    return setting.width * setting.live / 2
 
 
 def _step(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:

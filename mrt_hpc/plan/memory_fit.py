@@ -372,8 +372,9 @@ def unfit(role: RoleFit, recipe: Experiment, site: SiteSettings) -> UserError:
     largest = max(role.parts, key=lambda part: role.parts[part] if part != "KV cache" or len(role.parts) == 1 else 0.0)
     change = nearest_change(role.role, recipe, site)
     words = " ".join(f"--set {field}={_text(value)}" for field, value in change or ())
+    memory = "GPU memory" if role.place == "GPU" else "memory"
     return UserError(
-        f"{role.name} does not fit: it needs {role.needed:.1f} GiB of the {_place(role)} of a process, "
+        f"{role.name} does not fit: it needs {role.needed:.1f} GiB of the {memory} of a process, "
         f"{role.parts[largest]:.1f} GiB of it for {largest}",
         value=f"{role.needed:.1f} GiB",
         where=f"resources.{role.role}",
@@ -388,10 +389,6 @@ def _shorter(role: RoleFit, recipe: Experiment) -> str:
         return "a lower evaluation.max_tokens"
     spans = role.role is Role.INFERENCE and recipe.resources.inference.gpus > 0 and not _takes_turns(recipe)
     return "a lower sampling.max_tokens" + (", more resources.inference.nodes" if spans else "")
-
-
-def _place(role: RoleFit) -> str:
-    return "GPU memory" if role.place == "GPU" else "memory"
 
 
 def _text(value: object) -> str:

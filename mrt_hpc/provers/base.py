@@ -9,18 +9,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from mrt_hpc.inference.traces import BoundaryPlan, SampledTrace, Valuation
+from mrt_hpc.mrt.values import Estimate
 from mrt_hpc.provers.box_tokens import Closing, Writing
+from mrt_hpc.provers.branches import Fork
+from mrt_hpc.provers.history import AnswerHistory
 from mrt_hpc.recipe.base import Count, Tokens
 from mrt_hpc.recipe.kinds import BOX, ProverSettings
 from mrt_hpc.run.records import AnswerProbability, Branch
-
-if TYPE_CHECKING:
-    from mrt_hpc.mrt.values import Estimate
-    from mrt_hpc.provers.branches import Fork
-    from mrt_hpc.provers.history import AnswerHistory
 
 
 def every_boundary(trace: SampledTrace) -> Sequence[int]:

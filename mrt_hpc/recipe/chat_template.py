@@ -87,22 +87,27 @@ def _default(stored: Any, directory: Path) -> str | None:
 
 
 def _json(path: Path) -> dict[str, Any]:
+    return json_of(path, path) if path.is_file() else {}
+
+
+def json_of(path: Path, where: object) -> dict[str, Any]:
+    """What a file of a model holds; ``where`` is its place in words.
+
+    Raises:
+        UserError: it holds no JSON object.
+    """
     try:
-        content = json.loads(path.read_bytes()) if path.is_file() else {}
+        content = json.loads(path.read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError("it holds no JSON object")
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from error
-    if not isinstance(content, dict):
-        raise _damaged(path, "it holds no JSON object")
+        raise UserError(
+            f"{path.name} of the model cannot be read: {error}",
+            where=where,
+            expected="a JSON object",
+            advice="fetch the model again",
+        ) from error
     return content
-
-
-def _damaged(path: Path, reason: str) -> UserError:
-    return UserError(
-        f"a file of the model cannot be read: {reason}",
-        where=path,
-        expected="a JSON object",
-        advice="fetch the model again",
-    )
 
 
 def named_in(template: str) -> set[str]:

@@ -230,22 +230,15 @@ KEY = "[key]"
 
 def field_names_at(model: type[BaseModel], location: Location) -> list[str]:
     """Names of the fields of the model at ``location`` (as pydantic gives it, tags of unions included)."""
+    return [name for m in models_of(_annotation_at(model, location)) for name in m.model_fields]
+
+
+def _annotation_at(model: type[BaseModel], location: Location) -> Any:
+    """The annotation at ``location``, with its constraints; None if there is none."""
     at: Any = model
     for step in location:
-        at = _step(at, step)
-    return [name for m in models_of(at) for name in m.model_fields]
-
-
-def _step(at: Any, step: int | str) -> Any:
-    for candidate in models_of(at):
-        if step in candidate.model_fields:
-            return _annotation(candidate, str(step))
-    tagged = [m for m in models_of(at) if tag_of(m) == step]
-    return tagged[0] if tagged else at  # a list index changes nothing: models_of looks through lists
-
-
-def _annotation(model: type[BaseModel], name: str) -> Any:
-    return whole_annotation(model.model_fields[name])
+        at = None if at is None else _below(at, step)
+    return at
 
 
 def models_of(annotation: Any) -> list[type[BaseModel]]:
@@ -306,20 +299,14 @@ def _default_text(field: FieldInfo) -> str | None:
 def values_at(model: type[BaseModel], location: Location) -> str | None:
     """What the field at ``location`` (as pydantic gives it) takes, in words; None where that is no field."""
     of_key = location[-1:] == (KEY,)
-    at: Any = model
-    for step in location[:-2] if of_key else location:
-        if (at := _below(at, step)) is None:
-            return None
+    if (at := _annotation_at(model, location[:-2] if of_key else location)) is None:
+        return None
     return values_in_words(_inner(at, dict)[0] if of_key else at)
 
 
 def reason_at(model: type[BaseModel], location: Location) -> str | None:
     """Why the range of the field at ``location`` ends where it does; None where nothing is said."""
-    at: Any = model
-    for step in location:
-        if (at := _below(at, step)) is None:
-            return None
-    return reason_of_range(at)
+    return reason_of_range(_annotation_at(model, location))
 
 
 def meaning_at(model: type[BaseModel], location: Location) -> str:

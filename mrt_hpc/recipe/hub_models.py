@@ -23,10 +23,7 @@ MAIN = "main"
 """The revision that is meant where none is named."""
 MODEL_FIELDS = (("model", "path"), ("prover", "model"))
 """Where a recipe names models."""
-_NAME = re.compile(
-    r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?",
-    re.ASCII,
-)
+_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SNAPSHOT = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+)", re.ASCII)
 

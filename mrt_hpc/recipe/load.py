@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -114,42 +115,43 @@ def with_absolute_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     the hub stay as they are.
     """
     for path in PATHS:
-        data = _changed(data, path, folder, names=path in MODEL_FIELDS)
+        data = _changed(data, path, partial(_absolute, folder, path))
     return data
 
 
 def named_paths(data: dict[str, Any]) -> list[str]:
     """All paths that a recipe holds, as it was read, without names of models of the hub."""
-    named = [(path, text) for path in PATHS for text in _values(data, path)]
-    return [text for path, text in named if not (path in MODEL_FIELDS and is_hub_name(text))]
+    named: list[str] = []
+
+    def take(path: tuple[str, ...], value: Any) -> None:
+        if isinstance(value, str) and not _is_hub_name_at(path, value):
+            named.append(value)
+
+    for path in PATHS:
+        _changed(data, path, partial(take, path))
+    return named
 
 
-def _values(value: Any, path: tuple[str, ...]) -> Iterator[str]:
+def _absolute(folder: Path, path: tuple[str, ...], value: Any) -> Any:
+    is_path = isinstance(value, str) and value.strip() and not _is_hub_name_at(path, value)
+    return str(folder / expanded(value)) if is_path else value
+
+
+def _is_hub_name_at(path: tuple[str, ...], text: str) -> bool:
+    """Whether a text stands where a name of the hub may stand, and is one."""
+    return path in MODEL_FIELDS and is_hub_name(text)
+
+
+def _changed(value: Any, path: tuple[str, ...], change: Callable[[Any], Any]) -> Any:
+    """The value with what stands at the end of a path changed."""
     if not path:
-        if isinstance(value, str):
-            yield value
-        return
+        return change(value)
     step, *rest = path
     if step == EACH:
-        for item in value if isinstance(value, list) else []:
-            yield from _values(item, tuple(rest))
-    elif isinstance(value, dict) and step in value:
-        yield from _values(value[step], tuple(rest))
-
-
-def _changed(value: Any, path: tuple[str, ...], folder: Path, *, names: bool) -> Any:
-    """The value with the path at its end made absolute; ``names`` says whether a name of the hub may stand there."""
-    if not path:
-        is_path = isinstance(value, str) and value.strip() and not (names and is_hub_name(value))
-        return str(folder / expanded(value)) if is_path else value
-    step, *rest = path
-    if step == EACH:
-        return (
-            [_changed(item, tuple(rest), folder, names=names) for item in value] if isinstance(value, list) else value
-        )
+        return [_changed(item, tuple(rest), change) for item in value] if isinstance(value, list) else value
     if not isinstance(value, dict) or step not in value:
         return value
-    return {**value, step: _changed(value[step], tuple(rest), folder, names=names)}
+    return {**value, step: _changed(value[step], tuple(rest), change)}
 
 
 # -- extends: a recipe has only the differences from another one -------------------------------------------------------

@@ -142,13 +142,16 @@ def hub_models(recipe: Experiment) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that matter, where they are installed."""
-    installed = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            installed[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return installed
+    found = {name: version for name in PACKAGES if (version := installed_version(name)) is not None}
+    return {"python": platform.python_version(), **found}
+
+
+def installed_version(package: str) -> str | None:
+    """The version of a package; None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 # -- kept values -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.chat_template import check_stored
+from mrt_hpc.recipe.chat_template import check_stored, json_of
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.sections import Prompt
@@ -146,13 +146,7 @@ class ModelFiles:
     def _json(self, name: str, expected: str) -> dict[str, Any]:
         if not self._has(name):
             raise self._lacks(name, expected)
-        try:
-            content = json.loads((self.directory / name).read_bytes())
-        except (ValueError, RecursionError) as error:
-            raise self._unreadable(name, str(error)) from error
-        if not isinstance(content, dict):
-            raise self._unreadable(name, "it holds no JSON object")
-        return content
+        return json_of(self.directory / name, f"{self.field}, {self.directory / name}")
 
     def _lacks(self, what: str, expected: str) -> UserError:
         there = "" if self._has("config.json") else "no model directory there: "
@@ -163,14 +157,6 @@ class ModelFiles:
             expected=expected,
             advice=f"set {self.field} to the folder of the whole model; or fetch one from the hub: mrt-hpc model fetch "
             "OWNER/NAME",
-        )
-
-    def _unreadable(self, name: str, reason: str) -> UserError:
-        return UserError(
-            f"{name} of the model cannot be read: {reason}",
-            where=f"{self.field}, {self.directory / name}",
-            expected="a JSON object",
-            advice="fetch the model again",
         )
 
 

@@ -67,10 +67,6 @@ class Registry(Generic[S]):
         """Their discriminated union, as pydantic takes it."""
         return Annotated[reduce(or_, self.classes), Field(discriminator="type")]
 
-    @property
-    def _user_may_name(self) -> str:
-        return "Class" if self.of_functions is None else "Class or module:function"
-
     @cached_property
     def _adapter(self) -> TypeAdapter[S]:
         return TypeAdapter(self.union)
@@ -89,7 +85,8 @@ class Registry(Generic[S]):
         try:
             named = imported(name)
         except (ImportError, AttributeError, ValueError, TypeError) as error:
-            what = f"module:{self._user_may_name} of an importable module, which may lie beside this file: {error!r}"
+            named_so = "Class" if self.of_functions is None else "Class or module:function"
+            what = f"module:{named_so} of an importable module, which may lie beside this file: {error!r}"
             raise misfit("type", what) from error
         is_own = name.partition(":")[0].partition(".")[0] not in sys.stdlib_module_names
         if isinstance(named, FunctionType) and self.of_functions is not None and is_own:

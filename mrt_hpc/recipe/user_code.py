@@ -15,12 +15,10 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mrt_hpc.recipe.ownership import refuse_changeable
-
-if TYPE_CHECKING:
-    from mrt_hpc.recipe.schema import Experiment
+from mrt_hpc.recipe.schema import Experiment
 
 NAMING = ("type", "verifier")
 """The fields whose text may name a class or a function of the user's own."""

@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core.core_schema import ErrorType
 
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.recipe.field_docs import child, default_at, field_names_at, meaning_at, reason_at, values_at, yaml_text
-
-if TYPE_CHECKING:
-    from mrt_hpc.recipe.source import Location, Source
+from mrt_hpc.recipe.source import Location, Source
 
 Model = TypeVar("Model", bound=BaseModel)
 

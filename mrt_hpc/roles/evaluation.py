@@ -38,7 +38,7 @@ from mrt_hpc.roles.sampling.grading import graded_in_order
 from mrt_hpc.roles.sampling.serving import client_of, room_of, running_server
 from mrt_hpc.roles.sampling.session import GradedGroup, SamplingSession, grader_pool
 from mrt_hpc.roles.sampling.weights_on_node import publish_again, verified_weights
-from mrt_hpc.roles.stored_parts import StoredParts, grader_of
+from mrt_hpc.roles.stored_parts import StoredParts
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.shutdown import run_until_asked_to_leave
 from mrt_hpc.run.evaluation_settings import EvaluationSettings, has_samples, passed_over, settings_of
@@ -211,7 +211,7 @@ class UnitEvaluation:
                 merged(list(sampled.values())),
                 weights=weights.digest,
                 settings=self.settings.sampled,
-                grader=self._grader,
+                grader=parts.grader,
             ),
             f"the shard {self.shard}",
         )
@@ -260,10 +260,6 @@ class UnitEvaluation:
     def sampling(self) -> BenchmarkSampling:
         """How the completions of the benchmark are sampled."""
         return self.task.experiment.sampling_of(self.benchmark)
-
-    @property
-    def _grader(self) -> str:
-        return grader_of(self.task.experiment, self.benchmark)
 
     @property
     def _mode(self) -> Mode:

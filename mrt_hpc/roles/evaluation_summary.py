@@ -5,7 +5,6 @@ write the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,12 +16,10 @@ from mrt_hpc.mrt.regret import regret_by_problem
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import Benchmark, Evaluation
 from mrt_hpc.run.evaluation_settings import settings_of
+from mrt_hpc.run.groups import Sampled
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import FinishReason, Rollout
-
-if TYPE_CHECKING:
-    from mrt_hpc.run.groups import Sampled
 
 
 def summary_of(

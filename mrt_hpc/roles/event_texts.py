@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mrt_hpc.analysis.report.content import Happening
-from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.events import EventKind, EventStream, Process
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState, shown_task
 
@@ -26,12 +26,18 @@ _EMITTER = frozenset({"time", "kind", "host", "pid", "job", "task", "rank", "att
 
 def happenings(layout: RunLayout) -> tuple[Happening, ...]:
     """What the event logs say of faults and resumes, by time. Of the ranks of a task, rank 0 reports its attempts."""
-    attempts = _Attempts()
-    texts = [
-        happening for event in read_events(layout.events) for happening in happenings_of(event, attempts.task_of(event))
-    ]
-    ends = [lost(event["time"], _task(event)) for event in attempts.without_end if not _is_running(layout, event)]
+    recorded = EventStream(layout.events).new()
+    texts = [text for each in recorded for text in happenings_of(each.event, task_of(each.process))]
+    ended = {each.process for each in recorded if each.kind == EventKind.TASK_ENDED}
+    begun = {p: e.time for e in recorded if e.kind == EventKind.TASK_STARTED and (p := e.process) and p.rank == 0}
+    left = [process for process in begun if process not in ended and not _is_running(layout, process)]
+    ends = [lost(begun[process], task_of(process)) for process in left]
     return tuple(sorted((*texts, *ends), key=lambda h: h.time))
+
+
+def task_of(process: Process | None) -> str:
+    """The task of a process in words, as happenings name it."""
+    return "submission" if process is None else f"{process.job} task {process.index}"
 
 
 def happenings_of(event: Mapping[str, Any], task: str) -> Iterator[Happening]:
@@ -53,41 +59,10 @@ def lost(began: float, task: str) -> Happening:
     return Happening(began, "attempt lost: it recorded no end", task, "its begin is shown")
 
 
-def _is_running(layout: RunLayout, event: Mapping[str, Any]) -> bool:
-    """Whether an attempt that began with this event is the one that its task is in now."""
-    record = shown_task(layout, event["job"], event["task"])
-    return record.state is TaskState.RUNNING and record.attempt == event["attempt"]
-
-
-class _Attempts:
-    """The attempts that events name, by process."""
-
-    def __init__(self) -> None:
-        self._of: dict[tuple[Any, Any], Mapping[str, Any]] = {}
-        self._open: dict[str, Mapping[str, Any]] = {}
-
-    def task_of(self, event: Mapping[str, Any]) -> str:
-        """Take an event into account, and return the task of its process."""
-        process = (event.get("host"), event.get("pid"))
-        if event["kind"] == EventKind.TASK_STARTED:
-            self._of[process] = event
-        began = self._of.get(process)
-        if began is None:
-            return "submission"
-        if began["rank"] == 0 and event["kind"] == EventKind.TASK_ENDED:
-            self._open.pop(began["attempt"], None)
-        elif event is began and began["rank"] == 0:
-            self._open[began["attempt"]] = event
-        return _task(began)
-
-    @property
-    def without_end(self) -> list[Mapping[str, Any]]:
-        """The events with which the attempts began that have no end."""
-        return list(self._open.values())
-
-
-def _task(event: Mapping[str, Any]) -> str:
-    return f"{event['job']} task {event['task']}"
+def _is_running(layout: RunLayout, process: Process) -> bool:
+    """Whether the attempt of a process is the one that its task is in now."""
+    record = shown_task(layout, process.job, process.index)
+    return record.state is TaskState.RUNNING and record.attempt == process.attempt
 
 
 def _detail(event: Mapping[str, Any]) -> str:

@@ -114,11 +114,15 @@ def _name_normalised(source: ProblemFile, prompter: Prompter, problems: list[Pro
     read = {p.id: tokens.text(encode(p.problem)).removeprefix(" ") for p in problems}
     changed = [p.id for p in problems if read[p.id] != p.problem.removeprefix(" ")]
     if changed:
-        names = ", ".join(changed[:PROMPTS_NAMED]) + (" ..." if changed[PROMPTS_NAMED:] else "")
+        names = _first_of(changed, PROMPTS_NAMED)
         log.warning(
             "%s: the tokenizer replaces characters of %d of %d problems by others that look alike (Unicode "
             "normalisation), and the model reads those: %s", source.field, len(changed), len(problems), names,
         )  # fmt: skip
+
+
+def _first_of(names: list[str], most: int) -> str:
+    return ", ".join(names[:most]) + (" ..." if names[most:] else "")
 
 
 @dataclass(frozen=True)
@@ -293,9 +297,7 @@ def name_unreadable(task: Task) -> None:
     for source in problem_files(task):
         problems = read_problems(source.path)
         if unreadable := _unreadable(task, source, problems):
-            names = ", ".join(p.id for p in unreadable[:ANSWERS_NAMED]) + (
-                " ..." if len(unreadable) > ANSWERS_NAMED else ""
-            )
+            names = _first_of([problem.id for problem in unreadable], ANSWERS_NAMED)
             log.warning(
                 "%s: the grader cannot read gold answers of %d of %d problems of %s, so an answer in another "
                 "spelling scores 0; correct them in the data, or leave these problems out: %s",

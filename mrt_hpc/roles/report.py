@@ -14,10 +14,9 @@ from mrt_hpc.analysis.report.render import write_markdown, write_page
 from mrt_hpc.analysis.spending import Spending, spending
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import Role, read_plan
-from mrt_hpc.recipe.lock import read_lock
+from mrt_hpc.recipe.lock import read_lock, recorded_versions
 from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.recipe.sections import HuggingFaceModel
-from mrt_hpc.recipe.source import read_source
 from mrt_hpc.roles.event_texts import happenings
 from mrt_hpc.roles.run_samples import prefix_curves, trace_samples
 from mrt_hpc.roles.task.context import Task
@@ -151,7 +150,7 @@ def model_summaries(layout: RunLayout, recipe: Experiment, measured: Measurement
             RunFile(what="evaluation samples", path="evals/"),
             RunFile(what="events of all attempts", path="events/"),
         ),
-        "versions": packages_of(layout),
+        "versions": recorded_versions(layout.recipe_lock),
     }
     first, *others = (
         RunSummary(
@@ -177,12 +176,6 @@ def evaluation_table(recipe: Experiment) -> dict[str, str]:
     if how.results is not None:
         table["results folder"] = how.results
     return table
-
-
-def packages_of(layout: RunLayout) -> dict[str, str]:
-    """The versions of the packages that matter, by the lock."""
-    locked = read_source(layout.recipe_lock, advice=f"mrt-hpc status {layout.word}").data
-    return {"mrt-hpc": locked["mrt_hpc"], **locked["packages"]}
 
 
 def role_uses(spent: Spending) -> tuple[RoleUse, ...]:
@@ -230,7 +223,7 @@ def run_summary(layout: RunLayout, recipe: Recipe, measured: Measurements, spent
             RunFile(what="evaluation samples", path="evals/"),
             RunFile(what="events of all attempts", path="events/"),
         ),
-        versions=packages_of(layout),
+        versions=recorded_versions(layout.recipe_lock),
         upload=None if waiting is None else str(waiting),
         upload_command=None if waiting is None else waiting.command,
     )

@@ -109,15 +109,14 @@ class StoredParts:
         """Those of the problems that no other task samples at this moment; this task then holds a lease on each,
         as long as it is ``alive``.
         """
-        taken = [p for positions in lacking.values() for p in positions if self._claim(p)]
+        taken = [
+            p for positions in lacking.values() for p in positions if self._writing(partial(self._leases.claim, p))
+        ]
         # Another task may have added samples, and released its lease, since these were found to be lacking.
         mine = self.lacking(taken)
         for position in set(taken).difference(*mine.values()):
             self._leases.release(position)
         return mine
-
-    def _claim(self, position: int) -> bool:
-        return self._writing(lambda: self._leases.claim(position))
 
     def wait(self, lacking: Mapping[range, list[int]]) -> None:
         """Wait until other tasks have sampled one of these problems, or have ended without it."""
@@ -134,7 +133,7 @@ class StoredParts:
 
     def commit(self, position: int, samples: range, sampled: Sampled) -> bool:
         """Write a batch of a problem's samples, and let other tasks have the problem."""
-        won = self._writing(lambda: self.store.commit(position, samples, sampled, self._grader))
+        won = self._writing(lambda: self.store.commit(position, samples, sampled, self.grader))
         self._leases.release(position)
         return won
 
@@ -148,7 +147,7 @@ class StoredParts:
 
     def _batches(self, position: int) -> list[tuple[JudgedSamples, list[int]]]:
         """The batches of a problem; none where samples are missing."""
-        chosen = self.store.chosen(position, self.benchmark.samples, self._grader)
+        chosen = self.store.chosen(position, self.benchmark.samples, self.grader)
         return chosen if sum(len(numbers) for _, numbers in chosen) == self.benchmark.samples else []
 
     def _merged(self, position: int) -> Sampled | None:
@@ -174,7 +173,7 @@ class StoredParts:
 
     def _regrade(self, batches: list[JudgedSamples]) -> None:
         """Judge batches of other graders again, and keep the verdicts as further batches."""
-        others = [batch for batch in batches if batch.grader != self._grader[:DIGITS]]
+        others = [batch for batch in batches if batch.grader != self.grader[:DIGITS]]
         if not others:
             return
         read = [(batch, self._readable(batch, list(batch.samples))) for batch in others]
@@ -184,7 +183,7 @@ class StoredParts:
         regrader = Regrader(layout, self.task.experiment, self.benchmark, layout.weights_version(self.version))
         judged = run_until_asked_to_leave(self.task.shutdown, regrader.all(before))
         for (batch, _), sampled in zip(there, judged, strict=True):
-            self._writing(partial(self.store.commit, batch.position, batch.samples, sampled, self._grader))
+            self._writing(partial(self.store.commit, batch.position, batch.samples, sampled, self.grader))
         for old, new in changed_verdicts(before, judged):
             log.info(
                 "problem %s, sample %d: reward %g with answer %r, and %g with answer %r before",
@@ -195,7 +194,8 @@ class StoredParts:
         return writing(self.task, self.store.directory, action)
 
     @cached_property
-    def _grader(self) -> str:
+    def grader(self) -> str:
+        """The digest of the grader of the benchmark."""
         return grader_of(self.task.experiment, self.benchmark)
 
     @property
@@ -212,10 +212,5 @@ class StoredParts:
 
 def as_of(sampled: Sampled, version: int) -> Sampled:
     """The samples with the number that their weights version has in this run."""
-    return type(sampled)(
-        rollouts=[replace(r, weights_version=version) for r in sampled.rollouts],
-        branches=[replace(b, weights_version=version) for b in sampled.branches],
-        answers=sampled.answers,
-        values=sampled.values,
-        statistics=sampled.statistics,
-    )
+    rollouts = [replace(r, weights_version=version) for r in sampled.rollouts]
+    return replace(sampled, rollouts=rollouts, branches=[replace(b, weights_version=version) for b in sampled.branches])

@@ -15,14 +15,16 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
 from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.access import private_folder
 from mrt_hpc.run.atomic import (
     creating,
@@ -37,10 +39,6 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.offline import OFFLINE
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import read_typed
-
-if TYPE_CHECKING:
-    from mrt_hpc.roles.task.context import Task
-
 
 # TensorBoard event files: the metrics of a run in ``tensorboard/``, where the recipe asks for them.
 #
@@ -77,36 +75,39 @@ class IterationEvents:
     def resume(self, iteration: int) -> None:
         """Make the files hold the iterations before this one, as their metrics say, and no other."""
         if self._layout is not None:
-            try:
+            with _without_failing(self._stop):
                 remove_leftovers(self._layout.event_files_in_work)
                 write_iterations(self._layout, iteration)
                 self._writer = _writer(self._layout.training_events)
                 self._file = max(self._layout.training_events.iterdir())
-            except Exception as error:
-                self._stop(error)
 
     def log(self, metrics: IterationMetrics) -> None:
         """Add one iteration, unless a later attempt has written the files again."""
         if self._writer is not None and self._file is not None:
-            try:
+            with _without_failing(self._stop):
                 if self._file.exists():
                     _add(self._writer, Points(metrics.iteration, iteration_values(metrics)))
                     self._writer.flush()
-            except Exception as error:
-                self._stop(error)
 
     def close(self) -> None:
         """Write what is not written yet."""
         if self._writer is not None and self._file is not None:
-            try:
+            with _without_failing(self._stop):
                 if self._file.exists():
                     self._writer.close()
-            except Exception as error:
-                self._stop(error)
 
     def _stop(self, error: Exception) -> None:
         """Add nothing more in this attempt, after an error."""
         self._layout = self._writer = None
+        warn(error)
+
+
+@contextmanager
+def _without_failing(warn: Callable[[Exception], None]) -> Iterator[None]:
+    """An error ends the block, and no more: it is passed to ``warn``."""
+    try:
+        yield
+    except Exception as error:
         warn(error)
 
 
@@ -253,12 +254,10 @@ def _run_of(task: Task) -> Any:
     """The W&B run of an attempt; None where the recipe asks for none, on other ranks, and where W&B fails."""
     if not task.recipe.tracking.wandb or task.rank != 0:
         return None
-    try:
+    with _without_failing(_warn):
         make_folder(task.layout.wandb)
         return _offline_run(task.recipe, run_id(task), task.layout.wandb)
-    except Exception as error:
-        _warn(error)
-        return None
+    return None
 
 
 def _warn(error: Exception) -> None:
@@ -320,10 +319,8 @@ def log_evaluations(task: Task, evaluations: Sequence[EvaluationSummary]) -> Non
     """
     if not task.recipe.tracking.wandb:
         return
-    try:
+    with _without_failing(_warn):
         task.retrying(lambda: _Evaluations(task).log(evaluations), "the evaluations for W&B")
-    except Exception as error:
-        _warn(error)
 
 
 def write_event_files(task: Task, evaluations: Sequence[EvaluationSummary]) -> None:
@@ -332,12 +329,10 @@ def write_event_files(task: Task, evaluations: Sequence[EvaluationSummary]) -> N
         return
     rows = [evaluation_row(summary) for summary in evaluations]
     points = [Points(int(row.pop(VERSION)), row) for row in rows]
-    try:
+    with _without_failing(warn):
         write_iterations(task.layout, task.plan.iterations)
         if points or task.layout.evaluation_events.exists():
             write_events(task.layout, task.layout.evaluation_events, points)
-    except Exception as error:
-        warn(error)
 
 
 def evaluation_row(summary: EvaluationSummary) -> dict[str, float]:
@@ -382,7 +377,8 @@ class _Evaluations:
         self._settle()
         logged = self._read().logged
         if new := [row for row in map(evaluation_row, evaluations) if row not in logged]:
-            staged = self._staged(new, first_step=self.task.plan.iterations + len(logged))
+            fill = partial(_add_rows, new, self.task.plan.iterations + len(logged))
+            staged = _staged(self.task.layout, self.task.recipe, run_id(self.task), fill)
             write_json(self.record, {"logged": [*logged, *new], "staged": str(staged.relative_to(self.record.parent))})
             self._settle()
 
@@ -392,40 +388,20 @@ class _Evaluations:
         advice = f"rm -r {self.record}, and mrt-hpc report {self.task.layout.word}: all evaluations are logged again"
         return read_typed(self.record, LoggedRows, "the record of logged evaluations", advice=advice)
 
-    def _staged(self, rows: Sequence[dict[str, float]], first_step: int) -> Path:
-        """A finished offline directory with these rows, whose name is free among those that `wandb sync` looks for: W&B
-        names it by the second in which it begins.
-        """
-        while self._in_place(directory := self._write(rows, first_step)).exists():
-            continue
-        return directory
-
-    def _in_place(self, directory: Path) -> Path:
-        """The place of a finished directory."""
-        return self.task.layout.offline_runs / directory.name
-
-    def _write(self, rows: Sequence[dict[str, float]], first_step: int) -> Path:
-        """A finished offline directory with these rows, at a place where `wandb sync` does not look."""
-        place = temporary_sibling(self.task.layout.wandb / EVALUATION)
-        place.mkdir()
-        identity = run_id(self.task)
-        # Silent, as W&B would name the place that the directory leaves.
-        with _offline_run(self.task.recipe, identity, place, silent=True) as run:
-            run.define_metric(VERSION)
-            run.define_metric(f"{EVALUATION}/*", step_metric=VERSION)
-            for step, row in enumerate(rows, first_step):  # after those of the iterations: W&B wants steps to grow
-                run.log(row, step=step)
-        sync_tree(place)
-        (directory,) = place.glob(f"*/{OFFLINE}")
-        return directory
-
     def _settle(self) -> None:
         """Put what the record names in its place, and remove all else that an attempt has left."""
         layout, staged = self.task.layout, self._read().staged
         if staged is not None and (directory := self.record.parent / staged).is_dir():
-            directory.rename(self._in_place(directory))
+            directory.rename(layout.offline_runs / directory.name)
             sync_directory(layout.offline_runs)
         remove_leftovers(layout.wandb)
+
+
+def _add_rows(rows: Sequence[dict[str, float]], first_step: int, run: Any) -> None:
+    run.define_metric(VERSION)
+    run.define_metric(f"{EVALUATION}/*", step_metric=VERSION)
+    for step, row in enumerate(rows, first_step):  # after those of the iterations: W&B wants steps to grow
+        run.log(row, step=step)
 
 
 def attach(layout: RunLayout, recipe: Recipe, files: Sequence[Path]) -> None:
@@ -436,20 +412,28 @@ def attach(layout: RunLayout, recipe: Recipe, files: Sequence[Path]) -> None:
         recipe: of the run.
         files: below the run directory.
     """
+
+    def fill(run: Any) -> None:
+        for file in files:
+            run.save(str(file), base_path=str(layout.root), policy="now")
+
     make_folder(layout.offline_runs)
-    while (to := layout.offline_runs / (directory := _with_files(layout, recipe, files)).name).exists():
-        continue  # W&B names a directory by the second in which it begins
-    directory.rename(to)
+    directory = _staged(layout, recipe, (layout.wandb / "run_id").read_text(), fill)
+    directory.rename(layout.offline_runs / directory.name)
     remove_leftovers(layout.wandb)
 
 
-def _with_files(layout: RunLayout, recipe: Recipe, files: Sequence[Path]) -> Path:
-    """A finished offline directory with these files, at a place where `wandb sync` does not look."""
-    place = temporary_sibling(layout.wandb / "report")
-    place.mkdir()
-    with _offline_run(recipe, (layout.wandb / "run_id").read_text(), place, silent=True) as run:
-        for file in files:
-            run.save(str(file), base_path=str(layout.root), policy="now")
-    sync_tree(place)
-    (directory,) = place.glob(f"*/{OFFLINE}")
-    return directory
+def _staged(layout: RunLayout, recipe: Recipe, identity: str, fill: Callable[[Any], None]) -> Path:
+    """A finished offline directory, at a place where `wandb sync` does not look. Its name is free where it does look:
+    W&B names a directory by the second in which it begins.
+    """
+    while True:
+        place = temporary_sibling(layout.wandb / "staged")
+        place.mkdir()
+        # Silent, as W&B would name the place that the directory leaves.
+        with _offline_run(recipe, identity, place, silent=True) as run:
+            fill(run)
+        sync_tree(place)
+        (directory,) = place.glob(f"*/{OFFLINE}")
+        if not (layout.offline_runs / directory.name).exists():
+            return directory

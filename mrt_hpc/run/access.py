@@ -9,6 +9,7 @@ import logging
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from mrt_hpc.run.atomic import tree
@@ -105,12 +106,21 @@ def is_private(path: Path) -> bool:
     """Whether this user owns a folder, and no other user has any right to it. A link is no folder. Below a folder that
     hands its group on a folder has that bit as well, which gives no right.
     """
+    return is_mine(path, lambda mode: stat.S_ISDIR(mode) and stat.S_IMODE(mode) & 0o777 == stat.S_IRWXU)
+
+
+def is_mine(path: Path, is_wanted: Callable[[int], bool]) -> bool:
+    """Whether this user owns what has this path.
+
+    Args:
+        path: of a file or folder, which need not be there. A link is not followed.
+        is_wanted: says of its mode whether it is what it should be, as ``stat.S_ISREG`` does.
+    """
     try:
         status = path.lstat()
     except FileNotFoundError:
         return False
-    mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    return mine and stat.S_IMODE(status.st_mode) & 0o777 == stat.S_IRWXU
+    return is_wanted(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def cache_variables() -> dict[str, str]:

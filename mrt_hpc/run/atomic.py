@@ -158,6 +158,14 @@ def _link_if_absent(temporary: Path, path: Path) -> bool:
     return True
 
 
+def moved(path: Path, to: Path) -> Path | None:
+    """Give a file or folder another place, and return that; None if it is not there, as where another task moves it."""
+    try:
+        return path.rename(to)
+    except FileNotFoundError:
+        return None
+
+
 def commit_directory(temporary: Path, path: Path) -> bool:
     """Make a finished directory appear as ``path``; False (and it is removed) when another was first."""
     sync_tree(temporary)
@@ -173,6 +181,16 @@ def commit_directory(temporary: Path, path: Path) -> bool:
     # What is committed is not written again; the writer that was first may have died before the name was on the disk.
     retrying(lambda: sync_directory(path.parent), f"syncing {path.parent}")
     return won
+
+
+def remove_whole(path: Path) -> None:
+    """Remove a file, or a folder that is renamed first, so that no reader finds a part of it."""
+    if not path.is_dir() or path.is_symlink():
+        path.unlink(missing_ok=True)
+        return
+    doomed = path if is_temporary(path) else path.rename(temporary_sibling(path))
+    sync_directory(path.parent)
+    shutil.rmtree(doomed)
 
 
 def sync_tree(directory: Path) -> None:

@@ -6,7 +6,6 @@ its own, so a new benchmark does not affect the results of the others.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,11 +23,11 @@ from mrt_hpc.recipe.sections import Benchmark, BenchmarkSampling
 from mrt_hpc.recipe.user_code import module_file
 from mrt_hpc.run.atomic import checksum, write_json
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.manifest import DamagedError, read_manifest
+from mrt_hpc.run.manifest import DamagedError, json_digest, read_manifest
 from mrt_hpc.run.problems import data_checksum
 from mrt_hpc.run.prompt_files import PROMPT_FIELDS, prompt_contents
 from mrt_hpc.run.retries import list_directory
-from mrt_hpc.run.typed_file import Whole, read_typed
+from mrt_hpc.run.typed_file import Whole, read_if_there
 from mrt_hpc.run.weights import full_versions, published_versions
 
 
@@ -60,7 +59,7 @@ def settings_of(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> 
     """
     how, problems = recipe.evaluation, benchmark.problems
     verifier = problems.verifier
-    sampled = _digest(
+    sampled = json_digest(
         {
             **_asked(layout, recipe, benchmark),
             "samples": benchmark.samples,
@@ -70,11 +69,7 @@ def settings_of(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> 
         }
     )
     summary = {"sampled": sampled, "regret_budgets": how.regret_budgets, "regret_tokens": how.regret_tokens}
-    return EvaluationSettings(sampled, _digest(summary))
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return EvaluationSettings(sampled, json_digest(summary))
 
 
 def has_samples(shard: Path, settings: EvaluationSettings) -> bool:
@@ -103,10 +98,7 @@ def passed_over(layout: RunLayout) -> list[int]:
     """Versions that had been pruned when an evaluation of them was asked for, and that are not there."""
     advice = f"rm -r {word(layout.versions_passed_over)}, and the same submit command again, which writes it"
     kind = tuple[Whole, ...]
-    try:
-        passed = read_typed(layout.versions_passed_over, kind, "the list of removed versions", advice=advice)
-    except FileNotFoundError:
-        return []
+    passed = read_if_there(layout.versions_passed_over, kind, "the list of removed versions", (), advice=advice)
     return sorted(set(passed).difference(full_versions(layout)))
 
 
@@ -160,7 +152,7 @@ class Fingerprint(BaseModel):
     @property
     def digest(self) -> str:
         """SHA-256 of all fields."""
-        return _digest(self.model_dump(mode="json"))
+        return json_digest(self.model_dump(mode="json"))
 
     @property
     def compared(self) -> dict[str, str]:

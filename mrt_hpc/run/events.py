@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Required, TypedDict
 
@@ -203,6 +204,10 @@ class EventLog:
             raise OSError(errno.ENOSPC, "an event was cut short")
 
 
+SUBMISSION = "submit"
+"""Stands in the place of the job in the name of a file in which a submission writes its events."""
+
+
 def event_file(directory: Path, job: str, index: int, rank: int, attempt: str) -> Path:
     """The file in which one process of an attempt writes its events."""
     return directory / f"{job}.{index:05d}.{rank}.{attempt}.jsonl"
@@ -210,21 +215,18 @@ def event_file(directory: Path, job: str, index: int, rank: int, attempt: str) -
 
 def outcomes(directory: Path, job: str, index: int, attempt: str) -> set[str]:
     """The outcomes that the ranks of an attempt recorded."""
-    paths = list_directory(directory, f"{job}.{index:05d}.*.{attempt}.jsonl")
-    ends = (event for path in paths for event in _events(path) if event["kind"] == EventKind.TASK_ENDED)
-    return {str(event.get("outcome")) for event in ends}
+    events = _events_in(directory, f"{job}.{index:05d}.*.{attempt}.jsonl")
+    return {str(event.get("outcome")) for event in events if event["kind"] == EventKind.TASK_ENDED}
 
 
 def has_progressed(directory: Path, job: str, index: int, attempt: str) -> bool:
     """Whether an attempt has produced a result that stays, by the events of all its processes."""
-    paths = list_directory(directory, f"{job}.{index:05d}.*.{attempt}.jsonl")
-    return any(event["kind"] in PROGRESS for path in paths for event in _events(path))
+    return any(event["kind"] in PROGRESS for event in _events_in(directory, f"{job}.{index:05d}.*.{attempt}.jsonl"))
 
 
 def finished_parts(directory: Path, jobs: Sequence[str]) -> int:
     """The number of results that stay which the tasks of these jobs have produced; it never becomes smaller."""
-    paths = [path for job in jobs for path in list_directory(directory, f"{job}.*.jsonl")]
-    return sum(event["kind"] in PROGRESS for path in paths for event in _events(path))
+    return sum(event["kind"] in PROGRESS for job in jobs for event in _events_in(directory, f"{job}.*.jsonl"))
 
 
 def events_by_process(directory: Path) -> Iterator[list[dict[str, Any]]]:
@@ -236,10 +238,13 @@ def events_by_process(directory: Path) -> Iterator[list[dict[str, Any]]]:
 
 def read_events(directory: Path, kind: EventKind | None = None) -> list[dict[str, Any]]:
     """All events of a run (of one kind), by time."""
-    wanted = [
-        e for path in list_directory(directory, "*.jsonl") for e in _events(path) if kind is None or e["kind"] == kind
-    ]
-    return sorted(wanted, key=lambda e: e["time"])
+    wanted = [event for event in _events_in(directory, "*.jsonl") if kind is None or event["kind"] == kind]
+    return sorted(wanted, key=lambda event: event["time"])
+
+
+def _events_in(directory: Path, pattern: str) -> Iterator[dict[str, Any]]:
+    """The events in all files whose names match a pattern, file by file."""
+    return chain.from_iterable(map(_events, list_directory(directory, pattern)))
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
@@ -326,16 +331,12 @@ class ProcessEvent(NamedTuple):
         return float(self.event["time"])
 
 
-def _every_line(_: bytes) -> bool:
-    return True
-
-
 @dataclass
 class EventStream:
     """The events of a run directory. A file whose process has ended is not looked at again."""
 
     directory: Path
-    wanted: Callable[[bytes], bool] = _every_line
+    wanted: Callable[[bytes], bool] = lambda _: True
     """Whether a line is decoded; the last new one of a file always is. Of a run of thousands of tasks nearly all events
     are of one or two kinds, which few readers need one by one.
     """
@@ -409,7 +410,9 @@ def last_event(path: Path) -> ProcessEvent | None:
 def process_of(name: str) -> Process | None:
     """The process that writes the event file of this name; None for one that is of no task."""
     match = _FILE.fullmatch(name)
-    return None if match is None else Process(match["job"], int(match["index"]), int(match["rank"]), match["attempt"])
+    if match is None or match["job"] == SUBMISSION:
+        return None
+    return Process(match["job"], int(match["index"]), int(match["rank"]), match["attempt"])
 
 
 def _tail(path: str, begin: int) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.typed_file import Whole, read_typed
+from mrt_hpc.run.typed_file import Whole, read_if_there
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,4 @@ def read_fork(layout: RunLayout) -> ForkRecord | None:
         UnreadableError: the record is damaged.
     """
     advice = f"restore it from a backup, or remove it: mrt-hpc status {layout.word} works without it"
-    try:
-        return read_typed(layout.forked_from, ForkRecord, "the record of the fork", advice=advice)
-    except FileNotFoundError:
-        return None
+    return read_if_there(layout.forked_from, ForkRecord, "the record of the fork", None, advice=advice)

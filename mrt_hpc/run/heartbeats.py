@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.atomic import write_json
@@ -39,9 +38,7 @@ class Heart:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
         if read_beat(self.path).attempt == self.attempt:  # a later attempt may have replaced it

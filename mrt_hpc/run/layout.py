@@ -1,4 +1,4 @@
-"""The layout of a run directory: each path is one property or method."""
+"""The layout of a run directory: each path is one attribute or method."""
 
 from __future__ import annotations
 
@@ -42,6 +42,16 @@ _WEIGHTS = re.compile(r"v(\d{6})")
 _CHECKPOINT = re.compile(r"step(\d{6})")
 
 
+class PathBelow:
+    """A path of a run directory that depends on nothing else: its parts below the root."""
+
+    def __init__(self, *parts: str) -> None:
+        self._parts = parts
+
+    def __get__(self, layout: RunLayout, owner: type[RunLayout]) -> Path:
+        return layout.root.joinpath(*self._parts)
+
+
 @dataclass(frozen=True)
 class RunLayout:
     """The paths of one run directory."""
@@ -54,102 +64,56 @@ class RunLayout:
         return word(self.root)
 
     # -- identity and plan
-    @property
-    def recipe_lock(self) -> Path:
-        """The resolved recipe with versions: the run's identity."""
-        return self.root / LOCK
-
-    @property
-    def identity(self) -> Path:
-        """The name that the run got when it was made and that no other run has: all that it commits bears it."""
-        return self.root / IDENTITY
-
-    @property
-    def renewal(self) -> Path:
-        """The changes of a submission that are being applied; absent once all of them are written."""
-        return self.root / "renewal.json"
-
-    @property
-    def forked_from(self) -> Path:
-        """The record of the run and the weights version that a forked run began with; absent for any other run."""
-        return self.root / "forked_from.json"
-
-    @property
-    def first_model(self) -> Path:
-        """The weights version that a forked run began with: links or copies of its files."""
-        return self.root / "first_model"
-
-    @property
-    def plan(self) -> Path:
-        """The compiled plan."""
-        return self.root / "plan.json"
-
-    @property
-    def jobs(self) -> Path:
-        """The ledger of submissions, one file each."""
-        return self.root / "jobs"
-
-    @property
-    def secrets(self) -> Path:
-        """Keys of the run, readable by its owner only."""
-        return self.root / "secrets"
-
-    @property
-    def compiled_code(self) -> Path:
-        """What servers of the run have compiled, an archive for each kind of server; readable by its owner only."""
-        return self.root / "compiled_code"
-
-    @property
-    def image_lock(self) -> Path:
-        """The checksum of the container image of the run, with the metadata of its file; absent where its tasks run in
-        none.
-        """
-        return self.root / "image.lock.json"
+    recipe_lock = PathBelow(LOCK)
+    """The resolved recipe with versions: the run's identity."""
+    identity = PathBelow(IDENTITY)
+    """The name that the run got when it was made and that no other run has: all that it commits bears it."""
+    renewal = PathBelow("renewal.json")
+    """The changes of a submission that are being applied; absent once all of them are written."""
+    forked_from = PathBelow("forked_from.json")
+    """The record of the run and the weights version that a forked run began with; absent for any other run."""
+    first_model = PathBelow("first_model")
+    """The weights version that a forked run began with: links or copies of its files."""
+    plan = PathBelow("plan.json")
+    """The compiled plan."""
+    jobs = PathBelow("jobs")
+    """The ledger of submissions, one file each."""
+    secrets = PathBelow("secrets")
+    """Keys of the run, readable by its owner only."""
+    compiled_code = PathBelow("compiled_code")
+    """What servers of the run have compiled, an archive for each kind of server; readable by its owner only."""
+    image_lock = PathBelow("image.lock.json")
+    """The checksum of the container image of the run, with the metadata of its file; absent where its tasks run in
+    none.
+    """
 
     # -- data
-    @property
-    def code(self) -> Path:
-        """The user's own classes that the recipe names, as they were when the run was made."""
-        return self.root / "code"
-
-    @property
-    def train_data(self) -> Path:
-        """The training problems of this run."""
-        return self.root / "data" / "train.jsonl"
-
-    @property
-    def selected_samples(self) -> Path:
-        """The samples that a run selected from the traces that it collected."""
-        return self.root / "data" / "selected.jsonl"
+    code = PathBelow("code")
+    """The user's own classes that the recipe names, as they were when the run was made."""
+    train_data = PathBelow("data", "train.jsonl")
+    """The training problems of this run."""
+    selected_samples = PathBelow("data", "selected.jsonl")
+    """The samples that a run selected from the traces that it collected."""
 
     def benchmark_data(self, name: str) -> Path:
         """The problems of one benchmark."""
         return self.root / "data" / "benchmarks" / f"{name}.jsonl"
 
-    @property
-    def prompt_files(self) -> Path:
-        """The run's copies of chat templates and of solved examples."""
-        return self.root / "data" / "prompts"
+    prompt_files = PathBelow("data", "prompts")
+    """The run's copies of chat templates and of solved examples."""
 
     # -- weights and checkpoints
-    @property
-    def weights(self) -> Path:
-        """Parent of the weights versions."""
-        return self.root / "weights"
+    weights = PathBelow("weights")
+    """Parent of the weights versions."""
 
     def weights_version(self, version: int) -> Path:
         """One published weights version, a Hugging Face directory."""
         return self.weights / f"v{version:06d}"
 
-    @property
-    def pins(self) -> Path:
-        """What evaluations on their own want of these versions and have not taken over yet, a file each."""
-        return self.root / "pins"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Parent of the trainer's checkpoints."""
-        return self.root / "checkpoints"
+    pins = PathBelow("pins")
+    """What evaluations on their own want of these versions and have not taken over yet, a file each."""
+    checkpoints = PathBelow("checkpoints")
+    """Parent of the trainer's checkpoints."""
 
     def checkpoint(self, step: int) -> Path:
         """The resumable trainer state after ``step`` iterations."""
@@ -201,10 +165,8 @@ class RunLayout:
         """The metrics of the trainer in one iteration."""
         return self.iteration(iteration) / "metrics.json"
 
-    @property
-    def skipped_steps(self) -> Path:
-        """The optimiser steps that were skipped, a file each; absent if none was."""
-        return self.root / "skipped_steps"
+    skipped_steps = PathBelow("skipped_steps")
+    """The optimiser steps that were skipped, a file each; absent if none was."""
 
     def skipped_step(self, iteration: int, mini_batch: int) -> Path:
         """The sequences of an optimiser step that was skipped."""
@@ -241,86 +203,45 @@ class RunLayout:
         """
         return self.root / "regraded" / f"v{version:06d}" / benchmark
 
-    @property
-    def versions_passed_over(self) -> Path:
-        """The weights versions that were pruned before their evaluation was requested; absent if none was."""
-        return self.root / "evals" / "passed_over.json"
+    versions_passed_over = PathBelow("evals", "passed_over.json")
+    """The weights versions that were pruned before their evaluation was requested; absent if none was."""
 
     # -- life
-    @property
-    def notices(self) -> Path:
-        """The notices that a run is stuck, a file for each cause; and a file for each job that notifies."""
-        return self.root / "notices"
+    notices = PathBelow("notices")
+    """The notices that a run is stuck, a file for each cause; and a file for each job that notifies."""
 
     def heart(self, job: str, index: int) -> Path:
         """The heartbeat of one array task."""
         return self.root / "hearts" / job / f"{index:05d}.json"
 
-    @property
-    def rendezvous(self) -> Path:
-        """The files by which the ranks of a task find each other, new ones for each attempt."""
-        return self.root / "rendezvous"
-
-    @property
-    def events(self) -> Path:
-        """The event logs, one file for each process."""
-        return self.root / "events"
-
-    @property
-    def logs(self) -> Path:
-        """Output of tasks and servers."""
-        return self.root / "logs"
-
-    @property
-    def set_aside(self) -> Path:
-        """Damaged files, and results newer than the checkpoint that the trainer resumed from, each with its reason."""
-        return self.root / "set_aside"
-
-    @property
-    def wandb(self) -> Path:
-        """The files of W&B."""
-        return self.root / "wandb"
-
-    @property
-    def offline_runs(self) -> Path:
-        """The offline W&B directories, one for each attempt; W&B adds the second part of the name."""
-        return self.wandb / "wandb"
-
-    @property
-    def tensorboard(self) -> Path:
-        """The TensorBoard event files."""
-        return self.root / "tensorboard"
-
-    @property
-    def event_files_in_work(self) -> Path:
-        """Event files that are being written, where TensorBoard does not look."""
-        return self.root / ".tensorboard"
-
-    @property
-    def training_events(self) -> Path:
-        """Those of the training, by iteration."""
-        return self.tensorboard / "training"
-
-    @property
-    def evaluation_events(self) -> Path:
-        """Those of the evaluations, by weights version."""
-        return self.tensorboard / "evaluation"
+    rendezvous = PathBelow("rendezvous")
+    """The files by which the ranks of a task find each other, new ones for each attempt."""
+    events = PathBelow("events")
+    """The event logs, one file for each process."""
+    logs = PathBelow("logs")
+    """Output of tasks and servers."""
+    set_aside = PathBelow("set_aside")
+    """Damaged files, and results newer than the checkpoint that the trainer resumed from, each with its reason."""
+    wandb = PathBelow("wandb")
+    """The files of W&B."""
+    offline_runs = PathBelow("wandb", "wandb")
+    """The offline W&B directories, one for each attempt; W&B adds the second part of the name."""
+    tensorboard = PathBelow("tensorboard")
+    """The TensorBoard event files."""
+    event_files_in_work = PathBelow(".tensorboard")
+    """Event files that are being written, where TensorBoard does not look."""
+    training_events = PathBelow("tensorboard", "training")
+    """Those of the training, by iteration."""
+    evaluation_events = PathBelow("tensorboard", "evaluation")
+    """Those of the evaluations, by weights version."""
 
     # -- result
-    @property
-    def report(self) -> Path:
-        """The report."""
-        return self.root / "report.md"
-
-    @property
-    def page(self) -> Path:
-        """The report as one page for a browser, with sample traces."""
-        return self.root / "report.html"
-
-    @property
-    def plots(self) -> Path:
-        """The report's figures."""
-        return self.root / "plots"
+    report = PathBelow("report.md")
+    """The report."""
+    page = PathBelow("report.html")
+    """The report as one page for a browser, with sample traces."""
+    plots = PathBelow("plots")
+    """The report's figures."""
 
 
 def existing_run(run: Path) -> RunLayout:

@@ -82,10 +82,11 @@ class Manifest:
     @property
     def digest(self) -> str:
         """The identity of the content: SHA-256 over names, sizes and checksums, without ``about``."""
-        return _sha256(sorted(self.files.items()))
+        return json_digest(sorted(self.files.items()))
 
 
-def _sha256(value: Any) -> str:
+def json_digest(value: Any) -> str:
+    """SHA-256 of what JSON writes of a value, with the names of objects sorted."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -127,7 +128,7 @@ def write_manifest(directory: Path, written: Mapping[str, FileSum] | None = None
     there = {p.relative_to(directory).as_posix() for p in tree(directory)[1]}
     files |= _sums_of_written(directory, there - files.keys())
     content = {"about": about, "files": files}
-    write_json(directory / MANIFEST, {**content, "seal": _sha256(content)}, durable=False)
+    write_json(directory / MANIFEST, {**content, "seal": json_digest(content)}, durable=False)
     return Manifest(files, about)
 
 
@@ -221,7 +222,7 @@ def parse_manifest(text: bytes, where: Path) -> Manifest:
         manifest = Manifest(files, dict(content["about"]))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"no readable manifest: {error!r}", where=where) from error
-    if seal != _sha256(content):
+    if seal != json_digest(content):
         raise DamagedError("the manifest is damaged: its seal does not fit", where=where)
     return manifest
 

@@ -33,7 +33,8 @@ class Upload:
 def waiting_directories(layout: RunLayout) -> list[Path]:
     """The directories that are not uploaded, in the order in which they were begun."""
     runs = [path for path in list_directory(layout.offline_runs, OFFLINE) if path.is_dir()]
-    return [run for run in runs if any(not _is_uploaded(path) for path in list_directory(run, "*.wandb"))]
+    # `wandb sync` puts this marker beside what it has uploaded
+    return [r for r in runs if any(not p.with_suffix(".wandb.synced").exists() for p in list_directory(r, "*.wandb"))]
 
 
 def upload(layout: RunLayout) -> Upload | None:
@@ -42,8 +43,3 @@ def upload(layout: RunLayout) -> Upload | None:
     if not waiting:
         return None
     return Upload(len(waiting), f"wandb sync {word(layout.offline_runs.absolute())}/{OFFLINE}")
-
-
-def _is_uploaded(path: Path) -> bool:
-    """`wandb sync` puts this marker beside what it has uploaded."""
-    return path.with_suffix(".wandb.synced").exists()

@@ -13,7 +13,7 @@ from mrt_hpc.errors import UserError, nearest, word
 from mrt_hpc.run.atomic import checksum, write_text
 from mrt_hpc.run.records import Gold, Problem
 from mrt_hpc.run.seeds import derive_seed
-from mrt_hpc.run.typed_file import UnreadableError, Whole, read_typed
+from mrt_hpc.run.typed_file import UnreadableError, Whole, read_if_there
 
 FIELDS = ("id", "problem", "answer")
 _ADVICE = 'each line is one object such as {"id": "p-1", "problem": "What is 1+1?", "answer": "2"}'
@@ -198,10 +198,8 @@ class LeftOut:
 def left_out(path: Path) -> dict[str, int]:
     """Tokens of the prompts of the problems that were left out of a file, by problem id."""
     advice = f"rm -r {word(left_out_file(path))}: nothing but reports name these problems"
-    try:
-        return read_typed(left_out_file(path), LeftOut, "the list of problems left out", advice=advice).tokens
-    except FileNotFoundError:
-        return {}
+    what = "the list of problems left out"
+    return read_if_there(left_out_file(path), LeftOut, what, LeftOut({}), advice=advice).tokens
 
 
 def draw_problems(problems: Sequence[Problem], run_seed: int, iteration: int, count: int) -> list[Problem]:

@@ -1,4 +1,6 @@
-"""A process ends with the one that started it: no task, server or grader outlives the process that needs it."""
+"""How processes are started and ended. Each ends with the one that started it: no task, server or grader outlives the
+process that needs it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,12 @@ import fcntl
 import multiprocessing
 import os
 import signal
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
+
+from mrt_hpc.run.atomic import make_folder
 
 _PR_SET_PDEATHSIG = 1
 
@@ -67,3 +73,26 @@ def import_path() -> dict[str, str]:
     """
     mine, given = str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join([mine, given] if given else [mine]), "PYTHONSAFEPATH": "1"}
+
+
+def started(words: Sequence[str], log: Path, environment: Mapping[str, str], *, leads: bool = False) -> Popen[bytes]:
+    """Start a process that writes to the end of a log, whose folder a user may have removed.
+
+    Args:
+        words: of its command.
+        log: its output and its errors.
+        environment: all of its variables.
+        leads: whether it is the first of a session of its own, so that a signal reaches it with all its children.
+    """
+    make_folder(log.parent)
+    with log.open("ab") as out:
+        return Popen(words, env=environment, stdin=DEVNULL, stdout=out, stderr=STDOUT, start_new_session=leads)
+
+
+def end_or_kill(process: Popen[bytes], seconds: float) -> None:
+    """Wait for the end of a process that was asked to end, and kill it where that takes longer."""
+    try:
+        process.wait(seconds)
+    except TimeoutExpired:
+        process.kill()
+        process.wait()

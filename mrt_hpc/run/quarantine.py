@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from mrt_hpc.run.atomic import is_temporary, make_folder, sync_directory, write_text
+from mrt_hpc.run.atomic import is_temporary, make_folder, moved, sync_directory, write_text
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.retries import list_directory, retrying
@@ -66,23 +66,13 @@ def set_aside(layout: RunLayout, paths: Sequence[Path], reason: str) -> list[Pat
     target = layout.set_aside / uuid.uuid4().hex[:12]
     make_folder(target)
     write_text(target / "REASON", reason + "\n")
-    moved = [to for path in paths if (to := _moved(path, target / _flat_name(layout, path))) is not None]
-    if not moved:
+    names = {path: "-".join(path.relative_to(layout.root).parts) for path in paths}
+    places = [to for path, name in names.items() if (to := moved(path, target / name)) is not None]
+    if not places:
         shutil.rmtree(target)
     for parent in {path.parent for path in paths}:
         sync_directory(parent)
-    return moved
-
-
-def _flat_name(layout: RunLayout, path: Path) -> str:
-    return "-".join(path.relative_to(layout.root).parts)
-
-
-def _moved(path: Path, to: Path) -> Path | None:
-    try:
-        return path.rename(to)
-    except FileNotFoundError:
-        return None
+    return places
 
 
 def _numbers(layout: RunLayout) -> list[int]:

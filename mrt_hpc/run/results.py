@@ -12,17 +12,13 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mrt_hpc.run.atomic import write_json, write_text
+from mrt_hpc.run.atomic import moved, write_json, write_text
+from mrt_hpc.run.evaluation_settings import Fingerprint
 from mrt_hpc.run.groups import Sampled, commit_group, read_group
 from mrt_hpc.run.layout import IDENTITY
 from mrt_hpc.run.leases import Holder
 from mrt_hpc.run.retries import list_directory
-
-if TYPE_CHECKING:
-    from mrt_hpc.run.evaluation_settings import Fingerprint
-
 
 _BATCH = re.compile(r"(\d{5,})-(\d{5,})\.([0-9a-f]{12})")
 DIGITS = 12
@@ -129,10 +125,7 @@ class StoredSamples:
         """Move a damaged batch out of the way, and return its new place; None if another task has moved it already."""
         place = self.directory / "set_aside" / f"{batch.path.parent.name}.{batch.path.name}.{uuid.uuid4().hex[:8]}"
         place.parent.mkdir(exist_ok=True)
-        try:
-            return batch.path.rename(place)
-        except FileNotFoundError:
-            return None
+        return moved(batch.path, place)
 
 
 def samples_of(sampled: Sampled, numbers: Collection[int]) -> Sampled:

@@ -7,7 +7,7 @@ started it writes (see ``attempt.end``). ``done`` is final: a task that is done 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +16,7 @@ from mrt_hpc.errors import ExitCode, word
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory
-from mrt_hpc.run.typed_file import Moment, UnreadableError, Whole, read_typed
+from mrt_hpc.run.typed_file import Moment, UnreadableError, Whole, read_if_there
 
 
 class TaskState(StrEnum):
@@ -127,26 +127,8 @@ def read_task(layout: RunLayout, job: str, index: int) -> TaskRecord:
         UnreadableError: the file is damaged.
     """
     path = task_file(layout, job, index)
-    try:
-        advice = f"rm -r {word(path)}: the task runs again, and its finished results stay"
-        return read_typed(path, TaskRecord, "the state of a task", advice=advice)
-    except FileNotFoundError:
-        return TaskRecord(TaskState.WAITING)
-
-
-def read_tasks(layout: RunLayout, job: str, tasks: int) -> list[TaskRecord]:
-    """The states of all tasks of a job, by index. The folder is listed once, so that tasks without a file, of which a
-    run may have thousands, cost nothing.
-
-    Raises:
-        UnreadableError: a file is damaged.
-    """
-    return list(_read_tasks(layout, job, tasks, read_task))
-
-
-def shown_tasks(layout: RunLayout, job: str, tasks: int) -> list[TaskRecord]:
-    """As :func:`read_tasks`, to be shown: a task whose file is damaged is ``unreadable``, and its message says why."""
-    return list(_read_tasks(layout, job, tasks, shown_task))
+    advice = f"rm -r {word(path)}: the task runs again, and its finished results stay"
+    return read_if_there(path, TaskRecord, "the state of a task", TaskRecord(TaskState.WAITING), advice=advice)
 
 
 def shown_task(layout: RunLayout, job: str, index: int) -> TaskRecord:
@@ -157,12 +139,24 @@ def shown_task(layout: RunLayout, job: str, index: int) -> TaskRecord:
         return TaskRecord(TaskState.UNREADABLE, message=error.message())
 
 
-def _read_tasks(
-    layout: RunLayout, job: str, tasks: int, read: Callable[[RunLayout, str, int], TaskRecord]
-) -> Iterator[TaskRecord]:
+def read_tasks(
+    layout: RunLayout, job: str, tasks: int, read: Callable[[RunLayout, str, int], TaskRecord] = read_task
+) -> list[TaskRecord]:
+    """The states of all tasks of a job, by index. The folder is listed once, so that tasks without a file, of which a
+    run may have thousands, cost nothing.
+
+    Args:
+        layout: of the run.
+        job: its name.
+        tasks: their number.
+        read: reads one of them: :func:`read_task`, or :func:`shown_task` where they are to be shown.
+
+    Raises:
+        UnreadableError: a file is damaged, as ``read`` says.
+    """
     there = {path.name for path in list_directory(task_file(layout, job, 0).parent)}
     waiting = TaskRecord(TaskState.WAITING)
-    yield from (read(layout, job, index) if f"{index:05d}.json" in there else waiting for index in range(tasks))
+    return [read(layout, job, index) if f"{index:05d}.json" in there else waiting for index in range(tasks)]
 
 
 def forget_failures(layout: RunLayout, job: str, tasks: Iterable[int]) -> None:

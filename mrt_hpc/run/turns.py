@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.run.access import is_mine
 
 
 @dataclass
@@ -73,16 +74,8 @@ def remove_abandoned(paths: Iterable[Path]) -> None:
         paths: files of turns; those of other users stay, and so do those of processes that still live.
     """
     for path in paths:
-        if _is_mine(path):
+        if is_mine(path, stat.S_ISREG):
             _remove_if_free(path)
-
-
-def _is_mine(path: Path) -> bool:
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _remove_if_free(path: Path) -> None:

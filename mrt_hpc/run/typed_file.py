@@ -23,6 +23,7 @@ from mrt_hpc.run.retries import FLEETING, retrying
 
 T = TypeVar("T")
 U = TypeVar("U")
+D = TypeVar("D")
 
 MOST_BYTES = 256 * 2**20
 """A longer file is none of those that are read whole."""
@@ -69,6 +70,18 @@ def read_typed(path: Path, kind: type[T], what: str, *, advice: str) -> T:
         passing = isinstance(error, OSError) and error.errno in FLEETING
         code = ExitCode.RETRYABLE if passing else ExitCode.FATAL
         raise UnreadableError(f"{what} cannot be read: {reason}", where=path, advice=advice, exit_code=code) from error
+
+
+def read_if_there(path: Path, kind: type[T], what: str, otherwise: D, *, advice: str) -> T | D:
+    """As :func:`read_typed`; ``otherwise`` where there is no file.
+
+    Raises:
+        UnreadableError: it is no file, cannot be read, or holds something else.
+    """
+    try:
+        return read_typed(path, kind, what, advice=advice)
+    except FileNotFoundError:
+        return otherwise
 
 
 def file_bytes(path: Path, most: int = MOST_BYTES) -> bytes:

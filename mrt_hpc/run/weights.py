@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.run.atomic import sync_directory, temporary_sibling, write_json
+from mrt_hpc.run.atomic import remove_whole, write_json
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, commit_whole, read_manifest
 from mrt_hpc.run.retries import list_directory, retrying
@@ -134,10 +134,7 @@ def prune(layout: RunLayout, keep: Iterable[int]) -> list[int]:
     kept = set(keep)
     removed = [v for v in published_versions(layout) if v not in kept]
     for version in reversed(removed):
-        doomed = temporary_sibling(layout.weights_version(version))
-        layout.weights_version(version).rename(doomed)
-        sync_directory(layout.weights)
-        shutil.rmtree(doomed)
+        remove_whole(layout.weights_version(version))
     return removed
 
 

@@ -295,15 +295,11 @@ def delta_between(base: VersionKey, old: Sequence[TensorBytes], new: Sequence[Te
     if [tensor.kind for tensor in old] != [tensor.kind for tensor in new]:
         return None
     with ThreadPoolExecutor(CHECKSUMS_AT_ONCE) as pool:
-        of_each = list(pool.map(_changes_of, old, new))
+        of_each = list(pool.map(lambda a, b: bit_changes(a.data, b.data, width_of(b.kind.dtype)), old, new))
     changes = {tensor.kind.name: change for tensor, change in zip(new, of_each, strict=True) if change is not None}
     if sum(change.size for change in changes.values()) > LARGEST_SHARE * sum(len(tensor.data) for tensor in new):
         return None
     return WeightsDelta(base, contents_of(new), changes)
-
-
-def _changes_of(old: TensorBytes, new: TensorBytes) -> BitChanges | None:
-    return bit_changes(old.data, new.data, width_of(new.kind.dtype))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ weights always stay, and a run of which a task is queued or running is not touch
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,16 +11,15 @@ from pathlib import Path
 
 from mrt_hpc.analysis.collect import is_evaluated
 from mrt_hpc.attempt.ledger import claimed, local_process
-from mrt_hpc.attempt.run_progress import task_records
+from mrt_hpc.attempt.run_progress import has_ended
 from mrt_hpc.backends.queued_jobs import refuse_live_jobs
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import Plan, Role
 from mrt_hpc.recipe.schema import Experiment, Recipe
-from mrt_hpc.run.atomic import is_temporary, sync_directory, temporary_sibling
+from mrt_hpc.run.atomic import is_temporary, remove_whole
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory
-from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.run.weights import pinned_versions, published_versions, with_bases
 
 
@@ -88,8 +86,7 @@ def removals(layout: RunLayout, plan: Plan, recipe: Experiment, asked: Collectio
 
 def is_finished(layout: RunLayout, plan: Plan) -> bool:
     """Whether all tasks are done, apart from the report, which can be written at any time."""
-    jobs = [job for job in plan.jobs if job.role is not Role.REPORT]
-    return all(record.state is TaskState.DONE for job in jobs for record in task_records(job, layout))
+    return all(has_ended(layout, job) for job in plan.jobs if job.role is not Role.REPORT)
 
 
 def _checkpoints(layout: RunLayout, *, everything: bool) -> tuple[list[Path], str]:
@@ -157,7 +154,7 @@ def remove(
         agreed = [path for removal in shown for path in removal.paths if path in now]
         freed = frees(agreed)
         for path in agreed:
-            _remove(path)
+            remove_whole(path)
     return freed
 
 
@@ -179,13 +176,3 @@ def refuse_live(layout: RunLayout) -> None:
         "tasks of the run are queued or running, so nothing is removed",
         f"wait for their end (mrt-hpc status {layout.word}), or mrt-hpc cancel {layout.word}",
     )
-
-
-def _remove(path: Path) -> None:
-    """Remove a file, or a folder that is renamed first, so that no reader finds a part of it."""
-    if not path.is_dir() or path.is_symlink():
-        path.unlink(missing_ok=True)
-        return
-    doomed = path if is_temporary(path) else path.rename(temporary_sibling(path))
-    sync_directory(path.parent)
-    shutil.rmtree(doomed)

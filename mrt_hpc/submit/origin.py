@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,11 +61,11 @@ class _Named:
 
     def digest(self) -> str:
         """SHA-256 of what a run takes from the file now, without what was left out of the copy."""
-        return _digest(_content(self.source, Path(self.source.path), self.source.limit, set(left_out(self.copy))))
+        return _digest(self.source, Path(self.source.path), self.source.limit, left_out(self.copy))
 
     def digest_of_copy(self) -> str:
         """The same of the copy."""
-        return _digest(_content(self.source, self.copy, None, set()))
+        return _digest(self.source, self.copy, None, ())
 
 
 def _named(layout: RunLayout, recipe: Recipe) -> Iterator[_Named]:
@@ -76,16 +76,14 @@ def _named(layout: RunLayout, recipe: Recipe) -> Iterator[_Named]:
             yield _Named(f"benchmark {benchmark.name}", benchmark.problems, layout.benchmark_data(benchmark.name))
 
 
-def _content(source: FileSource, path: Path, limit: int | None, without: set[str]) -> str:
-    """The items of a file as a run writes them, without those of some ids."""
+def _digest(source: FileSource, path: Path, limit: int | None, without: Collection[str]) -> str:
+    """SHA-256 of the items of a file as a run writes them, without those of some ids."""
     if isinstance(source, Conversations):
-        return sample_lines(read_conversations(path, limit))
-    if isinstance(source, Suffixes):
-        return sample_lines(read_suffixes(path, limit))
-    return problem_lines([problem for problem in read_problems(path, limit) if problem.id not in without])
-
-
-def _digest(text: str) -> str:
+        text = sample_lines(read_conversations(path, limit))
+    elif isinstance(source, Suffixes):
+        text = sample_lines(read_suffixes(path, limit))
+    else:
+        text = problem_lines([problem for problem in read_problems(path, limit) if problem.id not in without])
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -26,13 +26,13 @@ from mrt_hpc.run.evaluation_settings import (
     pass_over,
     pruned_versions,
 )
-from mrt_hpc.run.events import EventKind, EventLog, event_file
+from mrt_hpc.run.events import SUBMISSION, EventKind, EventLog, event_file
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import left_out_file, write_problems
 from mrt_hpc.run.prompt_files import keep_prompt_files
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.task_state import TaskRecord, TaskState, task_file, write_task
-from mrt_hpc.run.typed_file import read_typed
+from mrt_hpc.run.typed_file import read_if_there
 from mrt_hpc.submit.changes import PROMPT_LIMITS, Change, changes, returning
 from mrt_hpc.submit.create import check_length, problems_of
 
@@ -226,14 +226,11 @@ def _journal(layout: RunLayout) -> Journal:
         UnreadableError: the journal is damaged.
     """
     advice = f"rm -r {word(layout.renewal)}, and the same submit command again, which compares the recipe with the run"
-    try:
-        return read_typed(layout.renewal, Journal, "the record of an interrupted submission", advice=advice)
-    except FileNotFoundError:
-        return Journal()
+    return read_if_there(layout.renewal, Journal, "the record of an interrupted submission", Journal(), advice=advice)
 
 
 def _record_changes(layout: RunLayout, changed: Sequence[Change]) -> None:
     written = [{"field": change.field, "old": change.old, "new": change.new} for change in changed]
     if written:
-        path = event_file(layout.events, "submit", 0, 0, uuid.uuid4().hex[:8])
+        path = event_file(layout.events, SUBMISSION, 0, 0, uuid.uuid4().hex[:8])
         EventLog(path).emit(EventKind.RECIPE_CHANGED, changes=written)

@@ -17,7 +17,7 @@ from mrt_hpc.errors import word
 from mrt_hpc.recipe.lock import recorded_versions, versions
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.typed_file import read_typed
+from mrt_hpc.run.typed_file import read_if_there
 
 HOLDS = (
     "finished results stay, the recipe keeps the values that the run began with, and tasks that start from now on use "
@@ -90,7 +90,4 @@ def _recorded_image(layout: RunLayout) -> ImageRecord | None:
         UnreadableError: the record is damaged.
     """
     advice = f"rm -r {word(layout.image_lock)}, and the same command again, which writes it"
-    try:
-        return read_typed(layout.image_lock, ImageRecord, "the record of the image", advice=advice)
-    except FileNotFoundError:
-        return None
+    return read_if_there(layout.image_lock, ImageRecord, "the record of the image", None, advice=advice)

@@ -16,7 +16,7 @@ from pathlib import Path
 from mrt_hpc.attempt.ledger import claimed, local_process, record_site, record_submission, remember_site
 from mrt_hpc.attempt.notify import forget_notices
 from mrt_hpc.attempt.python_look import no_sampling
-from mrt_hpc.attempt.run_progress import task_records
+from mrt_hpc.attempt.run_progress import has_ended
 from mrt_hpc.backends.backend import Backend, JobOrder, Objections, Site
 from mrt_hpc.backends.queued_jobs import LiveJob, job_ids_of, live_jobs
 from mrt_hpc.domains.verifiers import refusals
@@ -29,7 +29,7 @@ from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.recipe.user_code import changed
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import changed_prompt_files, copy_of
-from mrt_hpc.run.task_state import TaskState, forget_failures
+from mrt_hpc.run.task_state import TaskState, forget_failures, read_tasks
 from mrt_hpc.submit.changes import refuse_other_recipe, with_warmup_begun
 from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.submit.origin import Origin
@@ -161,7 +161,9 @@ def start(
             raise with_other_values(layout, live)
         for sentence in noticed_changes(layout, site):
             listener.show(sentence)
-        renew_if_asked(layout, recipe, plan, listener.show)
+        if is_renewed(layout, recipe, plan):
+            for sentence in renew(layout, recipe, plan):
+                listener.show(sentence)
         left = what_is_left(plan, layout, live)
         backend.cancel(job_ids_of(live[name] for name in left.hopeless))
         left.forget_failures(layout)
@@ -243,7 +245,7 @@ def jobs_left(plan: Plan, layout: RunLayout) -> list[Job]:
     Raises:
         UserError: a file of the run is damaged.
     """
-    return [job for job in plan.jobs if any(r.state is not TaskState.DONE for r in task_records(job, layout))]
+    return [job for job in plan.jobs if not has_ended(layout, job)]
 
 
 def what_is_left(plan: Plan, layout: RunLayout, live: Mapping[str, LiveJob]) -> Left:
@@ -302,7 +304,7 @@ def lost_tasks(jobs: Sequence[Job], live: Mapping[str, LiveJob], layout: RunLayo
     lost = {
         job.name: [
             index
-            for index, record in enumerate(task_records(job, layout))
+            for index, record in enumerate(read_tasks(layout, job.name, job.tasks))
             if index not in live[job.name].tasks and record.state is not TaskState.DONE
         ]
         for job in jobs
@@ -330,13 +332,6 @@ def without_hope(
         if job.name in live and (live[job.name].at_work or hopeful):
             kept.add(job.name)
     return [name for name in live if name not in kept and name not in satisfied]
-
-
-def renew_if_asked(layout: RunLayout, recipe: Experiment, plan: Plan, show: Callable[[str], None]) -> None:
-    """Apply the changes of the submission, and report them; no task of the run may be running."""
-    if is_renewed(layout, recipe, plan):
-        for sentence in renew(layout, recipe, plan):
-            show(sentence)
 
 
 def with_other_values(layout: RunLayout, queued: Collection[str]) -> UserError:

@@ -91,9 +91,9 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any]) -> bool:
     trained = TrainedState(trainer)
     temporary = Path(on_rank_zero(lambda: _make_temporary(path)))
     try:
-        own = _write_share(trained, temporary, trainer.ranks.rank, trainer.ranks.world_size)
-        agree(own.failure)
-        shares = exchange({"generators": Generators.capture().state, "files": own.files})
+        own, failure = _write_share(trained, temporary, trainer.ranks.rank, trainer.ranks.world_size)
+        agree(failure)
+        shares = exchange({"generators": Generators.capture().state, "files": own})
         state = {
             "step": trainer.step,
             "optimizer_steps": trained.optimizer_steps,
@@ -174,7 +174,7 @@ def retain(checkpoints: Path, keep: int) -> list[Path]:
     Returns:
         The checkpoints removed.
     """
-    doomed = _complete(checkpoints)[: -max(1, keep)]
+    doomed = [p for p in _numbered(checkpoints) if (p / MANIFEST).is_file()][: -max(1, keep)]
     for path in doomed:
         path.rename(temporary_sibling(path))  # renamed first, so that no reader finds a part of it
     remove_leftovers(checkpoints)
@@ -252,20 +252,16 @@ def _sha256(parts: list[Any]) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class Share:
-    """The part of a checkpoint that one rank has written."""
-
-    files: dict[str, FileSum]
-    failure: Exception | None
-    """The error that stopped its writing, if any."""
-
-
-def _write_share(trained: TrainedState, directory: Path, rank: int, world_size: int) -> Share:
+def _write_share(
+    trained: TrainedState, directory: Path, rank: int, world_size: int
+) -> tuple[dict[str, FileSum], Exception | None]:
     """Gather all parameters, each on the rank that writes it.
 
     A rank that cannot write continues to gather, as the others wait for it. The files of a round are written side by
     side.
+
+    Returns:
+        The files that this rank has written, and the error where it could not write one.
     """
     failure: Exception | None = None
     sums: dict[str, FileSum] = {}
@@ -279,12 +275,11 @@ def _write_share(trained: TrainedState, directory: Path, rank: int, world_size: 
                         share[_label(name, key)] = tensor
         own = [file for file in files if file.rank == rank]
         if own and failure is None:
-            failure = _failure(partial(_write_file, directory / own[0].name, share, sums))
-    return Share(sums, failure)
-
-
-def _write_file(path: Path, tensors: dict[str, torch.Tensor], sums: dict[str, FileSum]) -> None:
-    sums[path.name] = write_tensors(path, tensors)
+            try:
+                sums[own[0].name] = write_tensors(directory / own[0].name, share)
+            except Exception as error:
+                failure = error
+    return sums, failure
 
 
 def _take_up(trained: TrainedState, directory: Path, files: list[str]) -> None:
@@ -353,14 +348,6 @@ def _unusable(what: str, where: Path) -> UserError:
     )
 
 
-def _failure(action: Callable[[], object]) -> Exception | None:
-    try:
-        action()
-    except Exception as error:
-        return error
-    return None
-
-
 def _label(name: str, key: str) -> str:
     return f"{name}|{key}"
 
@@ -369,11 +356,6 @@ def _numbered(checkpoints: Path) -> list[Path]:
     """Return all entries with the name of a checkpoint, ascending."""
     numbered = ((RunLayout.step_of(p), p) for p in list_directory(checkpoints))
     return [p for _, p in sorted((number, p) for number, p in numbered if number is not None)]
-
-
-def _complete(checkpoints: Path) -> list[Path]:
-    """Return the complete checkpoints, ascending."""
-    return [p for p in _numbered(checkpoints) if (p / MANIFEST).is_file()]
 
 
 def _make_temporary(path: Path) -> str:

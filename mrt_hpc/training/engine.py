@@ -340,7 +340,7 @@ def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks, reference_di
             expected="the directory of a model as reference_dir",
             advice="train without a KL term: --set training.kl_coefficient=0",
         )
-    _seed(settings, ranks)
+    generators.seed(derive_seed(settings.seed, "trainer", ranks.rank))
     training = settings.training
     config = deepspeed_config(settings, parameter_count(model_dir))
     partition = config if training.zero_stage == 3 else None
@@ -407,11 +407,6 @@ def _most_trained(sequences: Sequence[TrainingSequence], parts: int) -> int:
     """
     positions = sum(s.width for s in sequences)
     return min(sum(s.trained_tokens for s in sequences), -(-positions // parts))
-
-
-def _seed(settings: TrainerSettings, ranks: Ranks) -> None:
-    """Seed every generator of this rank."""
-    generators.seed(derive_seed(settings.seed, "trainer", ranks.rank))
 
 
 def _parameter_groups(policy: Policy, weight_decay: float) -> list[dict[str, Any]]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,12 +17,10 @@ from mrt_hpc.run.manifest import MANIFEST
 from mrt_hpc.run.safetensors_file import is_finite, not_finite
 from mrt_hpc.run.weights_delta import TensorBytes, TensorKind
 from mrt_hpc.training.accelerator import deepspeed
-from mrt_hpc.training.rendezvous import Json, on_rank_zero
+from mrt_hpc.training.rendezvous import on_rank_zero
 
 if TYPE_CHECKING:
     from mrt_hpc.training.engine import TrainerEngine
-
-T = TypeVar("T", bound=Json)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NAMES = {
@@ -88,25 +85,9 @@ def gathered(trainer: TrainerEngine, dtype: str) -> GatheredWeights:
     Raises:
         UserError: they hold a NaN or an infinity.
     """
-    weights = GatheredWeights(trainer, dtype, gather(trainer, _dtype(dtype)))
+    weights = GatheredWeights(trainer, dtype, gather(trainer, DTYPES[dtype]))
     on_rank_zero(weights.refuse_not_finite)
     return weights
-
-
-def publish(trainer: TrainerEngine, commit: Callable[[Callable[[Path], None]], T], dtype: str) -> T:
-    """Pass the trainer's weights to ``commit`` on rank 0; collective.
-
-    Args:
-        trainer: between two updates.
-        commit: called on rank 0 with ``write``; ``write(directory)`` fills an existing directory. Example:
-            ``lambda write: weights.publish(layout, version, write)``.
-        dtype: see :func:`gathered`.
-
-    Returns:
-        The return value of ``commit``, on every rank.
-    """
-    weights = gathered(trainer, dtype)
-    return on_rank_zero(lambda: commit(weights.write))
 
 
 def gather(trainer: TrainerEngine, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -142,9 +123,3 @@ def write(trainer: TrainerEngine, weights: dict[str, torch.Tensor], dtype: str, 
 def _is_companion(file: Path) -> bool:
     names_weights = file.name.endswith(".index.json") or file.name == MANIFEST
     return file.is_file() and file.suffix in COMPANIONS and not names_weights
-
-
-def _dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise UserError("unknown number format for published weights", value=name, expected=" | ".join(DTYPES))
-    return DTYPES[name]

@@ -11,6 +11,7 @@ Shared: as packed, and what sequences have in common from their start counts onc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -31,10 +32,7 @@ def pack(lengths: Sequence[int], world_size: int, max_tokens: int) -> list[Micro
     """
     descending = _descending(lengths)
     sorted_lengths = [int(lengths[i]) for i in descending]
-
-    def fill(budget: int) -> list[tuple[int, int]]:
-        return _fill(sorted_lengths, budget)
-
+    fill = partial(_fill, sorted_lengths)
     batches = [tuple(descending[a:b]) for a, b in fill(_balanced_budget(fill, world_size, max_tokens))]
     return _in_steps(batches, world_size)
 
@@ -46,10 +44,7 @@ def pack_end_to_end(lengths: Sequence[int], world_size: int, max_tokens: int) ->
     alone. There are no more micro-steps than ``max_tokens`` needs, and within that the fullest micro-batch is small.
     """
     descending = _descending(lengths)
-
-    def fill(budget: int) -> list[list[int]]:
-        return _first_fit(descending, lengths, budget)
-
+    fill = partial(_first_fit, descending, lengths)
     batches = fill(_balanced_budget(fill, world_size, max_tokens))
     fullest_first = sorted(batches, key=lambda batch: -sum(lengths[i] for i in batch))
     return _in_steps([tuple(sorted(batch)) for batch in fullest_first], world_size)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from mrt_hpc.attempt.run_progress import newest_metrics, reason, warnings
+from mrt_hpc.attempt.run_progress import newest_metrics, reason, warnings, written
 from mrt_hpc.backends.backend import Hold, QueuedTask, QueueState
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.plan.jobs import DependencyKind, Job, Plan, Role
@@ -16,7 +16,7 @@ from mrt_hpc.run.layout import COMPANION_LOG
 from mrt_hpc.run.retries import PAUSED, SHORTAGES, Shortage
 from mrt_hpc.run.task_state import TaskRecord, TaskState
 from mrt_hpc.run.weights import published_versions
-from mrt_hpc.view.logs import last_traceback, tail, written
+from mrt_hpc.view.logs import last_traceback, tail
 from mrt_hpc.view.run_history import RunHistory
 from mrt_hpc.view.run_look import IN_WORDS, RunLook, RunState
 

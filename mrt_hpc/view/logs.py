@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mrt_hpc.attempt.run_progress import written
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.run.layout import RunLayout
 
@@ -102,20 +103,7 @@ def last_traceback(logs: Sequence[LogFile]) -> tuple[LogFile, str] | None:
 
 def tail(path: Path, count: int) -> str:
     """The last bytes of a log as text; empty where it was removed: a user may remove old logs at any time."""
-    try:
-        with path.open("rb") as stream:
-            stream.seek(max(0, os.fstat(stream.fileno()).st_size - count))
-            return stream.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""
-
-
-def written(path: Path) -> float:
-    """When a log was written last, by the clock of the filesystem; 0 where it was removed."""
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
+    return _read(path, max(0, _size(path) - count), count).decode(errors="replace")
 
 
 def traceback_in(text: str) -> str | None:

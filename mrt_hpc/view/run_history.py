@@ -6,17 +6,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.analysis.report.content import Happening
 from mrt_hpc.attempt.end import comes_after
-from mrt_hpc.roles.event_texts import happenings_of, lost
+from mrt_hpc.attempt.run_progress import Records
+from mrt_hpc.roles.event_texts import happenings_of, lost, task_of
 from mrt_hpc.run.events import EventKind, EventStream, Process, ProcessEvent
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState
-
-if TYPE_CHECKING:
-    from mrt_hpc.attempt.run_progress import Records
 
 _PART, _GROUP = (f'"kind": "{kind}"'.encode() for kind in (EventKind.PART_COMMITTED, EventKind.GROUP_COMMITTED))
 SHARDS_KEPT = 20
@@ -87,9 +84,7 @@ class RunHistory:
 
     def _take(self, recorded: ProcessEvent) -> None:
         process, event = recorded.process, recorded.event
-        self.happenings += happenings_of(
-            event, "submission" if process is None else task_words(process.job, process.index)
-        )
+        self.happenings += happenings_of(event, task_of(process))
         if recorded.kind == EventKind.PUBLISHED:
             self.published[event["version"]] = recorded.time
         if process is None or process.rank != 0:
@@ -102,7 +97,8 @@ class RunHistory:
         elif recorded.kind == EventKind.TASK_ENDED:
             self._open.pop(process, None)
         elif recorded.kind == EventKind.SHARD_COMMITTED:
-            self.shards.append(_shard(event, news.began, recorded.time))
+            version, benchmark, shard = (event[name] for name in ("version", "benchmark", "shard"))
+            self.shards.append(ShardCommitted(version, benchmark, shard, news.began, recorded.time))
 
     def _news(self, process: Process, recorded: ProcessEvent) -> TaskNews:
         """The news of a task, brought up to date with one of its events."""
@@ -122,9 +118,7 @@ class RunHistory:
             records: of the tasks.
         """
         ended = [
-            lost(began, task_words(process.job, process.index))
-            for process, began in self._open.items()
-            if not _is_current(process, records)
+            lost(began, task_of(process)) for process, began in self._open.items() if not _is_current(process, records)
         ]
         return sorted((*self.happenings, *ended), key=lambda happening: happening.time)
 
@@ -148,17 +142,8 @@ def _is_rare(line: bytes) -> bool:
     return _PART not in line and _GROUP not in line
 
 
-def task_words(job: str, index: int) -> str:
-    """A task in words, as the happenings of a run name it."""
-    return f"{job} task {index}"
-
-
 def _is_current(process: Process, records: Records) -> bool:
     """Whether a task says that it is in this attempt."""
     tasks = records.get(process.job, ())
     record = tasks[process.index] if process.index < len(tasks) else None
     return record is not None and record.state is TaskState.RUNNING and record.attempt == process.attempt
-
-
-def _shard(event: dict[str, Any], began: float, ended: float) -> ShardCommitted:
-    return ShardCommitted(event["version"], event["benchmark"], event["shard"], began, ended)

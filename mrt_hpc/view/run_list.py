@@ -116,23 +116,21 @@ def list_runs(places: Iterable[Path], within_s: float, *, size: bool) -> list[Li
         within_s: the seconds that a queue has for its answer.
         size: whether to measure the size on disk, which reads every folder of the runs.
     """
-    layouts = [RunLayout(root) for root in dict.fromkeys(run for place in places for run in runs_below(place))]
+    layouts = [
+        RunLayout(root) for root in dict.fromkeys(run for place in places for run in runs_below(place.absolute()))
+    ]
     queues = dict(zip(layouts, _queues(layouts, within_s), strict=True))
     listed = [_listed(layout, queues[layout], size=size) for layout in layouts]
     return sorted(listed, key=lambda run: -(run.newest_event or 0.0))
 
 
-def runs_below(place: Path) -> Iterator[Path]:
+def runs_below(place: Path, depth: int = DEEPEST) -> Iterator[Path]:
     """The run directories in and below a directory, sorted by name; none lies in another one."""
-    yield from _runs_below(place.absolute(), DEEPEST)
-
-
-def _runs_below(place: Path, depth: int) -> Iterator[Path]:
     if (place / "plan.json").is_file():
         yield place
     elif depth:
         for folder in sorted(_folders(place)):
-            yield from _runs_below(folder, depth - 1)
+            yield from runs_below(folder, depth - 1)
 
 
 def _folders(place: Path) -> list[Path]:

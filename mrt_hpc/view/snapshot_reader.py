@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
 from mrt_hpc.attempt.run_progress import Progress, progress
@@ -88,35 +88,37 @@ TIMED = 10
 """The number of iterations whose median gives the duration of the next one."""
 
 
+Held = TypeVar("Held")
+
+
 @dataclass
-class Metrics:
-    """The metrics of a run's iterations; a file is read again only when it has changed."""
+class ChangingFiles(Generic[Held]):
+    """Files with numbers of a run; one is read again only when it has changed."""
 
-    layout: RunLayout
-    _known: dict[int, tuple[int, IterationMetrics | str]] = field(default_factory=dict, init=False)
-    """The time of each iteration's file, and what it holds or why it cannot be read."""
+    read: Callable[[Path], Held]
+    _known: dict[Path, tuple[int, Held | str]] = field(default_factory=dict, init=False)
+    """The time at which each file was changed, and what it holds or why it cannot be read."""
 
-    def read(self, planned: int) -> list[IterationMetrics]:
-        """The metrics that are there, in the order of iterations. A damaged file counts as not there."""
-        metrics = [self._of(iteration) for iteration in range(planned)]
-        return [iteration for iteration in metrics if isinstance(iteration, IterationMetrics)]
+    def all_of(self, paths: Iterable[Path]) -> list[Held]:
+        """What the files hold that are there, in their order. A damaged file counts as not there."""
+        held = [self._of(path) for path in paths]
+        return [one for one in held if one is not None and not isinstance(one, str)]
 
     @property
     def faults(self) -> list[str]:
         """A line for each file that cannot be read."""
         return [known for _, known in self._known.values() if isinstance(known, str)]
 
-    def _of(self, iteration: int) -> IterationMetrics | str | None:
-        path = self.layout.metrics(iteration)
+    def _of(self, path: Path) -> Held | str | None:
         try:
             changed = path.stat().st_mtime_ns
-            if (known := self._known.get(iteration)) is None or known[0] != changed:
-                self._known[iteration] = (changed, IterationMetrics.read(path))
+            if (known := self._known.get(path)) is None or known[0] != changed:
+                self._known[path] = (changed, self.read(path))
         except UnreadableError as error:
-            self._known[iteration] = (changed, error.line)
+            self._known[path] = (changed, error.line)
         except OSError:
             return None
-        return self._known[iteration][1]
+        return self._known[path][1]
 
 
 def measured_of(metrics: IterationMetrics) -> Measured:
@@ -233,15 +235,14 @@ class SnapshotReader:
     plan: Plan
     facts: RunFacts
     history: RunHistory
-    metrics: Metrics
+    metrics: ChangingFiles[IterationMetrics] = field(default_factory=lambda: ChangingFiles(IterationMetrics.read))
+    summaries: ChangingFiles[Evaluated] = field(default_factory=lambda: ChangingFiles(_evaluated))
     costs: Costs = field(default_factory=Costs)
-    _summaries: dict[Path, tuple[int, Evaluated | str]] = field(default_factory=dict, init=False)
-    """The results of evaluations, or why they cannot be read, with the times at which their files were changed."""
 
     @classmethod
     def of(cls, layout: RunLayout, plan: Plan) -> SnapshotReader:
         """A reader for a run, of which nothing but its facts is read yet."""
-        return cls(layout, plan, read_facts(layout), RunHistory.of(layout), Metrics(layout))
+        return cls(layout, plan, read_facts(layout), RunHistory.of(layout))
 
     def read(self, queues: QueueLook = NO_QUEUES) -> Snapshot:
         """Read the run's files.
@@ -252,7 +253,7 @@ class SnapshotReader:
         look, now = RunLook.at(self.layout, self.plan, queues), time.time()
         self.history.update()
         done = progress(self.plan, self.layout, look.records)
-        measured = self.metrics.read(self.plan.iterations)
+        measured = self.metrics.all_of(map(self.layout.metrics, range(self.plan.iterations)))
         current = collection_of(done.iterations_done) if done.groups_collected is not None else done.iterations_done
         groups = groups_there(self.layout, current)
         iterations = self._iterations(done, measured, len(groups))
@@ -302,36 +303,19 @@ class SnapshotReader:
         archived = self.layout.group_archive(done.iterations_done).exists()
         return self.facts.groups or 0 if archived else groups
 
-    def _results(self) -> Iterator[Evaluated]:
+    def _results(self) -> list[Evaluated]:
         """The results of the planned evaluations that are there."""
         units = [unit for job in self.plan.jobs for unit in job.evaluations]
         benchmarks = list(dict.fromkeys(unit.benchmark for unit in units))
-        planned = {(unit.version, unit.benchmark) for unit in units}
-        for version, benchmark in sorted(
-            planned, key=lambda planned_evaluation: (benchmarks.index(planned_evaluation[1]), planned_evaluation[0])
-        ):
-            if (result := self._result(version, benchmark)) is not None:
-                yield result
-
-    def _result(self, version: int, benchmark: str) -> Evaluated | None:
-        path = self.layout.evaluation_summary(version, benchmark)
-        try:
-            changed = path.stat().st_mtime_ns
-            if (known := self._summaries.get(path)) is None or known[0] != changed:
-                self._summaries[path] = (changed, _evaluated(EvaluationSummary.read(path)))
-        except UnreadableError as error:
-            self._summaries[path] = (changed, error.line)
-        except OSError:
-            return None
-        summary = self._summaries[path][1]
-        return summary if isinstance(summary, Evaluated) else None
+        planned = {(benchmarks.index(unit.benchmark), unit.version) for unit in units}
+        return self.summaries.all_of(self.layout.evaluation_summary(v, benchmarks[n]) for n, v in sorted(planned))
 
     def _unreadable(self, look: RunLook, done: Progress) -> Iterator[str]:
         """A line for each file that cannot be read."""
         yield from look.faults
         yield from done.unreadable
         yield from (line for line in self.metrics.faults if line not in done.unreadable)
-        yield from (summary for _, summary in self._summaries.values() if isinstance(summary, str))
+        yield from self.summaries.faults
         yield from self.history.faults
 
     def _tasks(self, look: RunLook) -> Iterator[TaskView]:
@@ -365,9 +349,8 @@ class SnapshotReader:
         )
 
 
-def _evaluated(summary: EvaluationSummary) -> Evaluated:
-    fields = ("version", "benchmark", "accuracy", "low", "high")
-    return Evaluated(**{name: getattr(summary, name) for name in fields})
+def _evaluated(path: Path) -> Evaluated:
+    return Evaluated.model_validate(EvaluationSummary.read(path), from_attributes=True)
 
 
 def _job(job: Job, look: RunLook) -> JobView:

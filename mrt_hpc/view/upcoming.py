@@ -92,15 +92,11 @@ def _jobs(look: RunLook, clock: Clock) -> Iterator[Upcoming]:
 def _awaited_trainer(look: RunLook, job: Job) -> Job | None:
     """The trainer that a job waits for and that is not done; None where there is none."""
     awaited = [look.plan.job(wait.job) for wait in job.after]
-    return next((job for job in awaited if job.does(Role.TRAINER) and not _is_done(look, job)), None)
+    return next((job for job in awaited if job.does(Role.TRAINER) and job.name not in look.jobs_done), None)
 
 
 def _has_begun(look: RunLook, job: Job) -> bool:
     return any(record.state is not TaskState.WAITING for record in look.records[job.name])
-
-
-def _is_done(look: RunLook, job: Job) -> bool:
-    return all(record.state is TaskState.DONE for record in look.records[job.name])
 
 
 def _work(job: Job) -> str:

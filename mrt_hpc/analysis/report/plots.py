@@ -5,18 +5,17 @@ Those with the name of a file are in ``report.md`` too.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from mrt_hpc.analysis.episode_progress import FEW_PROBLEMS
-from mrt_hpc.analysis.figures import Line, LineFigure, Panel
+from mrt_hpc.analysis.figures import Line, LineFigure, Panel, line_of
 from mrt_hpc.analysis.intervals import IntervalEstimate, clustered_mean
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
-from mrt_hpc.analysis.number_formats import DASH, count, number, share_text
+from mrt_hpc.analysis.number_formats import DASH, count, number, share_text, with_ends
 from mrt_hpc.analysis.report.content import Column, Plot, PrefixCurves, RunRecord, Table
 from mrt_hpc.analysis.rows import (
     accuracy_of,
@@ -432,11 +431,6 @@ def _evaluated(records: Sequence[RunRecord]) -> Iterator[tuple[RunRecord, str, l
             yield record, benchmark, versions
 
 
-def line_of(label: str, x: Iterable[float], estimates: Iterable[IntervalEstimate]) -> Line:
-    """A line of estimates."""
-    return Line(label, tuple(map(float, x)), tuple(estimates))
-
-
 def plotted(
     title: str,
     caption: str,
@@ -467,12 +461,8 @@ def plotted(
 
 def series_table(title: str, x_label: str, lines: Sequence[Line]) -> Table:
     """All points of a figure: a row each x, a column each line."""
-    cells = [dict(zip(line.x, map(_written, line.y), strict=True)) for line in lines]
+    cells = [dict(zip(line.x, (with_ends(y, number) for y in line.y), strict=True)) for line in lines]
     places = sorted({x for line in lines for x in line.x})
     rows = tuple((f"{x:g}", *(column.get(x, DASH) for column in cells)) for x in places)
     columns = (Column(x_label), *(Column(line.label) for line in lines))
     return Table(f"{title}: all values", columns, rows, folded=True)
-
-
-def _written(y: IntervalEstimate) -> str:
-    return f"{number(y.mean)} ({number(y.low)} to {number(y.high)})" if math.isfinite(y.low) else number(y.mean)

@@ -129,11 +129,7 @@ def _iterations(record: RunRecord) -> Table:
         "The error of progress is the standard error of one progress value by the prover's branches, where there are "
         "two or more."
     )
-    return Table(f"Iterations of {record.name}", _columns("iteration", *_MEASURES), rows, note)
-
-
-def _columns(*names: str) -> tuple[Column, ...]:
-    return tuple(Column(name) for name in names)
+    return Table(f"Iterations of {record.name}", tuple(map(Column, ("iteration", *_MEASURES))), rows, note)
 
 
 # -- time, cost and faults
@@ -214,15 +210,11 @@ def faults(records: Sequence[RunRecord]) -> ReportSection:
 
 def _happenings(record: RunRecord) -> Table:
     newest = record.happenings[-MOST_HAPPENINGS:]
-    rows = tuple((_when(h.time), h.kind, h.task, h.detail) for h in newest)
+    times = [datetime.fromtimestamp(h.time, UTC).strftime("%Y-%m-%d %H:%M:%S") for h in newest]
+    rows = tuple((time, h.kind, h.task, h.detail) for time, h in zip(times, newest, strict=True))
     note = f"The newest {len(newest)} of {len(record.happenings)}." if len(newest) < len(record.happenings) else ""
     columns = tuple(Column(name, numeric=False) for name in ("time (UTC)", "what", "task", "detail"))
     return Table(f"Events of {record.name}", columns, rows, note, folded=True, page_only=True)
-
-
-def _when(time: float) -> str:
-    """A time of day in UTC."""
-    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 # -- recipe, versions and files

@@ -165,14 +165,10 @@ def reap(run: LocalRun) -> None:
         stop(task)
         run.running.remove(task)
         run.slots.give_back(task.job.resources, task.gpus)
-        state = _settle(run, task, [code for code in codes if code is not None])
-        if state not in RUNS_AGAIN:
-            run.ended[task.job.name, task.index] = state
-
-
-def _settle(run: LocalRun, task: Running, codes: list[int]) -> TaskState:
-    """The outcome of an ended task, by the codes of the ranks that ended by themselves."""
-    return settled(run.layout, task.job.name, task.index, task.attempt, task_code(codes), run.retries).state
+        code = task_code([code for code in codes if code is not None])  # of the ranks that ended by themselves
+        record = settled(run.layout, task.job.name, task.index, task.attempt, code, run.retries)
+        if record.state not in RUNS_AGAIN:
+            run.ended[task.job.name, task.index] = record.state
 
 
 def cancel_hopeless(run: LocalRun) -> None:

@@ -9,13 +9,10 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import Job, JobResources, Plan, Role
-
-if TYPE_CHECKING:
-    from mrt_hpc.backends.local.site import LocalSite
 
 MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """The files with the memory limit of a container, bytes, in the two versions of control groups; "max" is no limit."""

@@ -31,6 +31,7 @@ from mrt_hpc.backends.slurm.parameters import (
     sbatch_parameters,
 )
 from mrt_hpc.backends.slurm.queue import unrecorded_jobs
+from mrt_hpc.backends.slurm.queued_as import ASK_S, kinds_asked
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.backends.slurm.task import TaskCall
 from mrt_hpc.errors import ExitCode, UserError, word
@@ -274,42 +275,31 @@ def _require_known(job: Job, ids: Mapping[str, str]) -> None:
 
 
 def _explained(refusal: SlurmRefusedError, job: Job, script: Path) -> UserError:
+    """The error of a job that sbatch has not queued: what it says, what it needs, and what to type next."""
+    passing, expected = True, None
     if is_unreachable(refusal):
-        return UserError(
-            f"sbatch had no answer from the controller; job {job.name} may be queued all the same",
-            value=refusal.reason,
-            where=str(script),
-            advice="scontrol ping shows whether the controller is up; then the same submit command, which takes over "
-            "the jobs of this run that it finds in the queue",
-            exit_code=ExitCode.RETRYABLE,
+        what = f"sbatch had no answer from the controller; job {job.name} may be queued all the same"
+        advice = (
+            "scontrol ping shows whether the controller is up; then the same submit command, which takes over the jobs "
+            "of this run that it finds in the queue"
         )
-    if _TOO_MANY.search(refusal.reason):
-        return UserError(
-            f"job {job.name} would be one too many: a limit allows no more of your jobs in the queue",
-            value=refusal.reason,
-            where=str(script),
-            expected="room for a plan's jobs below the limit that Slurm names",
-            advice="repeat the same submit command when jobs of yours have left the queue (squeue --me --array | wc "
-            "-l); max_submit_jobs in the site profile states the limit, and mrt-hpc doctor shows it",
-            exit_code=ExitCode.RETRYABLE,
+    elif _TOO_MANY.search(refusal.reason):
+        what = f"job {job.name} would be one too many: a limit allows no more of your jobs in the queue"
+        expected = "room for a plan's jobs below the limit that Slurm names"
+        advice = (
+            "repeat the same submit command when jobs of yours have left the queue (squeue --me --array | wc -l); "
+            "max_submit_jobs in the site profile states the limit, and mrt-hpc doctor shows it"
         )
-    if _QUEUE_FULL.search(refusal.reason):
-        return UserError(
-            f"Slurm had no room in its queue for job {job.name}",
-            value=refusal.reason,
-            where=str(script),
-            expected="room for a plan's jobs below MaxJobCount (scontrol show config), which all users share",
-            advice="repeat the same submit command when other users' jobs have left the queue (squeue --array | wc -l)",
-            exit_code=ExitCode.RETRYABLE,
-        )
-    return UserError(
-        f"Slurm refused to queue job {job.name}",
-        value=refusal.reason,
-        where=str(script),
-        expected="a request that the site's partitions, account and limits allow",
-        advice=f"try `sbatch --test-only {word(script)}`, correct the site profile, and submit again",
-        exit_code=ExitCode.FATAL,
-    )
+    elif _QUEUE_FULL.search(refusal.reason):
+        what = f"Slurm had no room in its queue for job {job.name}"
+        expected = "room for a plan's jobs below MaxJobCount (scontrol show config), which all users share"
+        advice = "repeat the same submit command when other users' jobs have left the queue (squeue --array | wc -l)"
+    else:
+        passing, what = False, f"Slurm refused to queue job {job.name}"
+        expected = "a request that the site's partitions, account and limits allow"
+        advice = f"try `sbatch --test-only {word(script)}`, correct the site profile, and submit again"
+    code = ExitCode.RETRYABLE if passing else ExitCode.FATAL
+    return UserError(what, value=refusal.reason, where=str(script), expected=expected, advice=advice, exit_code=code)
 
 
 # -- starts ------------------------------------------------------------------------------------------------------------
@@ -320,10 +310,6 @@ def _explained(refusal: SlurmRefusedError, job: Job, script: Path) -> UserError:
 
 
 COMMAND = ("sbatch", "--test-only")
-ASK_S = 15.0
-"""The limit for one call, seconds."""
-MOST_ASKED = 6
-"""Kinds of jobs that are asked about, at most."""
 _START = re.compile(r"\bto start at (\S+)")
 _PREFIX = re.compile(r"^sbatch: (?:error: |fatal: )?")
 
@@ -338,11 +324,8 @@ def start_estimates(jobs: Sequence[Job], site: SlurmSite, layout: RunLayout) -> 
         UserError: the run directory has a path that Slurm would misread.
     """
     layout = require_plain_path(layout)
-    kinds: dict[object, list[Job]] = {}
-    for job in jobs:
-        kinds.setdefault(job.resources, []).append(job)
     starts: list[StartEstimate] = []
-    left = list(kinds.values())[:MOST_ASKED]
+    left = kinds_asked(jobs)
     while left:
         alike = left.pop(0)
         try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from mrt_hpc.backends.slurm.commands import run_slurm
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.backends.slurm.survey import (
     CONFIG,
     PARTITIONS,
@@ -17,9 +17,6 @@ from mrt_hpc.backends.slurm.survey import (
 )
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import Job, Plan
-
-if TYPE_CHECKING:
-    from mrt_hpc.backends.slurm.site import SlurmSite
 
 ANSWER_S = 5.0
 """The seconds that each of the two questions may take; without an answer the plan is still printed and the run

@@ -268,10 +268,8 @@ def _python(job: Job, site: SlurmSite, layout: RunLayout) -> list[str]:
 
 
 def _in_container(container: Container, job: Job, layout: RunLayout, image: str) -> list[str]:
-    binds = [f"{layout.root}:{layout.root}", *container.binds]
-    gpu = ["--nv"] if job.resources.gpus else []
-    options = [word for bind in binds for word in ("--bind", bind)]
-    return [container.executable, "exec", *gpu, *options, image, container.python]
+    run = f"{layout.root}:{layout.root}"
+    return [*container.words("exec", run, gpus=job.resources.gpus > 0, image=image), container.python]
 
 
 def dependency_tokens(job: Job) -> str | None:

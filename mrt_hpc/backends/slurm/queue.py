@@ -150,7 +150,8 @@ def cancel(job_ids: Iterable[str]) -> list[str]:
     if len(ids) < len(wanted):
         remark(f"these are no ids of Slurm, and name no job: {', '.join(sorted({*wanted}.difference(ids)))}")
     before = _live(ids)
-    words = [_refusal(command) for job in ids for command in _cancelling(job)]
+    updates = [[["scontrol", "update", f"JobId={job}", "Requeue=0"], ["scancel", job]] for job in ids]
+    words = [_refusal(command) for commands in updates for command in commands]
     end = time.monotonic() + GONE_S
     while (left := _live(ids)) and time.monotonic() < end:
         time.sleep(LOOK_EVERY_S)
@@ -163,10 +164,6 @@ def _live(job_ids: list[str]) -> list[str]:
     """Those of these jobs that are queued or running."""
     tasks = _queued(job_ids, ask_slurm).values() if job_ids else ()
     return sorted({task.job_id for task in tasks if not task.ended}, key=int)
-
-
-def _cancelling(job: str) -> tuple[list[str], list[str]]:
-    return ["scontrol", "update", f"JobId={job}", "Requeue=0"], ["scancel", job]
 
 
 def _refusal(command: list[str]) -> str:
@@ -235,15 +232,10 @@ def _queued(job_ids: list[str], ask: Callable[[list[str]], str]) -> dict[str, Qu
         if task_id.partition("_")[0] not in asked:
             continue
         why = _ENDING if word == "COMPLETING" else "" if reason == "None" else reason
-        task = QueuedTask(task_id, _queue_state(word, end), why, nodes, ends_at=_moment(end))
+        task = QueuedTask(task_id, _queue_state(word, end), why, nodes, ends_at=float(end) if end.isdecimal() else None)
         if task_id not in states or states[task_id].ended:  # of several clusters one may hold what another has given up
             states[task_id] = task
     return states
-
-
-def _moment(text: str) -> float | None:
-    """Seconds since the epoch, from squeue's word; None where Slurm knows none."""
-    return float(text) if text.isdecimal() else None
 
 
 def _queue_state(word: str, end: str) -> QueueState:

@@ -50,6 +50,14 @@ class Difference:
         return f"{self.field} {self.got}, where {self.asked} was asked for"
 
 
+def kinds_asked(jobs: Sequence[Job]) -> list[list[Job]]:
+    """The jobs by kind, which has partition, size and time limit of its own; no more kinds than are asked about."""
+    kinds: dict[object, list[Job]] = {}
+    for job in jobs:
+        kinds.setdefault(job.resources, []).append(job)
+    return list(kinds.values())[:MOST_ASKED]
+
+
 def queued_fields(job_id: str) -> dict[str, str]:
     """Slurm's words for the fields of a queued job that can be compared; those that it does not name are left out.
 
@@ -107,11 +115,8 @@ def queued_otherwise(jobs: Sequence[Job], ids: Mapping[str, str], site: SlurmSit
         site: that they were sent to.
         root: the run directory.
     """
-    kinds: dict[object, list[Job]] = {}
-    for job in jobs:
-        kinds.setdefault(job.resources, []).append(job)
     sentences: list[str] = []
-    for alike in list(kinds.values())[:MOST_ASKED]:
+    for alike in kinds_asked(jobs):
         names = ", ".join(f"{job.name} (job {ids[job.name]})" for job in alike[:3])
         names += f" and {len(alike) - 3} more" if len(alike) > 3 else ""
         try:

@@ -138,8 +138,12 @@ class Container(Section):
     @property
     def python_words(self) -> list[str]:
         """The command that starts the Python of the image, with the folders of this profile bound."""
-        binds = [word for bind in self.binds for word in ("--bind", bind)]
-        return [self.executable, "exec", *binds, self.image, self.python]
+        return [*self.words("exec"), self.python]
+
+    def words(self, action: str, *folders: str, gpus: bool = False, image: str | None = None) -> list[str]:
+        """A command of Apptainer on the image, or on what it was unpacked to, with further folders bound."""
+        binds = [word for bind in (*folders, *self.binds) for word in ("--bind", bind)]
+        return [self.executable, action, *(["--nv"] if gpus else []), *binds, image or self.image]
 
 
 class Partitions(Section):

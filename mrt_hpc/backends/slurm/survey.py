@@ -13,6 +13,7 @@ import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from mrt_hpc.attempt.gpus import is_slice
 from mrt_hpc.backends.slurm import answers
@@ -169,19 +170,13 @@ class User:
     @classmethod
     def current(cls) -> User:
         """The user of this process. A user or group without a name is known by its number."""
-        return cls(_user_name(os.geteuid()), frozenset(map(_group_name, {os.getegid(), *os.getgroups()})))
+        groups = {os.getegid(), *os.getgroups()}
+        return cls(_name(pwd.getpwuid, os.geteuid()), frozenset(_name(grp.getgrgid, group) for group in groups))
 
 
-def _user_name(number: int) -> str:
+def _name(entry: Callable[[int], Sequence[Any]], number: int) -> str:
     try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
-
-
-def _group_name(number: int) -> str:
-    try:
-        return grp.getgrgid(number).gr_name
+        return str(entry(number)[0])
     except KeyError:
         return str(number)
 
@@ -273,20 +268,29 @@ def survey(user: User | None = None, ask: Ask = ask) -> Survey:
         ask: runs one command and returns what it printed.
     """
     user = user or User.current()
-    answered = _Answers(ask)
-    version, config = answers.version(answered.of(VERSION) or ""), answered.of(CONFIG)
-    listing, nodes = answered.of(PARTITIONS), answered.of(NODES) or ""
+    problems: dict[str, str] = {}
+
+    def answer(command: tuple[str, ...]) -> str | None:
+        try:
+            return ask(command).strip()
+        except UserError as error:
+            said = textwrap.shorten(str(error.value or ""), LONGEST_PROBLEM, placeholder=" ...")
+            problems[shlex.join(command)] = f"{error.what}: {said}" if said else error.what
+            return None
+
+    version, config = answers.version(answer(VERSION) or ""), answer(CONFIG)
+    listing, nodes = answer(PARTITIONS), answer(NODES) or ""
     partitions = None if listing is None else parse_partitions(listing, nodes)
     settings = None if config is None else parse_settings(config)
     if settings is not None and not settings.accounting:
-        answered.problems[shlex.join(CONFIG)], settings = "it printed no AccountingStorageType", None
+        problems[shlex.join(CONFIG)], settings = "it printed no AccountingStorageType", None
     accounts = associations_command(user.name, settings.name if settings else "")
     default = default_account_command(user.name)
     if settings is not None and not settings.has_accounting:
         reason = f"this cluster has no accounting (AccountingStorageType={settings.accounting})"
-        answered.problems.update({shlex.join(command): reason for command in (accounts, default, QOS)})
-        return Survey(user, version, settings, partitions, problems=answered.problems)
-    associations, account, qos = answered.of(accounts), answered.of(default), answered.of(QOS)
+        problems.update({shlex.join(command): reason for command in (accounts, default, QOS)})
+        return Survey(user, version, settings, partitions, problems=problems)
+    associations, account, qos = answer(accounts), answer(default), answer(QOS)
     return Survey(
         user,
         version,
@@ -295,23 +299,8 @@ def survey(user: User | None = None, ask: Ask = ask) -> Survey:
         None if associations is None else tuple(parse_associations(associations)),
         default_account(account or "", user.name),
         None if qos is None else {level.name: level for level in parse_qos(qos)},
-        answered.problems,
+        problems,
     )
-
-
-class _Answers:
-    """Asks commands, and keeps why one gave no answer."""
-
-    def __init__(self, ask: Ask) -> None:
-        self._ask, self.problems = ask, dict[str, str]()
-
-    def of(self, command: tuple[str, ...]) -> str | None:
-        try:
-            return self._ask(command).strip()
-        except UserError as error:
-            said = textwrap.shorten(str(error.value or ""), LONGEST_PROBLEM, placeholder=" ...")
-            self.problems[shlex.join(command)] = f"{error.what}: {said}" if said else error.what
-            return None
 
 
 def parse_settings(text: str) -> ClusterSettings:

@@ -182,11 +182,23 @@ def scratch_results(node: str, problems: Mapping[str, str]) -> Iterator[CheckRes
         "set scratch in the site profile (on this machine TMPDIR) to a folder on a disk of each node that takes locks "
         "and sockets and is not mounted noexec; where a variable is named, set that one in environment, or remove it"
     )
+    return trial_results(node, problems, remedy, "(what tasks do there)")
+
+
+def trial_results(node: str, problems: Mapping[str, str], remedy: str, about: str) -> Iterator[CheckResult]:
+    """What was tried on a node: the operations that do not work there, or all of them in one result.
+
+    Args:
+        node: its name.
+        problems: what went wrong by operation; empty text where it works.
+        remedy: for each that does not work.
+        about: what the result is about where all work.
+    """
     broken = {name: problem for name, problem in problems.items() if problem}
     for name, problem in broken.items():
         yield fails(f"on {node}: {problem}", remedy, about=f"({name})")
     if problems and not broken:
-        yield ok(f"on {node}: {', '.join(problems)}", about="(what tasks do there)")
+        yield ok(f"on {node}: {', '.join(problems)}", about=about)
 
 
 def environment(situation: Situation) -> Iterator[CheckResult]:
@@ -309,13 +321,12 @@ def is_shared(situation: Situation) -> Iterator[CheckResult]:
         return  # a node that has answered has written its answer there
     disk = filesystem(situation.root)
     said = f"/proc/self/mountinfo: {disk.type} at {disk.mount_point}"
-    if disk.is_shared:
-        yield ok(said)
-    else:
-        yield doubtful(
-            f"{said}, which is not known to be shared with compute nodes",
-            "--on-node shows whether they see it; else --run DIRECTORY on a shared filesystem",
-        )
+    yield _shared(disk, said, "--on-node shows whether they see it; else --run DIRECTORY on a shared filesystem")
+
+
+def _shared(disk: Filesystem, said: str, remedy: str) -> CheckResult:
+    doubt = f"{said}, which is not known to be shared with compute nodes"
+    return ok(said) if disk.is_shared else doubtful(doubt, remedy)
 
 
 def space(situation: Situation) -> Iterator[CheckResult]:
@@ -330,12 +341,14 @@ def space(situation: Situation) -> Iterator[CheckResult]:
         f"{_make_room(disk)}, lower training.keep_checkpoints or training.keep_weights, or evaluate less often; or "
         f"{OTHER_PLACE}"
     )
-    if needed > disk.writable_bytes:
-        yield fails(said, remedy)
-    elif needed * SPARE > disk.writable_bytes:
-        yield doubtful(f"{said}; traces come on top", remedy)
-    else:
-        yield ok(said)
+    yield _room(needed, disk.writable_bytes, said, remedy, "; traces come on top")
+
+
+def _room(needed: float, free: float, said: str, remedy: str, doubt: str = "") -> CheckResult:
+    """Whether what is free is enough, and some more than that."""
+    if needed > free:
+        return fails(said, remedy)
+    return doubtful(f"{said}{doubt}", remedy) if needed * SPARE > free else ok(said)
 
 
 def _make_room(disk: Filesystem) -> str:
@@ -382,13 +395,7 @@ def files(situation: Situation) -> Iterator[CheckResult]:
         return
     needed = files_needed(situation.recipe, situation.plan)
     said = f"about {needed:,} files are needed, and {free:,} can be created; {disk.in_words()}"
-    remedy = f"remove files, or ask for a higher limit of files; or {OTHER_PLACE}"
-    if needed > free:
-        yield fails(said, remedy)
-    elif needed * SPARE > free:
-        yield doubtful(said, remedy)
-    else:
-        yield ok(said)
+    yield _room(needed, free, said, f"remove files, or ask for a higher limit of files; or {OTHER_PLACE}")
 
 
 def files_needed(recipe: Recipe, plan: Plan) -> int:
@@ -509,11 +516,5 @@ def inputs_are_shared(situation: Situation) -> Iterator[CheckResult]:
         if any(folder.is_relative_to(other) for other in folders if other != folder):
             continue  # said of the folder that it is in
         disk = filesystem(folder)
-        said = f"{folder} is on {disk.type} at {disk.mount_point}"
-        if disk.is_shared:
-            yield ok(said)
-        else:
-            yield doubtful(
-                f"{said}, which is not known to be shared with compute nodes",
-                "--on-node shows whether they can read it; else move it to a shared filesystem",
-            )
+        remedy = "--on-node shows whether they can read it; else move it to a shared filesystem"
+        yield _shared(disk, f"{folder} is on {disk.type} at {disk.mount_point}", remedy)

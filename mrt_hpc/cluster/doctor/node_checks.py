@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import msgspec
+
 import mrt_hpc
-from mrt_hpc.attempt.gpus import verdict, view_of
+from mrt_hpc.attempt.gpus import GpuView, verdict
 from mrt_hpc.cluster.doctor.checks import CheckResult, doubtful, fails, not_checked, ok
 from mrt_hpc.cluster.doctor.local_checks import (
     CLOCK_S,
@@ -14,6 +16,7 @@ from mrt_hpc.cluster.doctor.local_checks import (
     limit_results,
     models_on_node_bytes,
     scratch_results,
+    trial_results,
 )
 from mrt_hpc.cluster.doctor.node_half import LONGEST_TRIP_S, ROUNDS, SIGNALS, NodeFacts
 from mrt_hpc.cluster.doctor.situation import NodeAnswer, Situation
@@ -65,7 +68,8 @@ def _answered(situation: Situation, answer: NodeAnswer) -> Iterator[CheckResult]
     yield _visibility(situation, facts)
     yield _clock(facts)
     yield _signals(facts)
-    yield from _operations(facts)
+    for result in trial_results(facts.node, facts.operations, OTHER_PLACE, ""):
+        yield replace(result, check=f"filesystem {result.check}".strip())
     yield _commands(answer)
     for result in scratch_results(facts.node, facts.scratch):
         yield replace(result, check=f"scratch {result.check}")
@@ -146,14 +150,6 @@ def _signals(facts: NodeFacts) -> CheckResult:
             about="signals",
         )
     return ok(f"scancel --signal: {arrived} reached the task", about="signals")
-
-
-def _operations(facts: NodeFacts) -> Iterator[CheckResult]:
-    broken = {name: problem for name, problem in facts.operations.items() if problem}
-    for name, problem in broken.items():
-        yield fails(f"on {facts.node}: {problem}", OTHER_PLACE, about=f"filesystem ({name})")
-    if not broken:
-        yield ok(f"on {facts.node}: {', '.join(facts.operations)}", about="filesystem")
 
 
 def _commands(answer: NodeAnswer) -> CheckResult:
@@ -237,7 +233,7 @@ def _gpu(situation: Situation, facts: NodeFacts) -> CheckResult:
     about = "GPUs"
     if facts.gpu_view is None:
         return fails(facts.gpu_problem, "run `nvidia-smi` there, and report it to the administrators", about=about)
-    view = view_of(facts.gpu_view)
+    view = msgspec.convert(facts.gpu_view, GpuView)
     if (error := verdict(view, ONE_GPU)) is None:
         return ok(f"{view.in_words()}; torch for CUDA {view.torch_cuda}", about=about)
     result = fails if situation.recipe is not None else doubtful

@@ -7,7 +7,6 @@ has seen into FOLDER, which lies on the filesystem of the run directory.
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import json
 import os
@@ -20,10 +19,9 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +37,7 @@ from mrt_hpc.recipe.kinds import VERIFIERS, VerifierSettings
 from mrt_hpc.recipe.user_code import import_from
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.typed_file import typed
 from mrt_hpc.run.waiting import wait_until
 
 ROUNDS = 3
@@ -125,20 +124,11 @@ class NodeFacts:
     """Why the driver gave no answer."""
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Answer one order."""
-    parser = argparse.ArgumentParser(prog="python -m mrt_hpc.cluster.doctor.node_half")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("name")
-    asked = parser.parse_args(arguments)
-    order = read_order(asked.folder / f"{asked.name}.{ORDER}")
-    write_json(asked.folder / f"{asked.name}.{ANSWER}", asdict(facts(asked.folder, asked.name, order)))
-
-
-def read_order(path: Path) -> NodeOrder:
-    """The order in a file."""
-    data = json.loads(path.read_bytes())
-    return NodeOrder(tuple(data["folders"]), data["asks_gpus"], tuple(map(tuple, data["verifiers"])))
+def main(arguments: Sequence[str]) -> None:
+    """Answer the order of a job, by the folder of the two halves and the job's name."""
+    folder, name = Path(arguments[0]), arguments[1]
+    order = typed((folder / f"{name}.{ORDER}").read_bytes(), NodeOrder)
+    write_json(folder / f"{name}.{ANSWER}", asdict(facts(folder, name, order)))
 
 
 def facts(folder: Path, name: str, order: NodeOrder) -> NodeFacts:
@@ -178,12 +168,8 @@ def listen() -> list[str]:
     """Note the signals from now on; the list grows as they arrive."""
     received: list[str] = []
     for name in SIGNALS:
-        signal.signal(getattr(signal, f"SIG{name}"), partial(_note, received, name))
+        signal.signal(getattr(signal, f"SIG{name}"), lambda *_, name=name: received.append(name))
     return received
-
-
-def _note(received: list[str], name: str, *_: object) -> None:
-    received.append(name)
 
 
 def _wait_for_signals(received: list[str]) -> tuple[str, ...]:
@@ -309,4 +295,4 @@ def _gpus() -> tuple[dict[str, Any] | None, str]:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

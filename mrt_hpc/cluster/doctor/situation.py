@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.backends.backend import Site
+from mrt_hpc.backends.slurm.queued_as import Difference
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.backends.slurm.survey import PartitionFacts, Qos, Survey, survey
 from mrt_hpc.cluster.doctor.node_half import NodeFacts
@@ -15,9 +15,6 @@ from mrt_hpc.cluster.job_rules import Preemption, preemption
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.plan.jobs import Job, Plan
 from mrt_hpc.recipe.schema import Recipe
-
-if TYPE_CHECKING:
-    from mrt_hpc.backends.slurm.queued_as import Difference
 
 
 def situation_of(site: Site, recipe: Recipe | None, root: Path) -> Situation:
@@ -43,11 +40,6 @@ class Situation:
     def slurm(self) -> SlurmSite | None:
         """The profile of a Slurm cluster; None for another kind of site."""
         return self.site if isinstance(self.site, SlurmSite) else None
-
-    @property
-    def known_cluster(self) -> tuple[SlurmSite, Survey] | None:
-        """The profile and the survey of a Slurm cluster; None for another kind of site."""
-        return None if self.slurm is None or self.cluster is None else (self.slurm, self.cluster)
 
     @cached_property
     def plan(self) -> Plan | None:

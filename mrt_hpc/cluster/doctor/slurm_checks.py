@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from math import inf
 
 from mrt_hpc.backends.slurm.cluster_limits import beyond
@@ -31,11 +32,22 @@ OLDEST_VERSION = (20, 11)
 """The oldest version of Slurm that the package supports."""
 
 
-def slurm_commands(situation: Situation) -> Iterator[CheckResult]:
+def on_cluster(
+    look: Callable[[Situation, SlurmSite, Survey], Iterator[CheckResult]],
+) -> Callable[[Situation], Iterator[CheckResult]]:
+    """A check that applies to the profile of a Slurm cluster that was surveyed, and gives no result elsewhere."""
+
+    @wraps(look)
+    def looked(situation: Situation) -> Iterator[CheckResult]:
+        if situation.slurm is not None and situation.cluster is not None:
+            yield from look(situation, situation.slurm, situation.cluster)
+
+    return looked
+
+
+@on_cluster
+def slurm_commands(_: Situation, __: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
     """Slurm's commands are here, they answer, and Slurm is new enough."""
-    if (known := situation.known_cluster) is None:
-        return
-    _, cluster = known
     oldest = ".".join(map(str, OLDEST_VERSION))
     if cluster.version_numbers is None:
         yield fails(
@@ -57,11 +69,9 @@ def options_of_sbatch(situation: Situation) -> Iterator[CheckResult]:
             yield doubtful(sentence, "correct `sbatch` in the site profile")
 
 
-def partitions(situation: Situation) -> Iterator[CheckResult]:
+@on_cluster
+def partitions(situation: Situation, site: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
     """The partitions of the profile exist, are up, and admit this user."""
-    if (known := situation.known_cluster) is None:
-        return
-    site, cluster = known
     if cluster.partitions is None:
         yield not_checked(cluster.why_not(PARTITIONS) or "scontrol show partition gave no answer")
         return
@@ -106,11 +116,9 @@ def _partition(site: SlurmSite, cluster: Survey, kind: str, name: str | None) ->
     return ok(f"{said}: State=UP, and it admits you", about=about)
 
 
-def account(situation: Situation) -> Iterator[CheckResult]:
+@on_cluster
+def account(_: Situation, site: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
     """The account of the profile is one of the user's."""
-    if (known := situation.known_cluster) is None:
-        return
-    site, cluster = known
     command = associations_command(cluster.user.name, cluster.cluster_name)
     said = shlex.join(command[:1] + command[3:6])
     if cluster.associations is None:
@@ -138,11 +146,11 @@ def account(situation: Situation) -> Iterator[CheckResult]:
         yield ok(f"{said}: {site.account or cluster.default_account} is yours")
 
 
-def quality_of_service(situation: Situation) -> Iterator[CheckResult]:
+@on_cluster
+def quality_of_service(_: Situation, site: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
     """The QOS of the profile exists, and the account has it."""
-    if (known := situation.known_cluster) is None or known[0].qos is None:
+    if site.qos is None:
         return
-    site, cluster = known
     if cluster.qos is None or cluster.associations is None:
         yield not_checked(cluster.why_not(QOS) or "sacctmgr show qos gave no answer")
         return
@@ -158,13 +166,10 @@ def quality_of_service(situation: Situation) -> Iterator[CheckResult]:
         yield ok(f"sacctmgr show associations: your account has QOS {site.qos}")
 
 
-def gpus(situation: Situation) -> Iterator[CheckResult]:
+@on_cluster
+def gpus(situation: Situation, site: SlurmSite, _: Survey) -> Iterator[CheckResult]:
     """The partition of GPU jobs has GPUs of the type that the profile asks for."""
-    known = situation.known_cluster
-    if known is None or "gpu" not in situation.kinds:
-        return
-    site, _ = known
-    if site.gpu_request is GpuRequest.NONE:
+    if "gpu" not in situation.kinds or site.gpu_request is GpuRequest.NONE:
         return
     for partition in situation.partitions("gpu"):
         kinds = [kind for kind in partition.gpu_types if kind]
@@ -218,13 +223,12 @@ def plan_fits(situation: Situation) -> Iterator[CheckResult]:
         yield ok(f"mrt-hpc plan: {len(plan.jobs)} jobs with {plan.tasks} array tasks are within the limits")
 
 
-def array_size(situation: Situation) -> Iterator[CheckResult]:
+@on_cluster
+def array_size(_: Situation, site: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
     """``max_array_size`` of the profile is not above MaxArraySize."""
-    known = situation.known_cluster
-    size = None if known is None or known[1].settings is None else known[1].settings.max_array_size
-    if known is None or size is None:
+    size, stated = None if cluster.settings is None else cluster.settings.max_array_size, site.max_array_size
+    if size is None:
         return
-    stated = known[0].max_array_size
     said = f"scontrol show config: MaxArraySize = {size}; site profile: max_array_size: {stated}"
     if size < 1:
         yield fails(f"{said}; this cluster takes no arrays", ADMINISTRATORS)
@@ -234,11 +238,9 @@ def array_size(situation: Situation) -> Iterator[CheckResult]:
         yield ok(said)
 
 
-def queued_jobs(situation: Situation) -> Iterator[CheckResult]:
+@on_cluster
+def queued_jobs(situation: Situation, site: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
     """``max_submit_jobs`` of the profile is not above the limits of association, QOS and cluster."""
-    if (known := situation.known_cluster) is None:
-        return
-    site, cluster = known
     chosen = [partition for kind in situation.kinds for partition in situation.partitions(kind)]
     limits = submit_limits(cluster, chosen, site.account, site.qos)
     if not limits:
@@ -258,11 +260,9 @@ def queued_jobs(situation: Situation) -> Iterator[CheckResult]:
         yield ok(said)
 
 
-def time_limit(situation: Situation) -> Iterator[CheckResult]:
+@on_cluster
+def time_limit(situation: Situation, site: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
     """The time limits of the jobs are within those of QOS and association; `plan_fits` looks at partitions."""
-    if (known := situation.known_cluster) is None:
-        return
-    site, cluster = known
     for kind in situation.kinds:
         longest = sorted(situation.partitions(kind), key=lambda partition: -(partition.max_minutes or inf))[:1]
         limits = time_limits(cluster, longest, site.account, site.qos)
@@ -281,19 +281,18 @@ def time_limit(situation: Situation) -> Iterator[CheckResult]:
             yield ok(f"{said}; at most {asked} asked for", about=f"of {kind} jobs")
 
 
-def node_size(situation: Situation) -> Iterator[CheckResult]:
+@on_cluster
+def node_size(situation: Situation, site: SlurmSite, _: Survey) -> Iterator[CheckResult]:
     """Some node of the partition is as large as each job asks for."""
-    if (known := situation.known_cluster) is None:
-        return
     for kind in situation.kinds:
         nodes = [node for partition in situation.partitions(kind) for node in partition.nodes]
         if not nodes:
             continue
-        too_large = [job for job in situation.jobs(kind) if not any(_holds(node, job, known[0]) for node in nodes)]
+        too_large = [job for job in situation.jobs(kind) if not any(_holds(node, job, site) for node in nodes)]
         names = ",".join(partition.name for partition in situation.partitions(kind))
         for job in list({job.role: job for job in too_large}.values()):
             yield fails(
-                f"sinfo: no node of {names} has {_asked(job, known[0])}, which job {job.name} asks for on each node",
+                f"sinfo: no node of {names} has {_asked(job, site)}, which job {job.name} asks for on each node",
                 f"lower resources.{job.role.section} of the recipe (gpus, cpus, memory_gib, or fewer ranks a node), or "
                 f"choose another partition as partitions.{kind}",
                 about=f"for {job.role}",
@@ -327,16 +326,15 @@ def _asked(job: Job, site: SlurmSite) -> str:
 # Checks of what a preemption, the loss of a node and the end of a job do to a run.
 
 
-def preempted_jobs(situation: Situation) -> Iterator[CheckResult]:
+@on_cluster
+def preempted_jobs(situation: Situation, _: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
     """What a preemption does to the run."""
-    if (known := situation.known_cluster) is None:
-        return
     seen = {partition.name: partition for kind in situation.kinds for partition in situation.partitions(kind)}
     for partition in seen.values():
         if (what := situation.preemption(partition)) is not None:
             yield _preempted(situation, partition, what)
-    if seen and known[1].settings is None:
-        yield not_checked(known[1].why_not(CONFIG) or "scontrol show config gave no answer")
+    if seen and cluster.settings is None:
+        yield not_checked(cluster.why_not(CONFIG) or "scontrol show config gave no answer")
 
 
 def _preempted(situation: Situation, partition: PartitionFacts, what: Preemption) -> CheckResult:
@@ -380,11 +378,9 @@ def _late(situation: Situation, what: Preemption) -> str | None:
     return None if rates is None else late_checkpoint(situation.recipe, site, rates)
 
 
-def notice_of_profile(situation: Situation) -> Iterator[CheckResult]:
+@on_cluster
+def notice_of_profile(situation: Situation, site: SlurmSite, _: Survey) -> Iterator[CheckResult]:
     """``preemption_notice_s`` of the profile is what the cluster gives."""
-    if (known := situation.known_cluster) is None:
-        return
-    stated = known[0].preemption_notice_s
     seen = [
         what
         for kind in situation.kinds
@@ -392,22 +388,20 @@ def notice_of_profile(situation: Situation) -> Iterator[CheckResult]:
         if (what := situation.preemption(partition))
     ]
     given = min((what.notice_s for what in seen if what.mode != "OFF"), default=None)
-    if given is None or stated == given:
+    if given is None or site.preemption_notice_s == given:
         return
-    said = f"GraceTime and KillWait together are {given} s; site profile: preemption_notice_s: {or_null(stated)}"
+    stated = or_null(site.preemption_notice_s)
+    said = f"GraceTime and KillWait together are {given} s; site profile: preemption_notice_s: {stated}"
     yield doubtful(said, f"set preemption_notice_s: {given} in the site profile")
 
 
-def requeue(situation: Situation) -> Iterator[CheckResult]:
+@on_cluster
+def requeue(_: Situation, site: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
     """Slurm queues a task again after a preemption or the loss of a node."""
-    if (
-        (known := situation.known_cluster) is None
-        or (settings := known[1].settings) is None
-        or settings.requeues is None
-    ):
+    if (settings := cluster.settings) is None or settings.requeues is None:
         return
     said = f"scontrol show config: JobRequeue = {int(settings.requeues)}"
-    if known[0].requeue is Requeue.FORBIDDEN:
+    if site.requeue is Requeue.FORBIDDEN:
         remedy = "type the same `mrt-hpc submit` after a preemption or a lost node: nothing that is finished is lost"
         yield doubtful("site profile: requeue: forbidden: no task is queued again", remedy)
     elif settings.requeues:
@@ -416,9 +410,10 @@ def requeue(situation: Situation) -> Iterator[CheckResult]:
         yield ok(f"{said}: jobs are queued again only if they ask for it, and every job of a run asks (--requeue)")
 
 
-def accounting(situation: Situation) -> Iterator[CheckResult]:
+@on_cluster
+def accounting(_: Situation, __: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
     """Whether a database remembers ended jobs."""
-    if (known := situation.known_cluster) is None or (settings := known[1].settings) is None:
+    if (settings := cluster.settings) is None:
         return
     said = f"scontrol show config: AccountingStorageType = {settings.accounting}"
     if settings.has_accounting:

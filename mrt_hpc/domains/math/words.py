@@ -29,43 +29,12 @@ _SHORT_UNITS = frozenset(
     ["cm", "mm", "km", "kg", "mg", "lb", "lbs", "ft", "yd", "hr", "hrs", "oz", "mi", "min", "sec", "mph", "kmh", "hz"]
 )
 _OF_WORDS = " .'-"
-_MATHEMATICS = frozenset(
-    {
-        "arccos",
-        "arccot",
-        "arcsin",
-        "arctan",
-        "cosec",
-        "cosh",
-        "coth",
-        "sinh",
-        "tanh",
-        "sqrt",
-        "frac",
-        "sin",
-        "cos",
-        "tan",
-    }
-    | {
-        "cot",
-        "sec",
-        "csc",
-        "ln",
-        "log",
-        "lg",
-        "exp",
-        "max",
-        "min",
-        "gcd",
-        "lcm",
-        "mod",
-        "pi",
-        "inf",
-        "infinity",
-        "infty",
-    }
-    | {"theta", "alpha", "beta", "gamma", "delta", "lambda", "sigma", "omega", "percent", "percentage"}
-)
+_MATHEMATICS = frozenset({
+    "arccos", "arccot", "arcsin", "arctan", "cosec", "cosh", "coth", "sinh", "tanh", "sqrt", "frac",
+    "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "lg", "exp", "max", "min", "gcd", "lcm", "mod",
+    "pi", "inf", "infinity", "infty",
+    "theta", "alpha", "beta", "gamma", "delta", "lambda", "sigma", "omega", "percent", "percentage",
+})  # fmt: skip
 """Names of functions and signs as text without a backslash, which are no words."""
 STATEMENTS = frozenset(
     {"is", "are", "was", "be", "isn't", "not", "no", "wrong", "false", "incorrect", "true"}

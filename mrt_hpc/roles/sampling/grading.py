@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, combinations
 
-from mrt_hpc.domains.grader_queue import GraderPool, Verdict, VerdictStatus
+from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
 from mrt_hpc.inference.tokens import thought_and_answer
 from mrt_hpc.inference.traces import BoundaryPlan, SampledTrace, Valuation
 from mrt_hpc.mrt.values import Estimate, variance_of_progress
@@ -17,6 +17,9 @@ from mrt_hpc.provers.branches import look_ahead_of
 from mrt_hpc.provers.prover_session import ProverSession
 from mrt_hpc.run.groups import Sampled
 from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, Gold, GroupStatistics, Rollout
+
+TROUBLES = (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED)
+"""The verdicts of answers that the grader could not judge."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class TraceGrader:
             answers=answers,
             values=[trace.value(*estimate) for estimate in await self._estimates(valuation.plans, branches, answers)],
             statistics=_cost(trace),
-            troubles=sum(map(_is_trouble, [first, *of_branches])),
+            troubles=sum(verdict.status in TROUBLES for verdict in [first, *of_branches]),
         )
 
     def _answer_of(self, trace: SampledTrace) -> str | None:
@@ -195,27 +198,9 @@ def representatives(rewards: Mapping[str, float], equal: Collection[tuple[str, s
     return representative
 
 
-@dataclass
-class GroupGatherer:
-    """Gathers traces by group as they come."""
-
-    group_size: int
-    _waiting: dict[str, list[asyncio.Task[Sampled]]] = field(default_factory=dict, init=False)
-
-    def add(self, problem_id: str, trace: asyncio.Task[Sampled]) -> list[asyncio.Task[Sampled]] | None:
-        """Add a trace of a problem. Returns the whole group when this was its last trace, else None."""
-        group = self._waiting.setdefault(problem_id, [])
-        group.append(trace)
-        return self._waiting.pop(problem_id) if len(group) == self.group_size else None
-
-
 async def graded_in_order(group: Sequence[asyncio.Task[Sampled]]) -> list[Sampled]:
     """The traces of a group when all are graded, by their number."""
     return sorted(await asyncio.gather(*group), key=lambda t: t.rollouts[0].sample)
-
-
-def _is_trouble(verdict: Verdict) -> bool:
-    return verdict.status in (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED)
 
 
 def _cost(trace: SampledTrace) -> GroupStatistics:

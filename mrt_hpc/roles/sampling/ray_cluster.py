@@ -19,15 +19,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.ray_node import LOOPBACK, RayNode, RayPlace, address_towards, answers, free_port
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from mrt_hpc.roles.task.context import Task
 
 LONGEST_LOOK_S = 0.5
 VISIBLE = "CUDA_VISIBLE_DEVICES"

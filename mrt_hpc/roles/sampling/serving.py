@@ -11,8 +11,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.attached_server import AGAIN, AttachedServer
@@ -26,12 +27,10 @@ from mrt_hpc.inference.server_start import ServerSettings
 from mrt_hpc.recipe.base import NumberFormat
 from mrt_hpc.recipe.sections import ServerLayout
 from mrt_hpc.roles.sampling.ray_cluster import seen_gpus, spans_nodes
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.turns import Turn
 from mrt_hpc.run.weights import Weights
-
-if TYPE_CHECKING:
-    from mrt_hpc.roles.task.context import Task
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +177,7 @@ async def record_first_token(task: Task, server: Server, client: GenerationClien
 
 async def _tokens_of(server: Server) -> int:
     """The tokens that a server has read and generated; 0 while it does not answer."""
-    done: int | None = await asyncio.to_thread(server.tokens_done)
+    done: int | None = await asyncio.to_thread(server.control.tokens_done)
     return done or 0
 
 
@@ -215,22 +214,11 @@ def running_server(
     count = layout_of(task).servers
     names = [name] if count == 1 else [f"{name}-{number}" for number in range(count)]
     key = (task.layout.secrets / "server_key").read_text()
+    settings = partial(
+        server_settings, task, weights.directory, max_model_len, share=share, common_seeds=common_seeds, dtype=dtype
+    )
     made = [
-        VllmServer(
-            server_settings(
-                task,
-                weights.directory,
-                max_model_len,
-                share=share,
-                common_seeds=common_seeds,
-                dtype=dtype,
-                number=number,
-            ),
-            task.log(names[number]),
-            weights_version=weights.version,
-            key=key,
-            while_starting=while_starting,
-        )
+        VllmServer(settings(number=number), task.log(names[number]), weights.version, key, while_starting)
         for number in range(count)
     ]
     began = time.monotonic()
@@ -381,7 +369,7 @@ async def restart_when_hung(
     since = time.monotonic()
     while True:
         await asyncio.sleep(limit_s / LOOKS_A_STALL)
-        now = await asyncio.to_thread(server.tokens_done)
+        now = await asyncio.to_thread(server.control.tokens_done)
         if not client.unfinished or server.is_loading or (now is not None and now != last):
             last, since = now, time.monotonic()
         elif time.monotonic() - since > limit_s:
@@ -389,4 +377,4 @@ async def restart_when_hung(
                 await restart()
             except (UserError, OSError) as error:
                 log.warning("the server could not be started again: %s", error)
-            last, since = await asyncio.to_thread(server.tokens_done), time.monotonic()
+            last, since = await asyncio.to_thread(server.control.tokens_done), time.monotonic()

@@ -5,6 +5,7 @@ side by side.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
 from mrt_hpc.provers.prover_session import ProverSession
 from mrt_hpc.recipe.sections import ProblemSource
-from mrt_hpc.roles.sampling.grading import GroupGatherer, TraceGrader
+from mrt_hpc.roles.sampling.grading import TraceGrader
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.groups import Sampled
 
@@ -66,12 +67,13 @@ class SamplingSession:
         Raises:
             UserError: see ``traces``; or whatever ``finish`` raises. The first failure cancels all else.
         """
-        gatherer = GroupGatherer(self.plan.group_size)
+        waiting: dict[str, GradedGroup] = defaultdict(list)
         try:
             async with aclosing(self.traces(groups)) as traces, asyncio.TaskGroup() as finishing:
                 async for problem_id, trace in traces:
-                    if group := gatherer.add(problem_id, trace):
-                        finishing.create_task(finish(group))
+                    waiting[problem_id].append(trace)
+                    if len(waiting[problem_id]) == self.plan.group_size:
+                        finishing.create_task(finish(waiting.pop(problem_id)))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from threading import Event, Lock, Thread
 from mrt_hpc.errors import ExitCode, UserError, word
 from mrt_hpc.plan.jobs import Plan, Role
 from mrt_hpc.roles.task.context import LONGEST_LOOK_S, Task
+from mrt_hpc.run.access import is_mine
 from mrt_hpc.run.atomic import CHECKSUMS_AT_ONCE, checksum, checksums, temporary_sibling, tree
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, verify
@@ -74,16 +76,9 @@ class NodeFolder:
 def remove_abandoned(parent: Path) -> None:
     """Remove this user's folders whose tasks do not live any more."""
     for path in list_directory(parent, f"{PREFIX}*"):
-        if _is_mine(path) and _is_abandoned(path / MARK):
+        if is_mine(path, stat.S_ISDIR) and _is_abandoned(path / MARK):
             log.info("%s was left by a task that was killed, and is removed", path)
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_mine(path: Path) -> bool:
-    try:
-        return path.lstat().st_uid == os.getuid()
-    except FileNotFoundError:
-        return False
 
 
 def _is_abandoned(mark: Path) -> bool:

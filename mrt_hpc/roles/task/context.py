@@ -29,6 +29,7 @@ from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Holder
 from mrt_hpc.run.manifest import DamagedError
+from mrt_hpc.run.process import end_or_kill
 from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.retries import list_directory, retrying
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
@@ -271,11 +272,7 @@ class Companion:
     def end(self) -> None:
         """Ask it to end, wait for that, and kill it where it takes too long."""
         self.interrupt()
-        try:
-            self.process.wait(END_DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end_or_kill(self.process, END_DEADLINE_S)
 
     def wait_for_end(self) -> None:
         """Wait until it has seen that the segment is over, and end it where it does not.

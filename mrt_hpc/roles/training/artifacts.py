@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.errors import ExitCode, UserError
@@ -31,11 +31,9 @@ from mrt_hpc.run.task_state import read_task
 from mrt_hpc.run.weights import is_delta, pinned_versions, prune, publish, published_versions
 from mrt_hpc.run.weights_delta import TensorBytes, VersionKey, WeightsDelta, contents_of, delta_between, tensor_kinds
 from mrt_hpc.training import checkpoint, export, rendezvous
+from mrt_hpc.training.engine import TrainerEngine
 from mrt_hpc.training.export import GatheredWeights
 from mrt_hpc.training.update_statistics import SkippedStep
-
-if TYPE_CHECKING:
-    from mrt_hpc.training.engine import TrainerEngine
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +83,7 @@ class Publisher:
         else:
             mine = self._commit(version, delta.write, contents=delta.contents, base=delta.base._asdict())
         if mine and (delta is not None or self._can_be_a_base(version, tensors)):
-            self._last = LastPublished(VersionKey(version, self._digest(version)), tensors)
+            self._last = LastPublished(VersionKey(version, self.digest(version)), tensors)
         return mine
 
     def _is_in_full(self, version: int) -> bool:
@@ -101,11 +99,12 @@ class Publisher:
     def _is_there(self, key: VersionKey) -> bool:
         """Whether a version is still published as it was: it may have been damaged, and set aside."""
         try:
-            return self._digest(key.version) == key.digest
+            return self.digest(key.version) == key.digest
         except DamagedError:
             return False
 
-    def _digest(self, version: int) -> str:
+    def digest(self, version: int) -> str:
+        """That of a version that is published."""
         path = self.task.layout.weights_version(version)
         return self.task.retrying(lambda: read_manifest(path), f"reading {path}").digest
 
@@ -226,8 +225,7 @@ class TrainingArtifacts:
     def set_aside_evaluations_of_another(self, version: int) -> None:
         """Set aside, on rank 0, the evaluations of this version number that were made with other weights."""
         layout, plan = self.task.layout, self.task.plan
-        path = layout.weights_version(version)
-        digest = self.task.retrying(lambda: read_manifest(path), f"reading {path}").digest
+        digest = self.publisher.digest(version)
         if stale := evaluated_with_others(layout, version, digest):
             reason = f"weights version {version} has been computed again, and is not what was evaluated"
             self.task.set_aside(stale, reason)
@@ -288,13 +286,7 @@ class TrainingArtifacts:
         """
         now = read_task(self.task.layout, self.task.job.name, self.task.index)
         if now.attempt != self.task.attempt:
-            raise UserError(
-                "another attempt of this task has started, because this attempt seemed to be lost",
-                value=now.attempt,
-                expected=self.task.attempt,
-                advice=f"nothing: the other attempt continues; mrt-hpc status {self.task.layout.word} shows it",
-                exit_code=ExitCode.RETRYABLE,
-            )
+            raise self._superseded("has started", value=now.attempt, expected=self.task.attempt)
 
     def _refuse_anothers(self, path: Path, mine: bool) -> None:
         """Refuse to continue where another attempt has committed the same step: it may hold something else.
@@ -303,12 +295,16 @@ class TrainingArtifacts:
             UserError: it was there already.
         """
         if not mine:
-            raise UserError(
-                "another attempt of this task has written this, because this attempt seemed to be lost",
-                where=path,
-                advice=f"nothing: the other attempt continues; mrt-hpc status {self.task.layout.word} shows it",
-                exit_code=ExitCode.RETRYABLE,
-            )
+            raise self._superseded("has written this", where=path)
+
+    def _superseded(self, what: str, **facts: Any) -> UserError:
+        """The error of an attempt that another one has taken for lost."""
+        return UserError(
+            f"another attempt of this task {what}, because this attempt seemed to be lost",
+            advice=f"nothing: the other attempt continues; mrt-hpc status {self.task.layout.word} shows it",
+            exit_code=ExitCode.RETRYABLE,
+            **facts,
+        )
 
     def _remove_leftovers(self) -> None:
         """Remove what earlier attempts were writing when they were lost: it may be whole models, on a disk that is

@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from mrt_hpc.algorithms.base import rollout_algorithm, supervised_algorithm
+from mrt_hpc.algorithms.base import RolloutAlgorithm, SupervisedAlgorithm
 from mrt_hpc.algorithms.batch import Batch, Learnt, batch_of
 from mrt_hpc.algorithms.samples import SampleSource
 from mrt_hpc.errors import ExitCode, UserError
@@ -20,6 +20,7 @@ from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.mrt.sft import Conversation, MaskedTokens, Suffix
 from mrt_hpc.plan.jobs import Role
+from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.roles.sampling.collected import Collection
 from mrt_hpc.roles.task.context import Task, positions_there, set_group_aside
 from mrt_hpc.roles.task.peers import Peers, PeerStatus
@@ -59,7 +60,7 @@ class Samples:
         Raises:
             UserError: there is none to learn, or the chat template cannot distinguish turns by their position.
         """
-        algorithm, identity = supervised_algorithm(task.recipe), hashlib.sha256()
+        algorithm, identity = as_kind(task.recipe.algorithm, SupervisedAlgorithm), hashlib.sha256()
         sequences, too_long = [], 0
         for masked in algorithm.samples(_source(task, version)):
             if len(masked.token_ids) > algorithm.max_tokens:
@@ -248,7 +249,7 @@ class RolloutReader:
         )
 
     def _learnt(self, batch: Batch) -> Learnt:
-        algorithm = rollout_algorithm(self.task.recipe)
+        algorithm = as_kind(self.task.recipe.algorithm, RolloutAlgorithm)
         try:
             return algorithm.learnt(batch)
         except NotFiniteError as error:
@@ -300,7 +301,8 @@ class SampleReader:
         """A window over shuffled passes through all samples; the passes begin with the first iteration that learns
         these samples.
         """
-        recipe, algorithm = self.task.recipe, supervised_algorithm(self.task.recipe)
+        recipe = self.task.recipe
+        algorithm = as_kind(recipe.algorithm, SupervisedAlgorithm)
         version, count = algorithm.traces_version(self.iteration), algorithm.sequences_per_iteration
         samples = self.samples_of(version)
         chosen = draw_indices(len(samples.sequences), recipe.seed, self.iteration - version, count)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,13 +27,11 @@ from mrt_hpc.algorithms.batch import sampled_sequence
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Precision
 from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.run.groups import Group
 from mrt_hpc.run.records import Rollout
 from mrt_hpc.training.accelerator import device
+from mrt_hpc.training.engine import TrainerEngine
 from mrt_hpc.training.losses import k3
-
-if TYPE_CHECKING:
-    from mrt_hpc.run.groups import Group
-    from mrt_hpc.training.engine import TrainerEngine
 
 log = logging.getLogger(__name__)
 
