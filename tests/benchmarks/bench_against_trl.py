@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarking import defaults_of, in_turn, options, spread, taken, written
+from benchmarking import in_turn, options, spread, written
 from benchmarking import table as markdown
 from step_worker import SAMPLE, Load, Measured, Side, side
 
@@ -36,8 +36,6 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Turn:
-    """One step of each side."""
-
     ours: Measured
     theirs: Measured
     fastest: Measured  # sampling alone, as fast as vLLM can
@@ -93,7 +91,6 @@ def _row(name: str, pairs: list[tuple[float, float]]) -> list[str]:
 
 
 def measure(load: Load, trl: Path) -> list[Turn]:
-    """Make the model, load both sides, and take the turns."""
     from step_of_mrt_hpc import make_run  # takes seconds to import
 
     with tempfile.TemporaryDirectory(prefix="bench-against-trl-") as scratch, ExitStack() as stack:
@@ -120,11 +117,10 @@ def measure(load: Load, trl: Path) -> list[Turn]:
 
 def main() -> None:
     """Measure, print, and write the table; in a quiet turn others use at most so many cores."""
-    given = options(__doc__, trl=Path("build/trl"), quiet=0.2, output=Path, **defaults_of(Load))
+    given = options(__doc__, trl=Path("build/trl"), quiet=0.2, output=Path, load=Load)
     if not (given.trl / "trl").is_dir():
         sys.exit(f"no trl in {given.trl}; install it with:\n{str(__doc__).split(chr(10) * 2)[2]}")
-    load = taken(Load, given)
-    turns = measure(load, given.trl)
+    load, turns = given.load, measure(given.load, given.trl)
     quiet = [t for t in turns if t.others <= given.quiet]
     lines = ["# A training step beside TRL's", "", f"{load}", ""]
     for name, chosen in (("all turns", turns), (f"turns in which others used at most {given.quiet} cores", quiet)):

@@ -3,9 +3,8 @@ transformers and vLLM both register as a causal language model.
 
     python tests/benchmarks/bench_architectures.py --output tests/benchmarks/results/architectures
 
-Each model has random weights and the options of its default configuration, with fewer layers, heads, experts and tokens
-(``agreement.make_small``). It is loaded and checked as the trainer would, in 32 bits, once for each batching; each
-architecture in a process of its own, so that one that crashes or hangs ends nothing but itself.
+Each model has random weights and the options of its default configuration, made small. It is checked in 32 bits, once
+for each batching, in a process of its own, so that one that crashes or hangs ends nothing but itself.
 """
 
 from __future__ import annotations
@@ -50,8 +49,6 @@ COMPLETED: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Seen:
-    """One architecture."""
-
     name: str
     kind: str  # the name of its configuration in transformers
     not_made: str = ""  # why there is no small model of it; empty where there is

@@ -4,10 +4,9 @@
 
 The traces of one iteration of `recipes/small_world/mrt_online.yaml` are sampled alone, and with each prover. *Hot*:
 the prover is asked the moment a trace is finished, as a run does. *Cold*: all traces are sampled first, the server then
-forgets every prefix, and the prover is asked about all traces. Both with the prefix cache and without one. Seconds are
-those beyond the sampling and grading of the same traces alone, the median of several repeats in turn; the share is that
-of the whole of it. `--run` adds from the wall times of a finished run what share of an iteration that is, and `--model`
-is another model than that of the small world.
+forgets every prefix, and the prover is asked about all. Both with the prefix cache and without one. Seconds are those
+beyond the sampling and grading of the same traces alone, the median of several repeats in turn; the share is that of
+the whole of it. `--run` adds from the wall times of a finished run what share of an iteration that is.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench_progress_variance import RECIPE, SMALL_WORLD, contenders
+from bench_progress_variance import RECIPE, SMALL_WORLD, contenders, groups_of, served, session_of
 from benchmarking import RESULTS, ROOT, options, table, written
 
-from mrt_hpc.algorithms.starts import WholeTraces, trace_settings
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.math.verifier import MathVerifier
@@ -33,8 +31,7 @@ from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutSampler
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_control import Address
-from mrt_hpc.inference.server_start import ServerSettings
-from mrt_hpc.provers.prover_session import ProverFactory, ProverModel, ProverSession
+from mrt_hpc.provers.prover_session import ProverModel, ProverSession
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.sampling.round_sampler import rollout_plan
 from mrt_hpc.roles.sampling.session import SamplingSession
@@ -79,7 +76,7 @@ class Bench:
 
     async def hot(self, asking: ProverSession | None) -> tuple[float, list[Sampled]]:
         """Seconds, and graded traces whose prover was asked as soon as they were finished; or no prover at all."""
-        await asyncio.to_thread(self.server.reset_prefix_cache)
+        await asyncio.to_thread(self.server.control.reset_prefix_cache)
         session = self.session(asking)
         started = time.perf_counter()
         graded = await asyncio.gather(*[trace async for _, trace in session.traces(self.groups)])
@@ -89,11 +86,11 @@ class Bench:
         """The same, when all traces were sampled before and every prefix has been forgotten."""
         session = self.session(asking)
         sampler = RolloutSampler(self.client, self.mu.tokens, session.plan)
-        await asyncio.to_thread(self.server.reset_prefix_cache)
+        await asyncio.to_thread(self.server.control.reset_prefix_cache)
         started = time.perf_counter()
         traces = [trace async for trace in sampler.sample(self.groups)]
         sampled = time.perf_counter() - started
-        await asyncio.to_thread(self.server.reset_prefix_cache)
+        await asyncio.to_thread(self.server.control.reset_prefix_cache)
         started = time.perf_counter()
         found = await asyncio.gather(*map(session.value, traces))
         return sampled + time.perf_counter() - started, found
@@ -101,11 +98,6 @@ class Bench:
     def session(self, prover: ProverSession | None) -> SamplingSession:
         plan = rollout_plan(load_recipe(RECIPE), 0, self.group_size)
         return SamplingSession(self.client, self.mu.tokens, self.pool, plan, prover)
-
-    def asking(self, wanted: str) -> ProverSession:
-        recipe = load_recipe(RECIPE, (f"prover={wanted}",))
-        assert recipe.prover is not None
-        return ProverFactory.of(recipe.prover, self.mu, 0).session(self.client)
 
 
 def spent(seconds: float, graded: Sequence[Sampled]) -> Spent:
@@ -117,11 +109,10 @@ def spent(seconds: float, graded: Sequence[Sampled]) -> Spent:
 async def measured(server: VllmServer, model: Path, caching: bool, given: argparse.Namespace) -> list[list[str]]:
     recipe = load_recipe(RECIPE)
     prompter, size = Prompter.of(model, recipe.prompt), recipe.sampling.rollouts_per_problem
-    starts = WholeTraces(prompter, size, trace_settings(recipe, prompter, 0), recipe.sampling.max_prompt_tokens)
     sections = {c.name: c.prover for c in contenders(SMALL_WORLD)}
     rows = []
     async with connect(Address.of_socket(server.socket), server.key) as client:
-        groups = [starts.group(p) for p in problems(Split.TRAIN, given.problems)]
+        groups = groups_of(recipe, prompter, problems(Split.TRAIN, given.problems), size)
         with GraderPool(MathVerifier(), 1) as pool:
             bench = Bench(server, client, pool, ProverModel.of(prompter), groups, size)
             await bench.hot(None)  # the first requests find a server that is not warm yet
@@ -131,7 +122,7 @@ async def measured(server: VllmServer, model: Path, caching: bool, given: argpar
 
 
 async def rows_of(bench: Bench, name: str, section: str, caching: bool, repeats: int) -> list[list[str]]:
-    asking = bench.asking(section)
+    asking = session_of(section, bench.mu, bench.client)
     await bench.hot(asking)  # from here on it knows what is answered
     alone, hot, cold = [], [], []
     for _ in range(repeats):
@@ -172,11 +163,8 @@ def main() -> None:
     rows = []
     for caching in (True, False):
         switch = () if caching else ("--no-enable-prefix-caching",)
-        settings = ServerSettings(
-            model, max_model_len=512, dtype="float32", kv_cache_gib=1.0, noise_by_request=True,
-            extra_args=("--enforce-eager", *switch), cpu_threads=load_recipe(RECIPE).resources.inference.cpus,
-        )  # fmt: skip
-        with VllmServer(settings, given.work / f"vllm-{caching}.log") as server:
+        cpus = load_recipe(RECIPE).resources.inference.cpus
+        with served(model, 512, given.work / f"vllm-{caching}.log", *switch, cpu_threads=cpus) as server:
             rows += asyncio.run(measured(server, model, caching, given))
     told = [] if given.run is None else ["", of_an_iteration(RunLayout(given.run))]
     written("\n".join([*table(HEAD, rows, words=3), *told]), given.into)

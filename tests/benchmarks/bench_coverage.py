@@ -9,22 +9,15 @@ seeds are fixed: the same tables come out again. Needs no model; takes about hal
 
 from __future__ import annotations
 
-import csv
-import sys
 from functools import partial
-from io import StringIO
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from benchmarking import RESULTS, options, table, written
+from benchmarking import RESULTS, csv_text, options, table, written
 from scipy.stats import bootstrap
+from simulated import MAKERS, MATH500, REALISTIC, VERY_HARD, Coverage, Experiment, experiments
 
 from mrt_hpc.analysis.intervals import IntervalEstimate, t_quantile
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))  # the simulated evaluations are a test's as well
-
-from simulated import MAKERS, MATH500, REALISTIC, VERY_HARD, Coverage, Experiment, experiments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -94,11 +87,8 @@ def main() -> None:
             for problems, one in zip(PROBLEMS, found, strict=True)
         ]
     written(document(given.trials, lines, list(other_rows(given.trials, given.seed))), given.into)
-    stream = StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["measure", "population", "samples", "problems", "truth", "coverage", "below", "above", "width"])
-    writer.writerows(rows)
-    written(stream.getvalue(), given.into, "table.csv")
+    head = ("measure", "population", "samples", "problems", "truth", "coverage", "below", "above", "width")
+    written(csv_text(head, rows), given.into, "table.csv")
 
 
 def document(trials: int, lines: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -> str:

@@ -1,25 +1,18 @@
-"""Generated tokens per second of the evaluation role against vLLM's own offline ``LLM.generate``, on this machine, side
-by side.
+"""Generated tokens per second of the evaluation role against vLLM's own offline ``LLM.generate``, in turn.
 
     python tests/benchmarks/bench_evaluation_throughput.py
 
-The role is the real one: ``mrt-hpc eval`` of a model with random weights and 116 M parameters, whose task starts a
-server, samples, finds and grades the answers, and commits. The offline engine gets the same prompts, seeds, settings of
-the engine and sampling parameters (log-probabilities of the sampled tokens, no text), in a process of its own that does
-nothing else; once with the processes that vLLM starts by default, and once with everything in one process and the
-settings of OpenMP of the role's server, which without a GPU is the fastest way that was found. Role and offline engines
-take turns, each time in new processes, with a new folder of results. No completion can end before its limit, so all
-generate equally many tokens; it is checked that they do.
-
-The role's time is told by its events: from the answer of its server to the commit of its shard, with the grading, all
-that it writes, and the end of the server. The offline engine's time is that of ``generate`` alone. The goal is a ratio
-of 0.95 at least to vLLM with its default processes. It takes about 15 minutes on two cores, which should have nothing
-else to do.
+The role is the real one: ``mrt-hpc eval`` of a model with random weights and 116 M parameters, from the answer of its
+server to the commit of its shard. The offline engine gets the same prompts, seeds, settings and sampling parameters in
+a process of its own, of which ``generate`` alone is counted; once with the processes that vLLM starts by default, and
+once with everything in one process and the settings of OpenMP of the role's server, which without a GPU is the fastest
+way that was found. No completion can end before its limit, so all generate equally many tokens. The goal is a ratio of
+0.95 at least to vLLM with its default processes. It takes 15 minutes on two cores, which should have nothing else to
+do.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 import statistics
@@ -27,14 +20,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, fields
-from io import StringIO
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
-from benchmarking import RESULTS, defaults_of, environment, options, random_qwen3, sets, spread, table, taken, written
+from benchmarking import (
+    RESULTS,
+    csv_text,
+    environment,
+    options,
+    random_qwen3,
+    sets,
+    spread,
+    table,
+    timed,
+    written,
+)
 
 from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.inference.prompting import Prompter
@@ -49,7 +52,7 @@ from mrt_hpc.run.records import Problem
 from mrt_hpc.run.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
@@ -75,8 +78,6 @@ LIKELY = {r"\boxed{": 3.5, "}": 4.0}
 
 @dataclass(frozen=True)
 class Load:
-    """What is sampled."""
-
     problems: int = 12
     samples: int = 16
     tokens: int = 256  # of each completion
@@ -111,10 +112,8 @@ class Measured:
 
 def main() -> None:
     """Measure all pairs, and write and print the table; ``--work`` is where model and runs go while it lasts."""
-    given = options(
-        __doc__, **defaults_of(Load), pairs=3, into=RESULTS / "evaluation-throughput", work=Path, offline_worker=Path
-    )
-    load = taken(Load, given)
+    given = options(__doc__, load=Load, pairs=3, into=RESULTS / "evaluation-throughput", work=Path, offline_worker=Path)
+    load = given.load
     if given.offline_worker:
         offline_worker(given.offline_worker, load)
         return
@@ -122,8 +121,9 @@ def main() -> None:
         folder = Path(scratch)
         parameters = make_model(folder / "model")
         write_problems(folder / "problems.jsonl", problems(load.problems))
-        measured = list(pairs(folder, load, given.pairs))
-    written(as_csv(measured), given.into, "table.csv")
+        measured = [measure_pair(folder, load, pair) for pair in range(given.pairs)]
+    rows = [[round(value, 4) for value in astuple(m)] for m in measured]
+    written(csv_text([field.name for field in fields(Measured)], rows), given.into, "table.csv")
     written(as_table(measured, load, parameters), given.into)
     sys.exit(statistics.median(m.ratio for m in measured) < GOAL)
 
@@ -169,67 +169,40 @@ def problems(count: int) -> list[Problem]:
 # -- pairs
 
 
-def pairs(folder: Path, load: Load, count: int) -> Iterator[Measured]:
-    for pair in range(count):
-        role = of_role(folder, load, pair)
-        offline = of_offline(folder, load, without=SERVERS_OWN)
-        one_process = of_offline(folder, load)
-        measured = joined(pair, role, offline, one_process)
-        print(
-            f"pair {pair}: role {load.generated / measured.role:.0f} tokens/s, offline "
-            f"{load.generated / measured.offline:.0f}, ratio {measured.ratio:.3f}; {measured}",
-            flush=True,
-        )
-        yield measured
-
-
-@dataclass(frozen=True)
-class RoleRun:
-    """An evaluation that has ended."""
-
-    layout: RunLayout
-    rollouts: list[Rollout]
-    whole: float
-
-    def time(self, kind: EventKind) -> float:
-        """The time of the last event of a kind of the evaluation task."""
-        return max(e["time"] for e in read_events(self.layout.events, kind) if e.get("job", TASK) == TASK)
-
-
-@dataclass(frozen=True)
-class OfflineRun:
-    """What the offline process tells."""
-
-    seconds: float
-    token_ids: list[list[int]]  # by problem and sample
-    whole: float
-
-
-def joined(pair: int, role: RoleRun, offline: OfflineRun, one_process: OfflineRun) -> Measured:
+def measure_pair(folder: Path, load: Load, pair: int) -> Measured:
     """One pair; checks that all have generated the same number of tokens."""
-    ready = role.time(EventKind.SERVER_STARTED)
-    mine = [list(r.token_ids) for r in role.rollouts]
-    for other in (offline, one_process):
-        assert [len(ids) for ids in mine] == [len(ids) for ids in other.token_ids]
-    return Measured(
+    layout, rollouts, role_whole = of_role(folder, load, pair)
+    offline, their_ids, offline_whole = of_offline(folder, load, without=SERVERS_OWN)
+    one_process, other_ids, _ = of_offline(folder, load)
+    mine = [list(r.token_ids) for r in rollouts]
+    assert [len(ids) for ids in mine] == [len(ids) for ids in their_ids] == [len(ids) for ids in other_ids]
+
+    def at(kind: EventKind) -> float:
+        """The time of the last event of a kind of the evaluation task."""
+        return max(e["time"] for e in read_events(layout.events, kind) if e.get("job", TASK) == TASK)
+
+    ready = at(EventKind.SERVER_STARTED)
+    found = Measured(
         pair=pair,
-        role=role.time(EventKind.SHARD_COMMITTED) - ready,
-        role_to_last_part=role.time(EventKind.PART_COMMITTED) - ready,
-        role_task=role.time(EventKind.TASK_ENDED) - role.time(EventKind.TASK_STARTED),
-        role_whole=role.whole,
-        offline=offline.seconds,
-        offline_whole=offline.whole,
-        one_process=one_process.seconds,
-        same=statistics.mean(a == b for a, b in zip(mine, offline.token_ids, strict=True)),
-        answered=statistics.mean(r.answer is not None for r in role.rollouts),
+        role=at(EventKind.SHARD_COMMITTED) - ready,
+        role_to_last_part=at(EventKind.PART_COMMITTED) - ready,
+        role_task=at(EventKind.TASK_ENDED) - at(EventKind.TASK_STARTED),
+        role_whole=role_whole,
+        offline=offline,
+        offline_whole=offline_whole,
+        one_process=one_process,
+        same=statistics.mean(a == b for a, b in zip(mine, their_ids, strict=True)),
+        answered=statistics.mean(r.answer is not None for r in rollouts),
     )
+    print(f"ratio {found.ratio:.3f}; {found}", flush=True)
+    return found
 
 
 # -- the role
 
 
-def of_role(folder: Path, load: Load, pair: int) -> RoleRun:
-    """Evaluate with a new run directory and a new results folder."""
+def of_role(folder: Path, load: Load, pair: int) -> tuple[RunLayout, list[Rollout], float]:
+    """An evaluation with a new run directory and a new results folder, what it has sampled, and its seconds."""
     suite = folder / "noise.yaml"
     suite.write_text(yaml.safe_dump(suite_of(folder, load)))
     run = folder / f"run-{pair}"
@@ -242,13 +215,11 @@ def of_role(folder: Path, load: Load, pair: int) -> RoleRun:
     }
     command = [sys.executable, "-m", "mrt_hpc.cli.main", "eval", str(folder / "model"), "--suite", str(suite)]
     command += ["--site", "local", "--run", str(run), "--results", str(folder / f"results-{pair}"), *sets(settings)]
-    start = time.perf_counter()
-    subprocess.run(command, env=environment(), check=True, stdout=subprocess.DEVNULL)
-    whole = time.perf_counter() - start
+    _, whole = timed(lambda: subprocess.run(command, env=environment(), check=True, stdout=subprocess.DEVNULL))
     layout = RunLayout(run)
     rollouts = read_group(layout.evaluation_shard(0, BENCHMARK, 0)).rollouts
     order = {problem.id: i for i, problem in enumerate(read_problems(folder / "problems.jsonl"))}
-    return RoleRun(layout, sorted(rollouts, key=lambda r: (order[r.problem_id], r.sample)), whole)
+    return layout, sorted(rollouts, key=lambda r: (order[r.problem_id], r.sample)), whole
 
 
 def suite_of(folder: Path, load: Load) -> dict[str, Any]:
@@ -266,8 +237,10 @@ def suite_of(folder: Path, load: Load) -> dict[str, Any]:
 # -- the offline engine
 
 
-def of_offline(folder: Path, load: Load, without: Sequence[str] = ()) -> OfflineRun:
-    """Generate in a process of its own, with the environment of the role's server without these variables."""
+def of_offline(folder: Path, load: Load, without: Sequence[str] = ()) -> tuple[float, list[list[int]], float]:
+    """The seconds of ``generate`` in a process of its own, with the environment of the role's server without these
+    variables; the token ids by problem and sample; and the seconds of the whole process.
+    """
     asked = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(load).items()]
     of_server = cpu_environment(CORES) if on_cpu() else {}
     variables = environment() | {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
@@ -278,8 +251,7 @@ def of_offline(folder: Path, load: Load, without: Sequence[str] = ()) -> Offline
         ended = subprocess.run(command, env=variables, stdout=log, stderr=log, check=False)
     if ended.returncode:
         raise RuntimeError(f"the offline engine ended with {ended.returncode}:\n{(folder / 'offline.log').read_text()}")
-    told = json.loads((folder / "offline.json").read_text())
-    return OfflineRun(**told, whole=time.perf_counter() - start)
+    return *json.loads((folder / "offline.json").read_text()), time.perf_counter() - start
 
 
 def engine_options(model: Path, load: Load) -> dict[str, Any]:
@@ -319,18 +291,10 @@ def offline_worker(folder: Path, load: Load) -> None:
     seconds = time.perf_counter() - start
     token_ids = [list(o.token_ids) for request in outputs for o in request.outputs]
     assert sum(map(len, token_ids)) == load.generated
-    (folder / "offline.json").write_text(json.dumps({"seconds": seconds, "token_ids": token_ids}))
+    (folder / "offline.json").write_text(json.dumps([seconds, token_ids]))
 
 
 # -- tables
-
-
-def as_csv(measured: Sequence[Measured]) -> str:
-    text = StringIO()
-    writer = csv.DictWriter(text, [f.name for f in fields(Measured)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({k: round(v, 4) for k, v in asdict(m).items()} for m in measured)
-    return text.getvalue()
 
 
 def as_table(measured: Sequence[Measured], load: Load, parameters: float) -> str:

@@ -13,17 +13,17 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.parquet as pq
-from benchmarking import options, table
+from benchmarking import options, table, timed
+from samples import branch_with, rollout_with
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mrt_hpc.run.parquet import write_records, write_table
-from mrt_hpc.run.records import Branch, FinishReason, Rollout
+from mrt_hpc.run.records import Branch, Rollout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,11 +61,7 @@ WAYS: dict[str, Callable[[pa.Table, Path], None]] = {
 
 
 def row(content: pa.Table, path: Path, write: Callable[[pa.Table, Path], None], tokens: int) -> list[str]:
-    seconds = []
-    for _ in range(REPEATS):
-        begun = time.perf_counter()
-        write(content, path)
-        seconds.append(time.perf_counter() - begun)
+    seconds = [timed(lambda: write(content, path))[1] for _ in range(REPEATS)]
     sizes = dict[str, int]()
     for column in (pq.ParquetFile(path).metadata.row_group(0).column(i) for i in range(len(content.schema))):
         sizes[column.path_in_schema.split(".")[0]] = column.total_compressed_size
@@ -75,8 +71,6 @@ def row(content: pa.Table, path: Path, write: Callable[[pa.Table, Path], None], 
 
 
 class Writer:
-    """Makes traces of words."""
-
     def __init__(self, words: list[str], draw: np.random.Generator) -> None:
         self.tokenizer = _tokenizer(words)
         self.pieces = [encoding.ids for encoding in self.tokenizer.encode_batch([f"{text}\n\n" for text in words])]
@@ -85,19 +79,14 @@ class Writer:
     def rollout(self) -> Rollout:
         length = int(min(LIMIT, np.exp(self.draw.normal(np.log(MEDIAN), SPREAD))))
         ids = self.ids(length)
-        return Rollout(
-            iteration=0, problem_id="problem", sample=0, seed=1, weights_version=0, prompt_ids=self.ids(200), forced=0,
-            token_ids=ids, logprobs=self.logprobs(length), finish_reason=FinishReason.STOP,
-            text=self.tokenizer.decode(ids), answer="5", reward=1.0, boundaries=[0, length], started=0.0, seconds=1.0,
-        )  # fmt: skip
+        prompt, logprobs = self.ids(200), self.logprobs(length)
+        return rollout_with(ids, prompt_ids=prompt, logprobs=logprobs, text=self.tokenizer.decode(ids), answer="5")
 
     def branch(self) -> Branch:
         ids = self.ids(BRANCH_TOKENS)
-        return Branch(
-            iteration=0, problem_id="problem", sample=0, boundary=0, branch=0, seed=1, weights_version=0, token_ids=ids,
-            logprobs=self.logprobs(BRANCH_TOKENS), finish_reason=FinishReason.STOP, text=self.tokenizer.decode(ids),
-            answer="5", reward=1.0, known=False, look_ahead=0.0, prompt_tokens=5000, cached_tokens=4096,
-        )  # fmt: skip
+        cached = {"prompt_tokens": 5000, "cached_tokens": 4096}
+        logprobs = self.logprobs(BRANCH_TOKENS)
+        return branch_with(ids, logprobs=logprobs, text=self.tokenizer.decode(ids), answer="5", **cached)
 
     def ids(self, length: int) -> list[int]:
         found = list[int]()

@@ -3,28 +3,26 @@ not, at equal staleness.
 
     python tests/benchmarks/bench_in_flight.py --rounds 3
 
-The inference role itself runs, with its server, graders, leases and commits, on the small world. Its model has hardly
-been trained, so it ends a trace by chance, and the lengths have a long tail: the longest of an iteration takes several
-times the mean. In place of a trainer a thread publishes the next weights version a given time after an iteration is
-whole. It takes no processor time from the server, so what is measured is the inference task alone, as on GPUs of its
-own. Each way runs in turn, in a run directory of its own; the first iteration, which fills the server, is not counted.
+The inference role itself runs, on the small world. Its model has hardly been trained, so it ends a trace by chance, and
+the longest trace of an iteration takes several times the mean. In place of a trainer a thread publishes the next
+weights version a given time after an iteration is whole, and takes no processor time from the server. Each way runs in
+turn, in a run directory of its own; the first iteration, which fills the server, is not counted.
 """
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarking import SMALL_WORLD, begun, defaults_of, in_turn, options, spread, table, taken
+from benchmarking import options, spread, table, turns
+from run_of import run_of, task_of
 
-from mrt_hpc.attempt.entry import load_task
-from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.domains.small_world.model import ModelSize
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.recipe.sections import WeightSwap
@@ -47,8 +45,6 @@ MODEL, LONGEST_PROMPT = "model", 64
 
 @dataclass(frozen=True)
 class Load:
-    """What one run samples."""
-
     iterations: int = 12
     groups: int = 16
     rollouts: int = 4
@@ -65,7 +61,7 @@ class Measured:
 
     tokens: int
     seconds: float
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...] = field(repr=False)
     mixed: float  # share of the traces that several weights versions have sampled
     staleness: float  # mean lag of the oldest weights of a trace behind those that are trained
 
@@ -88,8 +84,8 @@ def make_run(root: Path, load: Load, swap: WeightSwap) -> RunLayout:
         "schedule.weight_swap": swap.value,
         "training.keep_weights": load.iterations + 2,
     }
-    layout = begun(root / swap.value, SMALL_WORLD / "grpo.yaml", changes)
-    prepare.run(load_task(layout, "prepare", 0, Placement(0, 1, 0, ATTEMPT)))
+    layout = run_of(root / swap.value, *(f"{k}={v}" for k, v in changes.items()), recipe="small_world/grpo")
+    prepare.run(task_of(layout, "prepare"))
     return layout
 
 
@@ -109,15 +105,17 @@ def publish_after_each_iteration(layout: RunLayout, load: Load) -> None:
             publish(layout, iteration + 1, lambda directory: take_over(first, directory, without=[MANIFEST]))
 
 
-def run_once(root: Path, load: Load, swap: WeightSwap) -> Measured:
+def run_once(load: Load, swap: WeightSwap) -> Measured:
     size = ModelSize(longest=load.max_tokens + LONGEST_PROMPT)
-    warm_start(WarmStartSettings(steps=load.warm_start, size=size), root / MODEL, lambda _: None)
-    layout = make_run(root, load, swap)
-    trainer = threading.Thread(target=publish_after_each_iteration, args=(layout, load), daemon=True)
-    trainer.start()
-    inference.run(load_task(layout, INFERENCE, 0, Placement(0, 1, 0, ATTEMPT)))
-    trainer.join()
-    return measured(layout, load)
+    with tempfile.TemporaryDirectory(prefix="bench-in-flight-", ignore_cleanup_errors=True) as folder:
+        root = Path(folder)
+        warm_start(WarmStartSettings(steps=load.warm_start, size=size), root / MODEL, lambda _: None)
+        layout = make_run(root, load, swap)
+        trainer = threading.Thread(target=publish_after_each_iteration, args=(layout, load), daemon=True)
+        trainer.start()
+        inference.run(task_of(layout, INFERENCE))
+        trainer.join()
+        return measured(layout, load)
 
 
 def measured(layout: RunLayout, load: Load) -> Measured:
@@ -138,7 +136,6 @@ def measured(layout: RunLayout, load: Load) -> Measured:
 
 
 def report(found: dict[WeightSwap, list[Measured]]) -> str:
-    """A row for each way; ratios are of runs of the same turn."""
     rows = []
     for swap, runs in found.items():
         rates = [run.rate for run in runs]
@@ -151,17 +148,9 @@ def report(found: dict[WeightSwap, list[Measured]]) -> str:
 
 
 def main() -> None:
-    given = options(__doc__, rounds=3, **defaults_of(Load))
-    load = taken(Load, given)
-    found: dict[WeightSwap, list[Measured]] = {swap: [] for swap in WeightSwap}
-    for turn in range(given.rounds):
-        for swap in in_turn(WeightSwap, turn):
-            root = Path(tempfile.mkdtemp(prefix="bench-in-flight-"))
-            try:
-                found[swap].append(run_once(root, load, swap))
-            finally:
-                shutil.rmtree(root, ignore_errors=True)
-            print(f"turn {turn}, {swap}: {found[swap][-1].rate:,.0f} tokens/s", flush=True)
+    given = options(__doc__, rounds=3, load=Load)
+    load = given.load
+    found = turns({swap: partial(run_once, load, swap) for swap in WeightSwap}, given.rounds)
     lengths = sorted(length for runs in found.values() for run in runs for length in run.lengths)
     middle, high = lengths[len(lengths) // 2], lengths[len(lengths) * 95 // 100]
     print(f"\n{load}\ntokens of a trace: median {middle}, 95th percentile {high}\n\n{report(found)}")

@@ -3,14 +3,12 @@
     python tests/benchmarks/bench_learning.py --seeds 0 1 2 3 4
     python tests/benchmarks/bench_learning.py --against mrt_online --arms mrt_online_train_branches --every 24 \\
         --into runs/learning-from-branches --work runs/learning-from-branches/work
+    python tests/benchmarks/bench_learning.py --quickstart --seeds 0 1 2 --into runs/learning
 
-Fixed before anything was compared: the task is the small world as every recipe has it; each seed has one warm-started
-model, from which all arms start; the recipes are those of ``recipes/small_world``, with as many iterations and a
-constant learning rate, so that a run may be read at any of its evaluations. All are evaluated on the same held-out
-problems, cut into episodes by one rule, with regret by `gold_likelihood`, which is exact where an answer has one form.
-The first question is the accuracy of `mrt_online` with the best prover against GRPO's at equal tokens. The best one is
-the variance study's: on a world with one form of an answer, a single branch that looks ahead is exact to a hundredth of
-a point, and there is nothing left that a planner could share out. Told are
+Fixed before anything was compared: each seed has one warm-started model, from which all arms start; the recipes are
+those of ``recipes/small_world``, with as many iterations and a constant learning rate, so that a run may be read at any
+of its evaluations. All are evaluated on the same held-out problems, cut into episodes by one rule, with regret by
+`gold_likelihood`, which is exact where an answer has one form. Tables have
 
 - accuracy and normalised regret after the last iteration, against GRPO's;
 - the same at the tokens (traces, branches, collection) that the thriftiest run of a seed has used in all, linearly
@@ -18,32 +16,35 @@ a point, and there is nothing left that a planner could share out. Told are
 - tokens until an accuracy is reached, as a ratio to GRPO's; a run that never reaches it counts as infinite.
 
 Intervals are 95 %, by a bootstrap that draws seeds and problems, paired with GRPO's; beside it a t interval over the
-seeds alone. What is equal in "equal steps" is the optimiser's; of a group of 8, `mrt` lets 4 think on and stops 4.
-Regret's prover asks as that of `mrt_online` does, which is therefore paid for what is measured. What is kept of each
-run lies beside the tables (`runs/*.parquet`): such a run is not repeated, and one that was cut short goes on.
+seeds alone. Of a group of 8, `mrt` lets 4 think on and stops 4. Regret's prover asks as that of `mrt_online` does,
+which is therefore paid for what is measured. What is kept of each run lies beside the tables (`runs/*.parquet`): such a
+run is not repeated, and one that was cut short goes on. The third command compares the last weights version of the
+quickstart with the first.
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from io import StringIO
 from typing import TYPE_CHECKING
 
 import numpy as np
-from benchmarking import RESULTS, ROOT, SMALL_WORLD, options, spread, submit, table, written
+from benchmarking import RESULTS, ROOT, SMALL_WORLD, csv_text, options, spread, submit, table, written
 from learnt import Learnt, Spending
 from numpy.typing import NDArray
 
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel, draw
-from mrt_hpc.analysis.intervals import IntervalEstimate, t_quantile
+from mrt_hpc.analysis.intervals import IntervalEstimate, paired_difference, t_quantile
+from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
+from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.run.events import read_events
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
 BENCHMARK = "held-out"
 BUDGETS = (32, 64, 128, 256)
@@ -57,8 +58,6 @@ COLUMNS = ("arm", "seed", "version", "generated", "prefilled", "accuracy", "toke
 
 @dataclass(frozen=True)
 class Arm:
-    """One way of learning."""
-
     name: str
     recipe: str  # of recipes/small_world
     changes: dict[str, str] = field(default_factory=dict)  # of that recipe
@@ -137,6 +136,33 @@ def run(arm: Arm, seed: int, given: argparse.Namespace) -> RunLayout:
     return layout
 
 
+def quickstart_row(seed: int, layout: RunLayout) -> str:
+    last = read_recipe_lock(layout.recipe_lock).schedule.iterations
+    before, after = (EvaluationSummary.read(layout.evaluation_summary(v, BENCHMARK)) for v in (0, last))
+    gain = paired_difference(before.per_problem, after.per_problem)
+    changes = "  ".join(
+        f"{100 * before.quality[q]:5.1f} -> {100 * after.quality[q]:5.1f}" for q in sorted(before.quality)
+    )
+    times = [event["time"] for event in read_events(layout.events)]
+    minutes = (times[-1] - times[0]) / 60
+    return (
+        f"{seed:4d}  {100 * before.accuracy:5.1f} -> {100 * after.accuracy:5.1f}  "
+        f"{100 * gain.mean:+5.1f} ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})  {changes}  "
+        f"{before.tokens_per_rollout or 0:5.0f} -> {after.tokens_per_rollout or 0:5.0f}  {minutes:5.1f}"
+    )
+
+
+def quickstart(seeds: list[int], into: Path) -> None:
+    """Does the quickstart learn? The goal: every interval clear of zero, neither share of well-formed traces and of
+    right checks down by more than 5 points, 12 minutes at most. A run that is there already is read, not repeated.
+    """
+    layouts = {seed: RunLayout((into / f"seed-{seed}").absolute()) for seed in seeds}
+    for seed, layout in layouts.items():
+        submit(ROOT / "recipes" / "quickstart.yaml", layout.root, {"seed": seed})
+    print("seed  accuracy, %     gain, points (95 %)      right checks, %   well formed, %   tokens       minutes")
+    print(*(quickstart_row(seed, layout) for seed, layout in layouts.items()), sep="\n")
+
+
 # -- tables
 
 
@@ -151,8 +177,6 @@ MEASURES: dict[str, Measure] = {
 
 @dataclass(frozen=True)
 class Study:
-    """All runs."""
-
     seeds: list[int]  # [S]
     runs: dict[str, list[Learnt]]  # [arm][S]; the first arm is what the others are compared with
 
@@ -210,7 +234,6 @@ class Study:
         ])  # fmt: skip
 
     def rows(self) -> list[tuple[object, ...]]:
-        """One for each evaluation, as named in ``COLUMNS``."""
         return [
             (arm, seed, run.versions_E[e], *(float(measure[e]) for measure in measures))
             for arm, runs in self.runs.items()
@@ -243,17 +266,19 @@ def main() -> None:
         iterations=24,
         every=6,  # iterations between evaluations
         problems=250,  # held out
+        quickstart=False,  # the quickstart alone
         into=RESULTS / "learning",
         work=ROOT / "runs" / "learning",  # where the runs go
     )
+    if given.quickstart:
+        quickstart(given.seeds, given.into)
+        return
     by_recipe = {arm.recipe: arm for arm in (*ARMS, *ALONE)}
     arms = [by_recipe[recipe] for recipe in dict.fromkeys([given.against, *given.arms])]
     # Seed by seed, so that what is there is whole when it is cut short.
     found = [[learn(arm, seed, given) for arm in arms] for seed in given.seeds]
     study = Study(given.seeds, {arm.name: [of_seed[i] for of_seed in found] for i, arm in enumerate(arms)})
-    stream = StringIO()
-    csv.writer(stream).writerows([COLUMNS, *study.rows()])
-    written(stream.getvalue(), given.into, "evaluations.csv")
+    written(csv_text(COLUMNS, study.rows()), given.into, "evaluations.csv")
     written(study.markdown(), given.into)
     for name, measure in (("accuracy", "accuracy"), ("regret", f"normalised regret at {SHOWN_BUDGET} tokens")):
         for spending in (Spending.GENERATED, Spending.ALL):

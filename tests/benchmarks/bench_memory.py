@@ -2,11 +2,10 @@
 
     python tests/benchmarks/bench_memory.py --output tests/benchmarks/results/memory
 
-Each case is an update of a Qwen2 model with random weights, in new processes: shapes, ZeRO stages, one and two ranks,
-number formats and lengths. The peak is the resident memory of rank 0 less that of a process with all libraries.
-``MALLOC_MMAP_THRESHOLD_`` makes glibc give freed blocks back, so that the peak is what is in use; the last column is
-the peak with glibc's default, by which a process keeps small blocks that it has freed. ``measured.json`` keeps what was
-measured: cases that are in it are not measured again, and the table is made from it.
+Each case is an update of a Qwen2 model with random weights, in new processes. The peak is the resident memory of rank 0
+less that of a process with all libraries. ``MALLOC_MMAP_THRESHOLD_`` makes glibc give freed blocks back, so that the
+peak is what is in use; the last column is the peak with glibc's default. Cases that are in ``measured.json`` are not
+measured again, and the table is made from it.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE.parents[1])]
@@ -42,8 +42,6 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Case:
-    """One update."""
-
     model: str
     stage: int
     ranks: int
@@ -57,13 +55,11 @@ class Case:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The first cells of its row."""
         choices = ", ".join(f"{name}: {str(value).lower()}" for name, value in self.choices.items())
         return (self.model, self.precision, *map(str, (self.stage, self.ranks, self.tokens)), choices)
 
     @property
     def words(self) -> str:
-        """The case in words, by which it is kept."""
         return f"| {' | '.join(self.cells)} |"
 
 
@@ -87,92 +83,62 @@ CASES = [
 ]
 
 
-@dataclass(frozen=True)
-class Row:
-    """What was found of a case, bytes."""
-
-    case: Case
-    peak: int
-    by_default: int
-
-    @property
-    def predicted(self) -> float:
-        training = training_of(self.case.training, self.case.precision)
-        shape = SHAPES[self.case.model]
-        return trainer_memory(TrainerSetting(training, shape, self.case.ranks, self.case.tokens, on_gpu=False)).whole
-
-    @property
-    def ratio(self) -> float:
-        return self.predicted / self.peak
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """Of its row."""
-        predicted, peak, by_default = (f"{n / 2**20:,.0f}" for n in (self.predicted, self.peak, self.by_default))
-        return (*self.case.cells, predicted, peak, f"{self.ratio:.2f}", by_default)
-
-
 def outcome(case: Case, models: Path, environment: dict[str, str]) -> dict[str, Any]:
     """What the first rank of a case finds, in processes of its own: the fields of ``memory_worker.Measured``."""
     told = {"models": str(models), "model": case.model, "precision": case.precision, "training": case.training}
     told["lengths"] = [case.tokens] * case.ranks
-    before = dict(os.environ)
-    os.environ.update(environment)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            run_ranks("memory_worker.py", [folder, json.dumps(told)], case.ranks, Path(folder))
-            found: dict[str, Any] = json.loads((Path(folder) / "memory-0.json").read_text())
-            return found
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, environment):
+        run_ranks("memory_worker.py", [folder, json.dumps(told)], case.ranks, Path(folder))
+        found: dict[str, Any] = json.loads((Path(folder) / "memory-0.json").read_text())
+        return found
 
 
-def measured(case: Case, models: Path, kept: dict[str, list[int]]) -> Row:
-    """A case, with freed blocks given back and by glibc's default; as it was measured before, where it was."""
+def measured(case: Case, models: Path, kept: dict[str, list[int]]) -> list[int]:
+    """The bytes of a case, with freed blocks given back and by glibc's default; as before, where it was measured."""
     if case.words not in kept:
         kept[case.words] = [int(outcome(case, models, given)["peak"]) for given in (GIVEN_BACK, {})]
-    row = Row(case, *kept[case.words])
-    print(*row.cells, sep=" | ", flush=True)
-    return row
+        print(case.words, kept[case.words], flush=True)
+    return kept[case.words]
 
 
 HEAD = ("model", "precision", "ZeRO", "ranks", "tokens", "choices", "predicted", "measured", "ratio", "glibc's default")
 
 
-def table(rows: list[Row]) -> str:
-    """The rows, and how far off they are."""
-    off = [abs(row.ratio - 1) for row in rows]
-    within, kept = sum(o <= 0.15 for o in off), max(row.by_default / row.peak for row in rows)
+def table(kept: dict[str, list[int]]) -> str:
+    """All cases, and how far off the predictions are."""
+    rows, off, held = [], [], []
+    for case in CASES:
+        training = training_of(case.training, case.precision)
+        setting = TrainerSetting(training, SHAPES[case.model], case.ranks, case.tokens, on_gpu=False)
+        predicted, (peak, by_default) = trainer_memory(setting).whole, kept[case.words]
+        off.append(abs(predicted / peak - 1))
+        held.append(by_default / peak)
+        mib = [f"{n / 2**20:,.0f}" for n in (predicted, peak, by_default)]
+        rows.append((*case.cells, *mib[:2], f"{predicted / peak:.2f}", mib[2]))
+    within = sum(o <= 0.15 for o in off)
     lines = [
         "# Peak memory of an update: predicted and measured, MiB", "",
-        *markdown(HEAD, [row.cells for row in rows], words=2), "",
+        *markdown(HEAD, rows, words=2), "",
         f"Off by {statistics.median(off):.1%} in the median and {max(off):.1%} at most; {within} of {len(off)} within "
-        f"15 %. By default glibc holds up to {kept:.2f} times as much.",
+        f"15 %. By default glibc holds up to {max(held):.2f} times as much.",
     ]  # fmt: skip
     return "\n".join(lines)
 
 
-def all_rows(file: Path | None) -> list[Row]:
-    """All cases; what is measured is kept in the file at once."""
-    kept: dict[str, list[int]] = json.loads(file.read_text()) if file is not None and file.is_file() else {}
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        models = Path(folder)
-        for name, shape in SHAPES.items():
-            write_model(models / name, shape)
-        for case in CASES:
-            rows.append(measured(case, models, kept))
-            if file is not None:
-                file.write_text(json.dumps(kept, indent=1) + "\n")
-    return rows
-
-
 def main() -> None:
+    """What is measured is kept at once."""
     output = options(__doc__, output=Path).output
-    if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-    written(table(all_rows(None if output is None else output / "measured.json")), output)
+    file = None if output is None else output / "measured.json"
+    kept: dict[str, list[int]] = json.loads(file.read_text()) if file is not None and file.is_file() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, shape in SHAPES.items():
+            write_model(Path(folder) / name, shape)
+        for case in CASES:
+            measured(case, Path(folder), kept)
+            if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(json.dumps(kept, indent=1) + "\n")
+    written(table(kept), output)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from benchmarking import RESULTS, ROOT, options
@@ -48,9 +49,10 @@ from mrt_hpc.roles.sampling.session import SamplingSession
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from mrt_hpc.inference.traces import SampledTrace
+    from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
+    from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.records import Problem
 
 RECIPE = RECIPES / "mrt_online.yaml"
@@ -60,8 +62,6 @@ TRUTH_SEED = 1_000_000  # not among the seeds of the repeats
 
 @dataclass(frozen=True)
 class Setting:
-    """Where it is measured."""
-
     changes: tuple[str, ...]  # of the recipe
     problems: Callable[[int], list[Problem]]
     forced_text: str
@@ -82,8 +82,6 @@ LANGUAGE_MODEL = Setting(
 
 @dataclass(frozen=True)
 class Contender:
-    """One way of estimating values."""
-
     name: str
     prover: str  # the recipe's section, as YAML
 
@@ -116,6 +114,33 @@ def contenders(setting: Setting, reference_branches: int = 4) -> list[Contender]
     ]
 
 
+@contextmanager
+def served(model: Path, sequence: int, log: Path, *flags: str, **more: Any) -> Iterator[VllmServer]:
+    """A server of a model in 32 bits whose samples can be drawn again."""
+    settings = ServerSettings(
+        model, max_model_len=sequence, dtype="float32", kv_cache_gib=1.0, noise_by_request=True,
+        extra_args=("--enforce-eager", *flags), **more,
+    )  # fmt: skip
+    with VllmServer(settings, log) as server:
+        yield server
+
+
+def groups_of(recipe: Recipe, prompter: Prompter, problems: Iterable[Problem], size: int) -> list[PromptedGroup]:
+    """The groups of whole traces of these problems."""
+    settings = trace_settings(recipe, prompter, 0)
+    starts = WholeTraces(prompter, size, settings, recipe.sampling.max_prompt_tokens)
+    return [starts.group(problem) for problem in problems]
+
+
+def session_of(
+    prover: str, mu: ProverModel, client: GenerationClient, changes: tuple[str, ...] = (), seed: int = 0
+) -> ProverSession:
+    """What asks a prover of the recipe's section."""
+    recipe = load_recipe(RECIPE, (*changes, f"prover={prover}"))
+    assert recipe.prover is not None
+    return ProverFactory.of(recipe.prover, mu, seed).session(client)
+
+
 @dataclass
 class Bench:
     """The traces and what asks about them."""
@@ -130,11 +155,8 @@ class Bench:
 
     async def estimate(self, contender: Contender, seed: int) -> Measured:
         """Values of all traces by one contender. The branches of a trace are issued hot."""
-        await asyncio.to_thread(self.server.reset_prefix_cache)
-        recipe = load_recipe(RECIPE, (*self.setting.changes, f"prover={contender.prover}"))
-        assert recipe.prover is not None
-        maker = ProverFactory.of(recipe.prover, self.mu, seed)
-        asking = maker.session(self.client)
+        await asyncio.to_thread(self.server.control.reset_prefix_cache)
+        asking = session_of(contender.prover, self.mu, self.client, self.setting.changes, seed)
         by_problem = [list(g) for _, g in groupby(self.traces, key=lambda t: t.group.problem.id)]
         found = await asyncio.gather(*(self._problem(asking, traces) for traces in by_problem))
         return Measured([one for of_problem in found for one in of_problem])
@@ -176,9 +198,9 @@ async def sampled_traces(
 ) -> list[SampledTrace]:
     """Those with an episode, by problem."""
     recipe, size = load_recipe(RECIPE, setting.changes), given.rollouts
-    starts = WholeTraces(mu.prompter, size, trace_settings(recipe, mu.prompter, 0), recipe.sampling.max_prompt_tokens)
     sampler = RolloutSampler(client, mu.tokens, rollout_plan(recipe, 0, size))
-    found = [trace async for trace in sampler.sample([starts.group(p) for p in setting.problems(given.problems)])]
+    groups = groups_of(recipe, mu.prompter, setting.problems(given.problems), size)
+    found = [trace async for trace in sampler.sample(groups)]
     return sorted((t for t in found if len(t.boundaries) > 1), key=lambda t: (t.group.problem.id, t.sample))
 
 
@@ -227,11 +249,7 @@ def main() -> None:
     work = ROOT / "runs" / "variance" / name
     work.mkdir(parents=True, exist_ok=True)
     model = given.model or made_model(work / "model", given)
-    settings = ServerSettings(
-        model, max_model_len=setting.sequence, dtype="float32", kv_cache_gib=1.0, noise_by_request=True,
-        extra_args=("--enforce-eager",),
-    )  # fmt: skip
-    with VllmServer(settings, work / "vllm.log") as server:
+    with served(model, setting.sequence, work / "vllm.log") as server:
         told, rows = asyncio.run(run(server, model, setting, given))
     write(rows, told, given.into)
 

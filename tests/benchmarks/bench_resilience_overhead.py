@@ -36,14 +36,11 @@ if "mrt_hpc.attempt.entry" in sys.orig_argv:
 
 
 def goes_without(iteration: int) -> bool:
-    """With, without; without, with; and so on."""
     pair, second = divmod(iteration, 2)
     return bool(second) != bool(pair % 2)
 
 
 class Turn:
-    """Whether this process goes without just now."""
-
     without = False
 
 

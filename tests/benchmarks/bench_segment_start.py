@@ -1,7 +1,5 @@
-"""The start of a segment: from the start of an inference job to its first token, by phase.
-
-The job runs in a run directory that the first job has prepared, and is ended at its first token. It is measured with
-vLLM's engine forked from its API server and, in turn, spawned as vLLM does by default.
+"""The start of a segment: from the start of an inference job to its first token, by phase, with vLLM's engine forked
+from its API server and, in turn, spawned as vLLM does by default. The first job has prepared the run directory.
 
     python tests/benchmarks/bench_segment_start.py --repeats 3 --output tests/benchmarks/results/segment-start
 """
@@ -17,8 +15,9 @@ import tempfile
 import time
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from benchmarking import ROOT, environment, in_turn, options, sets, table, written
+from benchmarking import ROOT, environment, options, sets, table, turns, written
 
 from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.plan.jobs import Role, read_plan
@@ -26,21 +25,22 @@ from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 SHRUNK = {"schedule.iterations": 1, "schedule.iterations_per_job": 1, "evaluation.benchmarks": "[]"}
 DEADLINE_S = 600
 SPAWNING = """
 import sys
 if "mrt_hpc.inference.server_main" in sys.orig_argv:
-    from mrt_hpc.inference import engine_process
-    engine_process.fork_engines = lambda: None
+    from mrt_hpc.inference import vllm_on_cpu
+    vllm_on_cpu.fork_engines = lambda: None
 """
 """A module that Python imports first; it leaves vLLM's way of starting its engine as it is."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Seconds of each phase."""
-
     imports: float  # from the start of the process to the first event of the task: the role and what it imports
     before_server: float  # to the start of the server: weights verified, tokenizer read, graders started
     server: float  # to the server's answer
@@ -64,48 +64,37 @@ def measured(folder: Path, repeats: int) -> dict[str, list[Start]]:
     run, template = folder / "run", folder / "template"
     prepare(run)
     run.rename(template)
-    found: dict[str, list[Start]] = {"spawned": [], "forked": []}
-    for repeat in range(repeats):
-        for kind in in_turn(found, repeat):
-            shutil.copytree(template, run)
-            found[kind].append(start_of(run, f"{kind}-{repeat}", [patches] if kind == "spawned" else []))
-            shutil.rmtree(run)
-            print(kind, found[kind][-1], f"whole={found[kind][-1].whole:.1f}", file=sys.stderr, flush=True)
-    return found
+
+    def start(*first: Path) -> Start:
+        shutil.copytree(template, run)
+        found = start_of(run, f"attempt-{time.time()}", first)
+        shutil.rmtree(run)
+        return found
+
+    return turns({"spawned": lambda: start(patches), "forked": start}, repeats)
 
 
 def prepare(run: Path) -> None:
     """Make a run directory whose first job has ended, and in which nothing is sampled."""
     command = [sys.executable, "-m", "mrt_hpc", "submit", str(ROOT / "recipes/quickstart.yaml"), "--run", str(run)]
     command += ["--site", "local", *sets(SHRUNK)]
-    layout = RunLayout(run)
-
-    def has_begun() -> bool:
-        started = read_events(layout.events, EventKind.TASK_STARTED) if layout.events.is_dir() else []
-        return any(event["job"].endswith(Role.INFERENCE) for event in started)
-
     with subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL) as process:
-        wait_until(has_begun, reason="the first job", deadline_s=DEADLINE_S, check=lambda: still_running(process))
+        await_event(RunLayout(run), EventKind.TASK_STARTED, process, Role.INFERENCE)
         process.send_signal(signal.SIGINT)
 
 
-def start_of(run: Path, attempt: str, patches: list[Path]) -> Start:
-    """Run the inference task until its first token, and end it."""
+def start_of(run: Path, attempt: str, first: Sequence[Path]) -> Start:
+    """Run the inference task until its first token, and end it; modules of ``first`` are imported before all others."""
     layout = RunLayout(run)
     job = next(job.name for job in read_plan(layout.plan).jobs if job.role is Role.INFERENCE)
     command = [sys.executable, "-m", "mrt_hpc.attempt.entry", str(run), job, "0"]
     placed = Placement(rank=0, world_size=1, local_rank=0, attempt=attempt).environment()
     before, began = len(read_events(layout.events)), time.time()
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment(*patches) | placed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command, cwd=ROOT, env=environment(*first) | placed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         try:
-            wait_until(
-                lambda: bool(read_events(layout.events, EventKind.FIRST_TOKEN)),
-                reason="the first token",
-                deadline_s=DEADLINE_S,
-                check=lambda: still_running(process),
-            )
+            await_event(layout, EventKind.FIRST_TOKEN, process)
         finally:
             process.terminate()
     events = {event["kind"]: event for event in read_events(layout.events)[before:]}
@@ -114,9 +103,18 @@ def start_of(run: Path, attempt: str, patches: list[Path]) -> Start:
     return Start(task - began, asked - task, answers["seconds"], token - answers["time"])
 
 
-def still_running(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is not None:
-        raise RuntimeError(f"{process.args!r} ended with {process.returncode}")
+def await_event(layout: RunLayout, kind: EventKind, process: subprocess.Popen[bytes], role: str = "") -> None:
+    """Wait for an event, of a role where one is named, as long as a process lives."""
+
+    def has_come() -> bool:
+        events = read_events(layout.events, kind) if layout.events.is_dir() else []
+        return any(event.get("job", "").endswith(role) for event in events)
+
+    def still_running() -> None:
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args!r} ended with {process.returncode}")
+
+    wait_until(has_come, reason=kind, deadline_s=DEADLINE_S, check=still_running)
 
 
 def report(found: dict[str, list[Start]]) -> str:

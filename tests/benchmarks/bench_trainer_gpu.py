@@ -31,7 +31,6 @@ in the FLOPs, and as often as they are there in the tokens/s. Neither padding no
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import gc
 import json
@@ -44,7 +43,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from paper_sequences import CUT, SHAPES, SMALLER, batches_of, branched, config_of, flops, sampled
+from benchmarking import options
+from benchmarking import table as markdown
+from paper_sequences import CUT, SMALLER, batches_of, branched, config_of, flops, sampled
 from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
@@ -60,6 +61,7 @@ from mrt_hpc.training.rendezvous import Ranks, join, leave
 from mrt_hpc.training.settings import TrainerSettings
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
     from mrt_hpc.training.micro_batch import MicroBatch
@@ -74,14 +76,11 @@ GRACE_S = 40.0  # so long after its time is over the process ends at once, whate
 
 @dataclass(frozen=True)
 class Variant:
-    """One way of computing the same update."""
-
     name: str
     kernels: Kernels | None  # none for plain transformers with whole logits
 
     @property
     def batching(self) -> Batching:
-        """How its sequences share a micro-batch."""
         return self.kernels.batching if self.kernels else Batching.PADDED
 
 
@@ -101,8 +100,6 @@ VARIANTS = [
 
 @dataclass
 class Measured:
-    """What the updates of one variant took."""
-
     name: str
     flops: float = 0.0  # of one update
     seconds: list[float] = field(default_factory=list)
@@ -113,7 +110,6 @@ class Measured:
 
     @property
     def kept(self) -> list[float]:
-        """The seconds of all rounds but the first."""
         return self.seconds[1:] or self.seconds
 
 
@@ -161,7 +157,6 @@ def _ours(model: PreTrainedModel, kernels: Kernels, least_tokens: int) -> Callab
 
 
 def _plain(model: PreTrainedModel) -> Callable[[MicroBatch], torch.Tensor]:
-    """The same by transformers alone: whole logits of padded rows."""
     model.set_attn_implementation(PLAIN_ATTENTION if model.dtype == torch.bfloat16 else "sdpa")
 
     def logprobs(batch: MicroBatch) -> torch.Tensor:
@@ -186,7 +181,6 @@ class Trainer:
 
     @property
     def engine(self) -> Any:
-        """The engine."""
         if self._engine is None:
             self._engine = engine_of(scored(self.config, self.device, self.dtype, self.seed), self.stage)
         return self._engine
@@ -200,7 +194,6 @@ class Trainer:
 
 
 def destroy(engine: Any) -> None:
-    """End an engine, so that no circle holds its memory."""
     engine.destroy()
     for parameter in engine.module.parameters():
         vars(parameter).clear()  # DeepSpeed's methods, which hold the parameter and its gradient in a circle
@@ -325,25 +318,21 @@ def peak_gib(device: torch.device) -> float:
 
 def table(results: Sequence[Measured], positions: int, peak: float | None) -> str:
     """The results as Markdown; ratios are to plain transformers."""
-    lines = [
-        "| variant | tokens/s, best | median | times plain | MFU, best | PFLOPs | step s | peak GiB | updates |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    lines += [_row(r, results[0].kept, positions, peak) for r in results]
-    return "\n".join([*lines, "", *(note for r in results for note in _notes(r))])
+    skipped = "updates skipped, as they would not have ended in time."
+    notes = [f"{r.name}: {r.skipped} {skipped}" for r in results if r.skipped]
+    notes += [f"{r.name}: {r.problem} after {len(r.seconds)} updates." for r in results if r.problem]
+    return "\n".join([*markdown(HEAD, [_row(r, results[0].kept, positions, peak) for r in results]), "", *notes])
 
 
-def _notes(r: Measured) -> list[str]:
-    skipped = f"{r.name}: {r.skipped} updates skipped, as they would not have ended in time."
-    ended = f"{r.name}: {r.problem} after {len(r.seconds)} updates."
-    return [skipped] * bool(r.skipped) + [ended] * bool(r.problem)
+HEAD = ("variant", "tokens/s, best", "median", "times plain", "MFU, best", "PFLOPs", "step s", "peak GiB", "updates")
 
 
-def _row(r: Measured, base: list[float], positions: int, peak: float | None) -> str:
+def _row(r: Measured, base: list[float], positions: int, peak: float | None) -> list[str]:
     if not r.seconds:
-        return f"| {r.name} | {r.problem or 'no time left'} | | | | {r.flops / 1e15:.3g} | | | 0 |"
+        return [r.name, r.problem or "no time left", "", "", "", f"{r.flops / 1e15:.3g}", "", "", "0"]
     best, median = min(r.kept), statistics.median(r.kept)
-    cells = [
+    return [
+        r.name,
         f"{positions / best:,.0f}",
         f"{positions / median:,.0f}",
         f"{statistics.median(base) / median:.2f}" if base else "-",
@@ -353,7 +342,6 @@ def _row(r: Measured, base: list[float], positions: int, peak: float | None) -> 
         f"{r.peak_gib:.1f}" if r.peak_gib else "-",
         f"{len(r.kept)}",
     ]
-    return f"| {' | '.join([r.name, *cells])} |"
 
 
 def peak_of(device: torch.device, given: float | None) -> float | None:
@@ -362,24 +350,6 @@ def peak_of(device: torch.device, given: float | None) -> float | None:
         return given
     name = torch.cuda.get_device_name(device)
     return next((peak for key, peak in PEAK_TFLOPS.items() if key in name), None)
-
-
-def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=list(SHAPES), default="1.5b")
-    parser.add_argument("--layers", type=int, help="the default is the shape's own number")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--zero-stage", type=int, choices=[1, 2, 3], default=2, help="the recipes have 2 and 3")
-    parser.add_argument("--sequences", type=int, default=12, help="traces of the first set")
-    parser.add_argument("--sets", nargs="+", choices=["traces", "branches"], default=["traces", "branches"])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--max-tokens", type=int, help="of a micro-batch; default: 16384, for tiny 1024")
-    parser.add_argument("--seconds", type=float, default=540.0, help="after which it has ended")
-    parser.add_argument("--peak-tflops", type=float, help="of the device; the default is known for some GPUs")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, help="a JSON file for the figures of every update")
-    return parser.parse_args()
 
 
 def series_of(arguments: argparse.Namespace, vocabulary: int) -> list[Series]:
@@ -392,7 +362,22 @@ def series_of(arguments: argparse.Namespace, vocabulary: int) -> list[Series]:
 
 
 def main() -> None:
-    arguments = options()
+    arguments = options(
+        __doc__,
+        shape="1.5b",  # or another of ``paper_sequences.SHAPES``
+        layers=int,  # as many as the shape has where none are given
+        device="cuda",
+        dtype="bfloat16",  # or float32
+        zero_stage=2,  # the recipes have 2 and 3
+        sequences=12,  # traces of the first set
+        sets=["traces", "branches"],
+        rounds=5,
+        max_tokens=int,  # of a micro-batch; otherwise 16384, for tiny 1024
+        seconds=540.0,  # after which it has ended
+        peak_tflops=float,  # of the device; known for some GPUs
+        seed=0,
+        output=Path,  # a JSON file for the figures of every update
+    )
     ends = time.perf_counter() + arguments.seconds
     faulthandler.dump_traceback_later(arguments.seconds + GRACE_S, exit=True)
     config, device = config_of(arguments.shape, arguments.layers), torch.device(arguments.device)

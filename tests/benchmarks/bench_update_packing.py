@@ -4,12 +4,10 @@
     python tests/benchmarks/bench_update_packing.py --rounds 3 --traces 24
 
 With a run it takes model and rollouts of the run's last iteration, with random advantages. The long-tailed lengths are
-as many, log-normal with the same longest as 95th percentile, where they are cut, and 0.375 of it as median: 6K to 16K,
-as in the paper. Without a run the model has random weights and a width of 128, and shared prefixes stand beside packed
-and padded rows: each trace has 80 to 240 random tokens after a prompt of 16, four traces have one prompt, and there are
-the traces alone (only prompts are shared), traces with four branches of 8 tokens at five even boundaries
-(``train_branches``), and eight continuations of 60 tokens of one prefix (algorithm ``mrt``). Number format fp32, ZeRO
-stage 0, one rank. The variants take turns; each round is one update of each.
+as many, log-normal with the same longest as 95th percentile, where they are cut, and 0.375 of it as median, as in the
+paper. Without a run the model has random weights, and the sets are traces of 80 to 240 random tokens, four to a prompt;
+the traces with four branches of 8 tokens at five even boundaries (``train_branches``); and eight continuations of 60
+tokens of one prefix (algorithm ``mrt``). Number format fp32, ZeRO stage 0, one rank; the variants take turns.
 """
 
 from __future__ import annotations
@@ -17,12 +15,14 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-from benchmarking import in_turn, options, random_qwen3, table, written
+from benchmarking import options, random_qwen3, table, turns, written
+from paper_sequences import trained, with_advantages
 
 from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.recipe.sections import Training
@@ -49,7 +49,7 @@ Turn = tuple[float, float, float, int, int]
 def recorded(groups: Path) -> list[TrainingSequence]:
     rng = np.random.default_rng(0)
     rows = [row for path in sorted(groups.glob("*/rollouts.parquet")) for row in pq.read_table(path).to_pylist()]
-    return [sequence(row["prompt_ids"], row["token_ids"], rng) for row in rows]
+    return [with_advantages(row["prompt_ids"], row["token_ids"], rng) for row in rows]
 
 
 def long_tailed(like: list[TrainingSequence]) -> list[TrainingSequence]:
@@ -61,7 +61,8 @@ def long_tailed(like: list[TrainingSequence]) -> list[TrainingSequence]:
     tokens = [t for s in like for t in s.token_ids]
     counts = np.clip(drawn.astype(int), 1, longest).tolist()
     return [
-        sequence(s.prompt_ids, rng.choice(tokens, count).tolist(), rng) for s, count in zip(like, counts, strict=True)
+        with_advantages(s.prompt_ids, rng.choice(tokens, count).tolist(), rng)
+        for s, count in zip(like, counts, strict=True)
     ]
 
 
@@ -69,22 +70,14 @@ def random_traces(count: int) -> list[TrainingSequence]:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, VOCABULARY, PROMPT).tolist() for _ in range(count // GROUP)]
     lengths = rng.integers(80, 240, count).tolist()
-    return [sequence(prompts[n // GROUP], rng.integers(0, VOCABULARY, k).tolist(), rng) for n, k in enumerate(lengths)]
+    return [trained(prompts[n // GROUP], k, VOCABULARY, rng) for n, k in enumerate(lengths)]
 
 
 def continuations(begun: list[TrainingSequence]) -> list[TrainingSequence]:
     """Eight continuations of the first half of each trace."""
     rng = np.random.default_rng(1)
     prefixes = [[*s.prompt_ids, *list(s.token_ids)[: len(s.token_ids) // 2]] for s in begun]
-    return [sequence(p, rng.integers(0, VOCABULARY, 60).tolist(), rng) for p in prefixes for _ in range(8)]
-
-
-def sequence(prompt: list[int], tokens: list[int], rng: np.random.Generator) -> TrainingSequence:
-    """A sequence whose tokens are all trained."""
-    advantages = rng.normal(size=len(tokens)).astype(np.float32)
-    return TrainingSequence(
-        prompt, tokens, advantages, np.full(len(tokens), -1, np.float32), np.ones(len(tokens), bool)
-    )
+    return [trained(p, 60, VOCABULARY, rng) for p in prefixes for _ in range(8)]
 
 
 def branched(traces: list[TrainingSequence], boundaries: int = 5, branches: int = 4) -> list[TrainingSequence]:
@@ -95,7 +88,7 @@ def branched(traces: list[TrainingSequence], boundaries: int = 5, branches: int 
         for boundary in range(boundaries):
             kept = len(s.token_ids) * boundary // boundaries
             context = [*s.prompt_ids, *list(s.token_ids)[:kept]]
-            found += [sequence(context, rng.choice(s.token_ids, 8).tolist(), rng) for _ in range(branches)]
+            found += [with_advantages(context, rng.choice(s.token_ids, 8).tolist(), rng) for _ in range(branches)]
     return found
 
 
@@ -108,15 +101,15 @@ def trainer(model: Path, max_tokens: int, choices: dict[str, object]) -> Trainer
 
 def measure(engines: dict[str, TrainerEngine], batch: list[TrainingSequence], rounds: int) -> dict[str, list[Turn]]:
     """The updates of each variant; the first round is left out."""
-    found: dict[str, list[Turn]] = {name: [] for name in engines}
-    for number in range(rounds + 1):
-        for name in in_turn(engines, number + 1):
-            wall, cpu = time.perf_counter(), time.process_time()
-            stats = engines[name].update(batch)
-            spent = (time.perf_counter() - wall, time.process_time() - cpu)
-            if number:
-                found[name].append((*spent, stats.padding_share, stats.micro_steps, stats.positions))
-    return found
+
+    def update(engine: TrainerEngine) -> Turn:
+        wall, cpu = time.perf_counter(), time.process_time()
+        stats = engine.update(batch)
+        spent = (time.perf_counter() - wall, time.process_time() - cpu)
+        return (*spent, stats.padding_share, stats.micro_steps, stats.positions)
+
+    found = turns({name: partial(update, engine) for name, engine in engines.items()}, rounds + 1)
+    return {name: each[1:] for name, each in found.items()}
 
 
 HEAD = (

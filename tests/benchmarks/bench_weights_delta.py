@@ -5,14 +5,12 @@ and to have it ready to load, each in full and as a delta.
         --output tests/benchmarks/results/weights-delta
 
 A real language model (see ``small_language_model``) takes steps of AdamW on real text, with 32-bit weights and the
-settings of the recipes; after each step its weights are published in bfloat16, in full and as a delta against the step
-before, in turn. The first steps are not measured: the weights of the file lie on a grid. Publishing a whole model is
-writing, checksums and syncs; a delta has the comparison, its compression and the checksum of all tensors as well. To
-have a whole model ready to load, its checksums are compared; a delta is verified, applied to the version that the task
-has on its node, and the result is compared. Both are measured with the published files in the page cache, and with
-these files on the disk alone, as a task finds them whose node has not written them. The server then reads the files of
-either from the page cache. The first two deltas of a task go into new files, the later ones into those of a version
-that is not needed any more.
+settings of the recipes; after each step its weights are published in bfloat16, in full and as a delta, in turn. The
+first steps are not measured: the weights of the file lie on a grid. To have a whole model ready to load, its checksums
+are compared; a delta is verified, applied to the version that the task has on its node, and the result is compared;
+both with the published files in the page cache, and on the disk alone, as a task finds them whose node has not written
+them. The first two deltas of a task go into new files, the later ones into those of a version that is not needed any
+more.
 """
 
 from __future__ import annotations
@@ -22,15 +20,13 @@ import os
 import shutil
 import statistics
 import tempfile
-import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from benchmarking import in_turn, options, spread, written
+from benchmarking import in_turn, options, spread, timed, written
 from benchmarking import table as markdown
 from small_language_model import convert
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -42,7 +38,7 @@ from mrt_hpc.run.weights import publish
 from mrt_hpc.run.weights_delta import TensorBytes, TensorKind, VersionKey, delta_between
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 ROWS, TOKENS = 2, 96
 WARM_STEPS = 3
@@ -59,8 +55,6 @@ def batches(file: Path, tokenizer: Any) -> Iterator[torch.Tensor]:
 
 @dataclass
 class Learner:
-    """A model that learns."""
-
     model: Any
     batches: Iterator[torch.Tensor]
     optimiser: torch.optim.AdamW
@@ -85,27 +79,17 @@ def as_bytes(weights: dict[str, torch.Tensor]) -> list[TensorBytes]:
 
 
 @dataclass
-class Timed:
-    """Seconds and processor seconds, of all threads, that the parts take at each step."""
-
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    processor: dict[str, list[float]] = field(default_factory=dict)
-
-    def take(self, part: str, action: Callable[[], object]) -> None:
-        started, busy = time.perf_counter(), time.process_time()
-        action()
-        self.seconds.setdefault(part, []).append(time.perf_counter() - started)
-        self.processor.setdefault(part, []).append(time.process_time() - busy)
-
-
-@dataclass
 class Measured:
-    """What the steps have shown."""
-
     shares: list[float] = field(default_factory=list)  # of the weights that a step has changed
     bytes_full: list[int] = field(default_factory=list)
     bytes_delta: list[int] = field(default_factory=list)
-    timed: Timed = field(default_factory=Timed)
+    spent: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """By part its processor seconds and its wall seconds at each step."""
+
+    def take_turns(self, parts: dict[str, Callable[[], object]], number: int) -> None:
+        """Time the parts, in another order each time."""
+        for part in in_turn(parts, number):
+            self.spent.setdefault(part, []).append(timed(parts[part]))
 
 
 def size(directory: Path) -> int:
@@ -114,50 +98,29 @@ def size(directory: Path) -> int:
 
 @dataclass
 class Versions:
-    """The weights after each step, published in full and as deltas."""
-
     learner: Learner
     scratch: Path
     old: dict[str, torch.Tensor]
     found: Measured = field(default_factory=Measured)
-    tasks: dict[str, LocalWeights] = field(init=False)  # an inference task for each place of the published files
 
     def __post_init__(self) -> None:
+        """Version 1 is a whole model."""
+        self.full, self.deltas = RunLayout(self.scratch / "full"), RunLayout(self.scratch / "deltas")
         self.tasks = {place: LocalWeights(self.deltas) for place in (CACHED, ON_DISK)}
-
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Remove what the tasks have on their node at the end of the block."""
-        with self.tasks[CACHED].open(), self.tasks[ON_DISK].open():
-            yield
-
-    @staticmethod
-    def begun(learner: Learner, scratch: Path) -> Versions:
-        """With version 1, which is a whole model."""
-        versions = Versions(learner, scratch, learner.weights())
-        for layout in (versions.full, versions.deltas):
+        for layout in (self.full, self.deltas):
             layout.weights.mkdir(parents=True)
-            versions.publish_full(layout, 1, versions.old)
-        return versions
-
-    @property
-    def full(self) -> RunLayout:
-        return RunLayout(self.scratch / "full")
-
-    @property
-    def deltas(self) -> RunLayout:
-        return RunLayout(self.scratch / "deltas")
+            self.publish_full(layout, 1, self.old)
 
     def add(self, version: int) -> None:
         """Take a step, publish its weights in full and as a delta, and make both ready to load, in turn."""
         self.learner.step()
-        new, timed = self.learner.weights(), self.found.timed
+        new = self.learner.weights()
         self.found.shares.append(share_changed(self.old, new))
         publishing = {
             "publish, in full": lambda: self.publish_full(self.full, version, new),
             "publish, delta": lambda: self.publish_delta(version, new),
         }
-        take_turns(publishing, version, timed)
+        self.found.take_turns(publishing, version)
         for place in (CACHED, ON_DISK):
             loading = {
                 f"{place}, in full": lambda: verify(self.full.weights_version(version)),
@@ -166,7 +129,7 @@ class Versions:
             if place == ON_DISK:
                 leave_page_cache(self.full.weights_version(version))
                 leave_page_cache(self.deltas.weights_version(version))
-            take_turns(loading, version, timed)
+            self.found.take_turns(loading, version)
         self.found.bytes_full.append(size(self.full.weights_version(version)))
         self.found.bytes_delta.append(size(self.deltas.weights_version(version)))
         shutil.rmtree(self.full.weights_version(version))
@@ -198,17 +161,13 @@ def share_changed(old: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) ->
     return differing / sum(tensor.numel() for tensor in new.values())
 
 
-def take_turns(parts: dict[str, Callable[[], object]], number: int, timed: Timed) -> None:
-    """Time the parts, in another order each time."""
-    for part in in_turn(parts, number):
-        timed.take(part, parts[part])
-
-
 def table(found: Measured, parameters: int, rate: float) -> str:
     full, delta = statistics.median(found.bytes_full), statistics.median(found.bytes_delta)
     rows = [["MB of a version", f"{full / 1e6:.1f}", f"{delta / 1e6:.2f}", f"{delta / full:.4f}"]]
     for part in ("publish", CACHED, ON_DISK):
-        rows += [row(f"{part}, s", part, found.timed.seconds), row("of it processor s", part, found.timed.processor)]
+        kinds = [zip(*found.spent[f"{part}, {kind}"], strict=True) for kind in ("in full", "delta")]
+        processor, wall = zip(*kinds, strict=True)
+        rows += [row(f"{part}, s", *wall), row("of it processor s", *processor)]
     changed = f"{statistics.median(found.shares):.2%} ({min(found.shares):.2%} to {max(found.shares):.2%})"
     return "\n".join([
         f"# Weights versions as deltas: {parameters / 1e6:.0f} million parameters, bfloat16, AdamW at {rate:g}, "
@@ -217,9 +176,8 @@ def table(found: Measured, parameters: int, rate: float) -> str:
     ])  # fmt: skip
 
 
-def row(name: str, part: str, taken: dict[str, list[float]]) -> list[str]:
+def row(name: str, full: Sequence[float], delta: Sequence[float]) -> list[str]:
     """The medians of a part, in full and as a delta, and the ratio in the same step."""
-    full, delta = (taken[f"{part}, {kind}"] for kind in ("in full", "delta"))
     ratios = [b / a for a, b in zip(full, delta, strict=True)]
     return [name, f"{statistics.median(full):.2f}", f"{statistics.median(delta):.2f}", spread(ratios)]
 
@@ -238,8 +196,8 @@ def main() -> None:
         for _ in range(WARM_STEPS):
             learner.step()
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        versions = Versions.begun(learner, scratch)
-        with versions.open():
+        versions = Versions(learner, scratch, learner.weights())
+        with versions.tasks[CACHED].open(), versions.tasks[ON_DISK].open():
             for version in range(2, given.steps + 2):
                 versions.add(version)
                 written(table(versions.found, parameters, given.learning_rate), given.output)

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 import statistics
 import subprocess
 import sys
-from dataclasses import fields
+import time
+from dataclasses import fields, is_dataclass
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.atomic import write_text
-from mrt_hpc.submit.create import create_or_open
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
-
-    from mrt_hpc.run.layout import RunLayout
 
     Item = TypeVar("Item")
 
@@ -31,11 +28,18 @@ RESULTS = Path(__file__).parent / "results"
 DATA = ROOT.parent / "shared" / "data"
 SMALL_WORLD = ROOT / "recipes" / "small_world"
 
+sys.path.append(str(ROOT / "tests" / "support"))  # benchmarks use some of what tests use
+
 
 def options(about: str | None, required: Sequence[str] = (), **defaults: Any) -> argparse.Namespace:
-    """The options of the command line: each has the type of its default; a type means that there is no default."""
+    """The options of the command line: each has the type of its default; a type means that there is no default. Of a
+    dataclass each field is an option, and what comes back is one of that class.
+    """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in defaults.items():
+    classes = {name: kind for name, kind in defaults.items() if isinstance(kind, type) and is_dataclass(kind)}
+    plain = {name: default for name, default in defaults.items() if name not in classes}
+    plain |= {field.name: field.default for kind in classes.values() for field in fields(kind)}
+    for name, default in plain.items():
         how: dict[str, Any] = {"type": type(default), "default": default}
         if isinstance(default, bool):
             how = {"action": "store_true"}
@@ -44,22 +48,32 @@ def options(about: str | None, required: Sequence[str] = (), **defaults: Any) ->
         elif isinstance(default, list | tuple):
             how = {"type": type(default[0]), "nargs": "+", "default": list(default)}
         parser.add_argument(f"--{name.replace('_', '-')}", **how)
-    return parser.parse_args()
-
-
-def defaults_of(kind: type) -> dict[str, Any]:
-    """The fields of a dataclass as options."""
-    return {field.name: field.default for field in fields(kind)}
-
-
-def taken(kind: type[Item], given: argparse.Namespace) -> Item:
-    """A dataclass from the options of the names of its fields."""
-    return kind(**{field.name: getattr(given, field.name) for field in fields(kind)})  # type: ignore[arg-type]
+    given = parser.parse_args()
+    for name, kind in classes.items():
+        setattr(given, name, kind(**{field.name: getattr(given, field.name) for field in fields(kind)}))
+    return given
 
 
 def in_turn(names: Iterable[Item], turn: int) -> list[Item]:
     """The names in alternating order, so that what else the machine does meets all."""
     return list(names)[:: -1 if turn % 2 else 1]
+
+
+def turns(actions: Mapping[str, Callable[[], Item]], count: int) -> dict[str, list[Item]]:
+    """What each action gives in each of so many turns."""
+    found: dict[str, list[Item]] = {name: [] for name in actions}
+    for turn in range(count):
+        for name in in_turn(actions, turn):
+            found[name].append(actions[name]())
+            print(f"turn {turn}, {name}: {found[name][-1]}", file=sys.stderr, flush=True)
+    return found
+
+
+def timed(action: Callable[[], object]) -> tuple[float, float]:
+    """Processor seconds, of all threads of this process, and wall seconds."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    action()
+    return time.process_time() - cpu, time.perf_counter() - wall
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
@@ -80,6 +94,12 @@ def written(text: str, folder: Path | None, name: str = "table.md") -> None:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / name, text if text.endswith("\n") else f"{text}\n")
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    stream = StringIO()
+    csv.writer(stream, lineterminator="\n").writerows([head, *rows])
+    return stream.getvalue()
 
 
 def sets(changes: Mapping[str, object]) -> list[str]:
@@ -104,12 +124,6 @@ def submit(recipe: Path, run: Path, changes: Mapping[str, object], first: Sequen
 def environment(*first: Path) -> dict[str, str]:
     """The environment of a process of this checkout; modules of these folders are imported before all others."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*first, ROOT]))}
-
-
-def begun(root: Path, recipe: Path, changes: Mapping[str, object]) -> RunLayout:
-    """A run directory in which nothing has run."""
-    experiment = load_recipe(recipe, tuple(f"{field}={value}" for field, value in changes.items()))
-    return create_or_open(root, experiment, compile_plan(experiment, LocalSite()))
 
 
 def random_qwen3(

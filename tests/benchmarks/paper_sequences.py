@@ -47,7 +47,7 @@ def sampled(count: int, scale: int, vocabulary: int, seed: int) -> list[Training
     prompts = [rng.integers(0, vocabulary, prompt).tolist() for _ in range(-(-count // GROUP))]
     drawn = np.minimum(np.exp(np.log(MEDIAN) + sigma * rng.normal(size=count)), CUT) / scale
     lengths = np.maximum(drawn.astype(int), prompt + BOUNDARIES + 2).tolist()
-    return [_trained(prompts[n // GROUP], length - prompt, vocabulary, rng) for n, length in enumerate(lengths)]
+    return [trained(prompts[n // GROUP], length - prompt, vocabulary, rng) for n, length in enumerate(lengths)]
 
 
 def branched(traces: Sequence[TrainingSequence], scale: int, vocabulary: int, seed: int) -> list[TrainingSequence]:
@@ -59,14 +59,21 @@ def branched(traces: Sequence[TrainingSequence], scale: int, vocabulary: int, se
             kept = len(s.token_ids) * boundary // (BOUNDARIES + 1)
             context = [*s.prompt_ids, *s.token_ids[:kept]]
             tokens = max(2, BRANCH_TOKENS // scale)
-            found += [_trained(context, tokens, vocabulary, rng) for _ in range(BRANCHES)]
+            found += [trained(context, tokens, vocabulary, rng) for _ in range(BRANCHES)]
     return found
 
 
-def _trained(context: list[int], tokens: int, vocabulary: int, rng: np.random.Generator) -> TrainingSequence:
-    ids = rng.integers(0, vocabulary, tokens).tolist()
-    advantages = rng.normal(size=tokens).astype(np.float32)
-    return TrainingSequence(context, ids, advantages, np.zeros(tokens, np.float32), np.ones(tokens, bool))
+def trained(context: list[int], tokens: int, vocabulary: int, rng: np.random.Generator) -> TrainingSequence:
+    """A sequence of random tokens."""
+    return with_advantages(context, rng.integers(0, vocabulary, tokens).tolist(), rng)
+
+
+def with_advantages(context: list[int], tokens: list[int], rng: np.random.Generator) -> TrainingSequence:
+    """A sequence whose tokens are all trained, with random advantages."""
+    advantages = rng.normal(size=len(tokens)).astype(np.float32)
+    return TrainingSequence(
+        context, tokens, advantages, np.full(len(tokens), -1, np.float32), np.ones(len(tokens), bool)
+    )
 
 
 def batches_of(sequences: Sequence[TrainingSequence], batching: Batching, max_tokens: int) -> list[MicroBatch]:

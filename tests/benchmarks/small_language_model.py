@@ -37,8 +37,6 @@ BATCH, LEARNING_RATE = 8, 5e-5
 
 @dataclass(frozen=True)
 class Story:
-    """A word problem, worked out."""
-
     problem: str
     steps: tuple[str, ...]
     answer: str
@@ -65,7 +63,6 @@ def convert(gguf: Path, into: Path, steps: int) -> None:
 
 
 def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int) -> None:
-    """Show solved problems, a batch a step."""
     draw = random.Random(TAUGHT_SEED)
     optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     for step in range(steps):

@@ -13,14 +13,12 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from benchmarking import SMALL_WORLD, begun
+import benchmarking  # noqa: F401 - where run_of is found
+from run_of import run_of, task_of
 from step_worker import LEARNING_RATE, STEP, Load, Measured, Phases, serve
 
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
-from mrt_hpc.attempt.entry import load_task
-from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.roles import inference, prepare, trainer
 from mrt_hpc.roles.sampling.round_sampler import NeedWatch, Rounds
 from mrt_hpc.roles.sampling.weights_on_node import verified_weights
@@ -32,9 +30,6 @@ from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.training import rendezvous
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.rendezvous import Ranks
-
-if TYPE_CHECKING:
-    from mrt_hpc.roles.task.context import Task
 
 JOBS = ("segment-000.inference", "segment-000.trainer")
 ATTEMPT = "a"
@@ -58,19 +53,13 @@ def make_run(root: Path, load: Load) -> RunLayout:
         "resources.inference.cpus": load.threads,
         "resources.trainer.cpus": load.threads,
     }
-    layout = begun(root, SMALL_WORLD / "grpo.yaml", changes)
-    prepare.run(_task(layout, "prepare"))
+    layout = run_of(root, *(f"{field}={value}" for field, value in changes.items()), recipe="small_world/grpo")
+    prepare.run(task_of(layout, "prepare"))
     return layout
-
-
-def _task(layout: RunLayout, job: str) -> Task:
-    return load_task(layout, job, 0, Placement(0, 1, 0, ATTEMPT))
 
 
 @dataclass(frozen=True)
 class Stepper:
-    """Both roles, loaded."""
-
     sampling: inference.Worker
     equipment: inference.Equipment
     training: trainer.Trainer
@@ -98,7 +87,7 @@ class Stepper:
 
 def main() -> None:
     layout = RunLayout(Path(sys.argv[1]))
-    sampler, learner = (_task(layout, job) for job in JOBS)
+    sampler, learner = (task_of(layout, job) for job in JOBS)
     problems = read_problems(layout.train_data)
     with ExitStack() as stack:
         for job in JOBS:

@@ -34,8 +34,6 @@ PRICE_OF_A_TOKEN = 1e-3
 
 @dataclass(frozen=True)
 class Load:
-    """What one step samples and learns."""
-
     problems: int = 64
     rollouts: int = 8
     max_tokens: int = 160
@@ -71,8 +69,6 @@ class BriefAnswers(RolloutAlgorithm):
 
 @dataclass(frozen=True)
 class Measured:
-    """One step of one side."""
-
     seconds: float
     tokens: int  # the generated tokens
     phases: dict[str, float] = field(default_factory=dict)  # the seconds of each phase
@@ -115,7 +111,6 @@ class Meter:
         return time.perf_counter() - self._started
 
     def completed(self, found: Measured) -> Measured:
-        """A step with the cores that others used."""
         own = own_seconds() - self._own
         others = (_busy() - self._busy - own) / self.seconds
         return replace(found, cpu=found.cpu | {"total": own}, others=max(0.0, others))
@@ -127,7 +122,6 @@ def tell(what: Measured) -> None:
 
 
 def _busy() -> float:
-    """The processor seconds of all processes of the machine."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system + times.irq + times.softirq)
 
@@ -188,7 +182,6 @@ class Phases:
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """Add the seconds of a block to a phase."""
         started, own = time.perf_counter(), own_seconds()
         try:
             yield

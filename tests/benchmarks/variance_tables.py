@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from benchmarking import csv_text, written
 from benchmarking import table as markdown
-from benchmarking import written
 
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel
 from mrt_hpc.analysis.figures import draw as draw_figure
 from mrt_hpc.analysis.intervals import IntervalEstimate
 from mrt_hpc.mrt.progress import progress
-from mrt_hpc.run.atomic import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,8 +80,6 @@ class Measured:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
-
     name: str
     generated: float  # tokens a boundary
     prefilled: float  # tokens a boundary
@@ -99,7 +96,6 @@ class Row:
 
     @property
     def tokens(self) -> float:
-        """Generated and prefilled, a boundary."""
         return self.generated + self.prefilled
 
 
@@ -167,7 +163,6 @@ def measure(name: str, runs: Sequence[Measured], reference: Sequence[Measured], 
 
 
 def cost_of(runs: Sequence[Measured]) -> tuple[float, float]:
-    """Tokens generated and prefilled, a boundary."""
     return float(np.mean([run.generated for run in runs])), float(np.mean([run.prefilled for run in runs]))
 
 
@@ -178,7 +173,6 @@ def ranks(numbers_N: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def error_of(parts: Squares, problems: Sequence[str]) -> float:
-    """Mean squared error over the episodes of some problems."""
     return sum(parts[p][0] for p in problems) / sum(parts[p][1] for p in problems)
 
 
@@ -221,7 +215,12 @@ def short(number: float, digits: int) -> str:
 
 def write(rows: Sequence[Row], heading: str, into: Path) -> None:
     written(f"{heading}\n\n{table(rows)}", into)
-    write_rows(rows, into / "table.csv")
+    head = ["name", *PLAIN, *(f"{name}{end}" for name in ESTIMATES for end in ENDS)]
+    lines = [
+        [r.name, *(getattr(r, name) for name in PLAIN), *(x for n in ESTIMATES for x in ends_of(getattr(r, n)))]
+        for r in rows
+    ]
+    written(csv_text(head, lines), into, "table.csv")
     draw(rows, into / "error.png")
 
 
@@ -230,23 +229,11 @@ ESTIMATES = ("error", "own", "ratio", "ratio_generated")
 ENDS = ("", "_low", "_high")
 
 
-def write_rows(rows: Sequence[Row], path: Path) -> None:
-    """As CSV; estimates take three columns."""
-    with replacing(path) as temporary, temporary.open("w", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["name", *PLAIN, *(f"{name}{end}" for name in ESTIMATES for end in ENDS)])
-        for row in rows:
-            estimates = [getattr(row, name) for name in ESTIMATES]
-            with_ends = [number for e in estimates for number in (e.mean, e.low, e.high)]
-            writer.writerow([row.name, *(getattr(row, name) for name in PLAIN), *with_ends])
+def ends_of(estimate: IntervalEstimate) -> tuple[float, float, float]:
+    return estimate.mean, estimate.low, estimate.high
 
 
-def read_rows(path: Path) -> list[Row]:
-    with path.open(newline="") as stream:
-        return [_row(line) for line in csv.DictReader(stream)]
-
-
-def _row(line: dict[str, str]) -> Row:
+def read_row(line: dict[str, str]) -> Row:
     fields: dict[str, Any] = {name: float(line[name]) for name in PLAIN}
     fields |= {name: IntervalEstimate(*(float(line[f"{name}{end}"]) for end in ENDS)) for name in ESTIMATES}
     return Row(line["name"], **fields)
@@ -268,11 +255,13 @@ def series(name: str, rows: Sequence[Row]) -> Line:
     """One prover with several numbers of branches."""
 
     def shown(error: IntervalEstimate) -> IntervalEstimate:
-        return IntervalEstimate(*(max(end, SMALLEST_SHOWN) for end in (error.mean, error.low, error.high)))
+        return IntervalEstimate(*(max(end, SMALLEST_SHOWN) for end in ends_of(error)))
 
     return Line(name, tuple(r.tokens for r in rows), tuple(shown(r.error) for r in rows))
 
 
 if __name__ == "__main__":
     for folder in map(Path, sys.argv[1:]):  # makes tables and figures again from what was measured
-        write(read_rows(folder / "table.csv"), (folder / "table.md").read_text().partition("\n")[0], folder)
+        with (folder / "table.csv").open(newline="") as stream:
+            found = [read_row(line) for line in csv.DictReader(stream)]
+        write(found, (folder / "table.md").read_text().partition("\n")[0], folder)

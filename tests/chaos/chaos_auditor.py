@@ -45,25 +45,18 @@ T = TypeVar("T")
 
 @dataclass
 class Audit:
-    """What was found."""
-
     violations: list[str] = field(default_factory=list)
-    steps: int = 0
-    """Updates computed, those that were computed again included."""
+    steps: int = 0  # updates computed, those that were computed again included
     iterations: int = 0
-    groups_discarded: int = 0
-    """Sampled by two, of which the second was dropped."""
+    groups_discarded: int = 0  # sampled by two, of which the second was dropped
     set_aside: int = 0
-    leftovers: int = 0
-    """Unfinished files of writers that were killed."""
+    leftovers: int = 0  # unfinished files of writers that were killed
 
     @property
     def steps_redone(self) -> int:
-        """Updates computed more than once."""
         return self.steps - self.iterations
 
     def check(self, holds: bool, otherwise: str) -> None:
-        """Take note of what does not hold."""
         if not holds:
             self.violations.append(otherwise)
 
@@ -77,7 +70,6 @@ class Audit:
 
 
 def audit(root: Path) -> Audit:
-    """Look at all files of a run."""
     layout = RunLayout(root)
     recipe = read_recipe_lock(layout.recipe_lock, looking=True)
     last = recipe.schedule.iterations
@@ -135,7 +127,6 @@ def checked_groups(
 
 
 def check_samples(found: Audit, where: str, rollouts: Sequence[Rollout], drawn: Sequence[Problem], n: int) -> None:
-    """Each (problem, sample) exactly once."""
     there = Counter((r.problem_id, r.sample) for r in rollouts)
     wanted = Counter((p.id, s) for p in drawn for s in range(n))
     found.check(there == wanted, f"{where}: missing {wanted - there}, too many {there - wanted}")

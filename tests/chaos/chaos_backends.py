@@ -18,11 +18,10 @@ from slurm_cluster import is_known_to_have_ended
 from slurm_submissions import quickstart
 from submitted import current_ids
 
-from mrt_hpc.attempt.run_progress import task_records
 from mrt_hpc.backends.slurm.queue import QueueState, queue_states
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.task_state import TaskState
+from mrt_hpc.run.task_state import TaskState, read_tasks
 
 if TYPE_CHECKING:
     from slurm_cluster import Cluster
@@ -48,10 +47,8 @@ MOST_AGAIN = {"plain": 1, "rules": 40}
 """How often the same command is typed again on a cluster that cancels what it preempts, and on one where no job starts
 again, whatever has ended it.
 """
-PLAIN_ARRAY_SIZE = 10
-"""MaxArraySize of a plain cluster."""
-QUEUE_LOOK_S = 3.0
-"""Between two looks at Slurm's queue."""
+PLAIN_ARRAY_SIZE = 10  # MaxArraySize of a plain cluster
+QUEUE_LOOK_S = 3.0  # between two looks at Slurm's queue
 
 
 def copy_folder(source: Path, target: Path) -> None:
@@ -84,12 +81,10 @@ class LocalRun:
     _process: subprocess.Popen[bytes] = field(init=False)
 
     def submit(self) -> None:
-        """Type the command."""
         changes = tuple(f"{field}={value}" for field, value in SHRUNK.items())
         self._process = started(submit_command(self.root, (*changes, *self.changes)))
 
     def target(self) -> Target:
-        """What faults may hit."""
         return Target(RunLayout(self.root), self._process.pid, None, self.disk)
 
     def exit_code(self) -> int | None:
@@ -109,7 +104,6 @@ class LocalRun:
         return 1
 
     def keep(self, where: Path) -> None:
-        """Copy all that tells what happened."""
         copy_folder(self.root, where)
 
 
@@ -158,7 +152,6 @@ class SlurmRun:
         assert done.returncode == 0, done.stderr
 
     def target(self) -> Target:
-        """What faults may hit."""
         return Target(RunLayout(self._root), None, self.cluster, self.disk)
 
     def exit_code(self) -> int | None:
@@ -191,7 +184,7 @@ class SlurmRun:
 
     def _is_done(self) -> bool:
         layout = RunLayout(self._root)
-        records = [r for job in read_plan(layout.plan).jobs for r in task_records(job, layout)]
+        records = [r for job in read_plan(layout.plan).jobs for r in read_tasks(layout, job.name, job.tasks)]
         return all(record.state is TaskState.DONE for record in records)
 
     def end(self) -> int:

@@ -39,13 +39,10 @@ LONGEST_TO_NOTICE_S = 240.0
 """Until a controller that has just been restarted, on a busy machine, calls a node down; and until a run whose trainer
 has just been killed writes something, and finds the disk full.
 """
-ENOUGH_GROUPS = 12
-"""Completed by others while one is frozen: two iterations."""
+ENOUGH_GROUPS = 12  # completed by others while one is frozen: two iterations
 
 
 class FaultKind(StrEnum):
-    """What can go wrong."""
-
     KILL_TASK = "kill -9 of a task"
     KILL_TRAINER = "kill -9 of a trainer rank"
     KILL_INFERENCE = "kill -9 of an inference task"
@@ -142,7 +139,6 @@ def _freeze(target: Target, rng: random.Random) -> str | None:
 
 
 def _first_ranks(target: Target) -> list[psutil.Process]:
-    """Of each inference task that is at work."""
     return [process for process in target.tasks("inference") if _rank(process) == "0"]
 
 
@@ -246,15 +242,12 @@ def _pauses(target: Target) -> int:
 class SlurmTask:
     """One task of the run that is at work on the cluster."""
 
-    name: str
-    """As scontrol takes it."""
+    name: str  # as scontrol takes it
     node: str
     process: psutil.Process
 
 
 def _on_slurm(blow: Callable[[Cluster, SlurmTask], object]) -> Blow:
-    """Hit one task of the run that is at work."""
-
     def hit(target: Target, rng: random.Random) -> str | None:
         found = target.tasks(*target.focus)
         if target.cluster is None or not found:
@@ -270,7 +263,6 @@ def _on_slurm(blow: Callable[[Cluster, SlurmTask], object]) -> Blow:
 
 
 def _gone(task: SlurmTask, deadline_s: float) -> None:
-    """Wait for the end of a task's process."""
     wait_until(lambda: not task.process.is_running(), reason=f"the end of task {task.name}", deadline_s=deadline_s)
 
 

@@ -46,8 +46,7 @@ if TYPE_CHECKING:
 
 DISK_MIB = 256
 RUN_DEADLINE_S = 3000.0
-LONGEST_QUIET_S = 300.0
-"""Without progress: a run that hangs is a violation."""
+LONGEST_QUIET_S = 300.0  # without progress: a run that hangs is a violation
 CLUSTERS = {
     "partition": {"ONEHOST_PREEMPT": "partition", "ONEHOST_PREEMPT_SIGNAL": "1"},
     "qos": {"ONEHOST_PREEMPT": "qos", "ONEHOST_PREEMPT_SIGNAL": "0"},
@@ -65,17 +64,13 @@ class Strike:
 
     kind: FaultKind
     hit: str
-    time: float
-    """In seconds since the epoch."""
-    started_s: float | None = None
-    """To the next start of a task: what Slurm, or the local backend, takes."""
+    time: float  # in seconds since the epoch
+    started_s: float | None = None  # to the next start of a task: what Slurm, or the local backend, takes
     recovered_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run under faults."""
-
     seed: int
     where: str
     strikes: list[Strike]
@@ -85,7 +80,6 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Whether the faults had no effect."""
         return not self.audit.violations and not self.exit_code
 
 
@@ -202,7 +196,6 @@ def _seconds_to(layout: RunLayout, kinds: frozenset[EventKind], at: float) -> fl
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """A line a run, and a line a kind of fault."""
     lines = ["seed  where            faults  exit  minutes  steps redone  discarded  set aside  violations"]
     for o in outcomes:
         a = o.audit
@@ -226,7 +219,6 @@ def _median_and_worst(times: Sequence[float | None]) -> str:
 
 
 def main() -> int:
-    """Run the seeds one after another and print the table."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit leaves no cluster running
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
@@ -269,7 +261,6 @@ def main() -> int:
 
 @contextlib.contextmanager
 def prepared(arguments: argparse.Namespace, disk: Path | None) -> Iterator[Run]:
-    """The run that the command line asks for."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         if arguments.slurm is None:
             yield LocalRun((disk or Path(folder)) / "run", disk, tuple(arguments.set))

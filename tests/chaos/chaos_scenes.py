@@ -33,8 +33,6 @@ SNIPE_S = 1.0
 
 
 class Phase(StrEnum):
-    """What a task is about."""
-
     ANY = "at work"
     STARTING = "starting"
     WAITING = "waiting"
@@ -60,8 +58,6 @@ COMMANDED = (FaultKind.CUT_NODE, FaultKind.PREEMPT, FaultKind.REQUEUE)
 
 @dataclass(frozen=True)
 class Scene:
-    """One fault, and when it strikes whom."""
-
     role: str
     phase: Phase
     fault: FaultKind

@@ -20,21 +20,15 @@ if TYPE_CHECKING:
 STARTED_BY = ("mrt_hpc.attempt.entry", "submitit.core._submit")
 """What a task's process runs: on this machine alone, on Slurm."""
 
-RAY = ("raylet", "gcs_server", "ray::")
-"""How the names of Ray's processes begin."""
+RAY = ("raylet", "gcs_server", "ray::")  # how the names of Ray's processes begin
 
 
 @dataclass(frozen=True)
 class Target:
-    """A run that is running."""
-
     layout: RunLayout
-    leader: int | None
-    """Process id of ``mrt-hpc submit``, which leads the run's process group; None on Slurm."""
-    cluster: Cluster | None
-    """Where it runs on Slurm."""
-    small_disk: Path | None
-    """The small filesystem that the run is on; None when it is on a large one."""
+    leader: int | None  # process id of ``mrt-hpc submit``, which leads the run's process group; None on Slurm
+    cluster: Cluster | None  # where it runs on Slurm
+    small_disk: Path | None  # the small filesystem that the run is on; None when it is on a large one
     focus: tuple[str, ...] = ("trainer", "inference", "evaluation")
     """The roles of whose tasks one is hit, by faults that may hit any."""
 
@@ -43,7 +37,6 @@ class Target:
         return [p for p in psutil.process_iter() if self._is_task(_words(p), roles)]
 
     def servers(self) -> list[psutil.Process]:
-        """The API servers of the run."""
         return [
             child
             for task in self.tasks("inference", "evaluation")
@@ -85,7 +78,6 @@ def name_of(process: psutil.Process) -> str:
 
 
 def children(process: psutil.Process) -> list[psutil.Process]:
-    """All processes below one."""
     try:
         return process.children(recursive=True)
     except psutil.NoSuchProcess:

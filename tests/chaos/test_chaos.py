@@ -37,8 +37,7 @@ CHANGES = (
     "schedule.iterations_per_job=2",
     "training.full_weights_every=2",
 )
-LONGEST_S = RUN_DEADLINE_S + 600.0
-"""For the run, and for its cluster."""
+LONGEST_S = RUN_DEADLINE_S + 600.0  # for the run, and for its cluster
 
 
 @pytest.fixture(scope="module")

@@ -16,15 +16,13 @@ from install_support import REPOSITORY, UV, require_registry, shell
 PYTHONS = shell(". env/common.sh; echo $PYTHONS").split()
 OLDEST_GLIBC = shell(". env/common.sh; echo $OLDEST_GLIBC").strip()
 OLDEST_GLIBC_ARM = shell(". env/common.sh; echo $OLDEST_GLIBC_ARM").strip()
-OLDER_GLIBC = "2.28"
-"""The next older one that uv knows a platform of."""
+OLDER_GLIBC = "2.28"  # the next older one that uv knows a platform of
 X86, ARM = (
     f"{machine}-manylinux_{glibc}".replace(".", "_")
     for machine, glibc in (("x86_64", OLDEST_GLIBC), ("aarch64", OLDEST_GLIBC_ARM))
 )
 """The oldest platforms, as uv names them."""
-BUILT_HERE = {"deepspeed"}
-"""Packages that have no wheels; pure Python, so that building them needs no compiler."""
+BUILT_HERE = {"deepspeed"}  # packages that have no wheels; pure Python, so that building them needs no compiler
 
 
 @pytest.mark.parametrize("python", PYTHONS)

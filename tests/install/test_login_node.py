@@ -203,7 +203,6 @@ def test_refusals_are_told_in_words(node: LoginNode) -> None:
 
 
 def _put_model(folder: Path) -> None:
-    """A model in the hub's cache, as the hub's client lays it out."""
     commit = "0123456789abcdef0123456789abcdef01234567"
     snapshot = folder / "snapshots" / commit
     snapshot.mkdir(parents=True)

@@ -62,7 +62,6 @@ class PeakClock(Stopwatch):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Watch one phase."""
         if ON_GPU:
             torch.cuda.reset_peak_memory_stats()
         else:
@@ -73,7 +72,6 @@ class PeakClock(Stopwatch):
 
 
 def resident(field: str) -> int:
-    """Bytes of a field of the process's status."""
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) * 1024
 
@@ -85,16 +83,10 @@ def write_model(directory: Path, shape: ModelShape, seed: int = 0) -> None:
     if (directory / "config.json").is_file():
         return
     config = Qwen2Config(
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        vocab_size=shape.vocabulary,
-        tie_word_embeddings=shape.tied,
-        max_position_embeddings=32768,
-        initializer_range=shape.hidden**-0.5,
-    )
+        hidden_size=shape.hidden, intermediate_size=shape.intermediate, num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, vocab_size=shape.vocabulary,
+        tie_word_embeddings=shape.tied, max_position_embeddings=32768, initializer_range=shape.hidden**-0.5,
+    )  # fmt: skip
     torch.manual_seed(seed)
     Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
 
@@ -115,13 +107,11 @@ def sequences(lengths: list[int], vocabulary: int) -> list[TrainingSequence]:
 
 
 def training_of(fields: dict[str, Any], precision: str) -> Training:
-    """The section of a recipe with these fields."""
     batching = Batching(fields.get("batching", "padded"))
     return Training(learning_rate=1e-6, **{**fields, "precision": Precision(precision), "batching": batching})
 
 
 def warm_up(directory: Path, settings: TrainerSettings, ranks: Ranks) -> None:
-    """Load and use everything once."""
     engine = build(settings, directory, ranks)
     for _ in range(2):
         engine.update(sequences([20] * 4, TINY.vocabulary))
@@ -131,7 +121,6 @@ def warm_up(directory: Path, settings: TrainerSettings, ranks: Ranks) -> None:
 
 
 def second_update(engine: TrainerEngine, batch: list[TrainingSequence]) -> PeakClock:
-    """The peak and the seconds of the second of two updates."""
     clock = PeakClock()
     for _ in range(2):
         clock = PeakClock()
@@ -157,7 +146,6 @@ def measure(case: dict[str, Any], models: Path, ranks: Ranks) -> Measured:
 
 
 def main() -> None:
-    """Measure, and write what was found."""
     rank, world_size = int(sys.argv[1]), int(sys.argv[2])
     address, folder, case = Path(sys.argv[3]), Path(sys.argv[4]), json.loads(sys.argv[5])
     torch.set_num_threads(len(os.sched_getaffinity(0)) if ON_GPU else 1)  # an offloaded optimiser has all cores

@@ -1,5 +1,5 @@
-"""`tests/benchmarks/bench_trainer_gpu.py` on a CPU with DeepSpeed: whole updates, also after one that broke off. (Its
-tables: ``test_first_day.py``.)
+"""`tests/benchmarks/bench_trainer_gpu.py` on a CPU with DeepSpeed: whole updates, also after one without
+memory. (Its tables: ``test_first_day.py``.)
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ SEQUENCES = branched(sampled(2, SMALLER, CONFIG.vocab_size, 0), SMALLER, CONFIG.
 MAX_TOKENS = 200
 
 
-@pytest.mark.parametrize(("dtype", "stage"), [(torch.float32, 0), *((torch.bfloat16, stage) for stage in (1, 2, 3))])
+@pytest.mark.parametrize(("dtype", "stage"), [(torch.float32, 0), (torch.bfloat16, 1), (torch.bfloat16, 3)])
 def test_the_engine_has_the_same_gradient_for_all_variants_and_takes_its_step(dtype: torch.dtype, stage: int) -> None:
     trainer = bench.Trainer(CONFIG, CPU, dtype, stage=stage)
     assert trainer.engine.zero_optimization_stage() == stage
     before = head_of(trainer.engine)
     norms = [step(trainer.engine, variant, 0.0) for variant in bench.VARIANTS]
-    assert norms[0] > 0.1 and norms == pytest.approx(
-        [norms[0]] * len(norms), rel=1e-5 if dtype == torch.float32 else 1e-2
-    )
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    assert norms[0] > 0.1 and norms == pytest.approx([norms[0]] * len(norms), rel=tolerance)
     assert torch.equal(head_of(trainer.engine), before)  # the rate was 0
     step(trainer.engine, bench.VARIANTS[-1], 1e-2)
     assert float((head_of(trainer.engine) - before).abs().max()) > 5e-3
@@ -98,16 +97,4 @@ def test_after_an_update_without_memory_a_new_engine_goes_on_and_nothing_of_the_
     assert all(len(r.seconds) == 2 and not r.problem for r in others)
     assert [r() for r in old[:3]] == [None] * 3
     assert "| out of memory |" in bench.table(results, 1, None)
-    trainer.drop()
-
-
-def test_an_update_is_broken_off_between_micro_batches_when_its_time_is_over() -> None:
-    trainer = bench.Trainer(CONFIG, CPU, torch.float32)
-    module = trainer.engine.module
-    module.register_forward_hook(lambda *_: setattr(module, "deadline", 0.0))  # it passes in the first micro-batch
-    result = bench.Measured("plain")
-    series = bench.Series("branches", SEQUENCES, MAX_TOKENS, rounds=1)
-    series._visit(trainer, bench.VARIANTS[0], float("inf"), result)
-    assert (result.problem, result.seconds) == ("broken off at the end of its time", [])
-    assert trainer.engine.module is not module
     trainer.drop()

@@ -9,27 +9,29 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from chaos_backends import ROOT, started, submit_command
 from chaos_target import Target
 from conftest import task_in
 from families import assert_gone
+from samples import sampled
 from slurm_verifier import HELD_FROM, HELD_S, HELD_UNTIL
 
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.task.context import Companion
+from mrt_hpc.roles.trainer import Next, Trainer
+from mrt_hpc.roles.training.artifacts import TrainingArtifacts
+from mrt_hpc.roles.training.iteration_data import iteration_readers
 from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.events import EventKind, read_events
-from mrt_hpc.run.groups import Sampled, commit_group, complete_groups
+from mrt_hpc.run.groups import commit_group, complete_groups
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import draw_problems, read_problems
-from mrt_hpc.run.records import GroupStatistics
 from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.turns import Turn
 from mrt_hpc.run.waiting import wait_until
@@ -40,23 +42,15 @@ if TYPE_CHECKING:
 
     import psutil
 
-    from mrt_hpc.roles.trainer import Trainer
-    from mrt_hpc.training.rendezvous import Ranks
-
     Killed = tuple[RunLayout, list[str]]
 
 ITERATIONS, GROUPS = 2, 4
 JOB = "segment-000.colocated"
 SMALL = (
-    "schedule.coupling=colocated",
-    f"schedule.iterations={ITERATIONS}",
-    f"schedule.iterations_per_job={ITERATIONS}",
-    f"sampling.problems_per_iteration={GROUPS}",
-    "sampling.rollouts_per_problem=4",
-    "sampling.max_tokens=64",
-    "serving.kv_cache_gib=0.25",
-    "evaluation.benchmarks=[]",
-)
+    "schedule.coupling=colocated", f"schedule.iterations={ITERATIONS}", f"schedule.iterations_per_job={ITERATIONS}",
+    f"sampling.problems_per_iteration={GROUPS}", "sampling.rollouts_per_problem=4", "sampling.max_tokens=64",
+    "serving.kv_cache_gib=0.25", "evaluation.benchmarks=[]",
+)  # fmt: skip
 HELD = ("data.verifier=slurm_verifier:HeldVerifier", f"grading.time_limit_s={HELD_S}")
 DEADLINE_S = 400
 
@@ -105,26 +99,18 @@ def _kill(processes: list[psutil.Process]) -> None:
     processes[0].kill()
 
 
-def test_a_segment_is_one_task_and_ends_well(killed: Killed) -> None:
-    layout, _ = killed
-    assert read_task(layout, JOB, 0).state is TaskState.DONE
-    assert layout.report.is_file()
-    assert {path.name for path in (layout.root / "tasks").iterdir()} == {"prepare", JOB, "report"}
-
-
-def test_the_task_fails_with_its_sampling_process_and_says_why(killed: Killed) -> None:
-    _, messages = killed
+def test_a_segment_is_one_task_that_fails_with_its_sampling_process_and_ends_well(killed: Killed) -> None:
+    layout, messages = killed
     assert "the process that samples for this task has ended with exit code -9" in messages[-1]
+    assert read_task(layout, JOB, 0).state is TaskState.DONE and layout.report.is_file()
+    assert {path.name for path in (layout.root / "tasks").iterdir()} == {"prepare", JOB, "report"}
 
 
 def test_no_group_is_sampled_twice_and_no_iteration_is_lost(killed: Killed) -> None:
     layout, _ = killed
-    events = read_events(layout.events)
-    committed = Counter((e["iteration"], e["position"]) for e in events if e["kind"] == EventKind.GROUP_COMMITTED)
-    assert max(committed.values()) == 1
-    assert not [e for e in events if e["kind"] == EventKind.GROUP_DISCARDED]
-    assert layout.metrics(ITERATIONS - 1).is_file()
-    assert layout.weights_version(ITERATIONS).is_dir()
+    committed = Counter((e["iteration"], e["position"]) for e in read_events(layout.events, EventKind.GROUP_COMMITTED))
+    assert max(committed.values()) == 1 and not read_events(layout.events, EventKind.GROUP_DISCARDED)
+    assert layout.metrics(ITERATIONS - 1).is_file() and layout.weights_version(ITERATIONS).is_dir()
 
 
 def test_what_is_trained_is_what_any_coupling_samples(killed: Killed) -> None:
@@ -139,24 +125,17 @@ def test_what_is_trained_is_what_any_coupling_samples(killed: Killed) -> None:
             assert {rollout.weights_version for rollout in group.rollouts} == {iteration}
 
 
-def test_no_attempt_leaves_a_file_of_turns(killed: Killed) -> None:
-    """Not even one that was killed, as the next one removes it."""
-    layout, _ = killed
-    started = [e for e in read_events(layout.events, EventKind.TASK_STARTED) if e["job"] == JOB]
-    assert len({e["attempt"] for e in started}) == 3
-    left = [path.name for path in Path(tempfile.gettempdir()).glob("mrt-hpc-turns-*/*.turn")]
-    assert not [name for name in left for e in started if name.endswith(f".{e['attempt']}.turn")]
-
-
 # -- the trainer's side of the turns
 
 
-HOLDER = "import sys, time; from pathlib import Path; from mrt_hpc.run.turns import Turn; \
-turn = Turn(Path(sys.argv[1])); print(turn.take(), flush=True); time.sleep(600)"
-NOTHING = GroupStatistics(
-    rollouts=0, branches=0, rollout_tokens=0, branch_tokens=0, prompt_tokens=0, cached_tokens=0, prefilled_tokens=0,
-    seconds={},
-)  # fmt: skip
+HOLDER = """
+import sys, time
+from pathlib import Path
+from mrt_hpc.run.turns import Turn
+turn = Turn(Path(sys.argv[1]))
+print(turn.take(), flush=True)
+time.sleep(600)
+"""
 
 
 @pytest.fixture
@@ -172,41 +151,29 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def trainer_beside(tmp_path: Path, holder: subprocess.Popen[bytes]) -> Trainer:
     """A trainer whose first iteration is sampled, beside a process that has the turn. It has no engine yet."""
-    from mrt_hpc.roles.trainer import Trainer
-    from mrt_hpc.roles.training.artifacts import TrainingArtifacts
-    from mrt_hpc.roles.training.iteration_data import iteration_readers
-
     task = task_in(tmp_path / "run", load_recipe(ROOT / "recipes" / "quickstart.yaml", SMALL), JOB)
-    layout = task.layout
-    publish(layout, 0, lambda directory: (directory / "model.safetensors").touch())
+    publish(task.layout, 0, lambda directory: (directory / "model.safetensors").touch())
     for position in range(GROUPS):
-        commit_group(layout.group(0, position), Sampled(rollouts=[], statistics=NOTHING))
-    companion = Companion(holder, tmp_path / "log")
-    task = replace(task, turn=Turn(tmp_path / "turn"), companion=companion)
-    engine, readers = None, iteration_readers(task)
-    artifacts = TrainingArtifacts(task, engine, saved=0)  # type: ignore[arg-type]
-    return Trainer(task, engine, None, artifacts, readers, readers(0), {})  # type: ignore[arg-type]
+        commit_group(task.layout.group(0, position), sampled())
+    task = replace(task, turn=Turn(tmp_path / "turn"), companion=Companion(holder, tmp_path / "log"))
+    engine: Any = None
+    readers = iteration_readers(task)
+    return Trainer(task, engine, engine, TrainingArtifacts(task, engine, saved=0), readers, readers(0), {})
 
 
 def test_nothing_is_trained_without_the_turn(tmp_path: Path, holder: subprocess.Popen[bytes]) -> None:
-    from mrt_hpc.roles.trainer import Next
-
     trainer = trainer_beside(tmp_path, holder)
-    assert trainer.reader.is_complete()
-    assert trainer._next() is None
+    assert trainer.reader.is_complete() and trainer._next() is None
     holder.kill()
     holder.wait()
     assert trainer._next() is Next.TRAIN
 
 
-def test_a_trainer_that_has_to_save_takes_the_turn(
-    tmp_path: Path, holder: subprocess.Popen[bytes], one_rank: Ranks
-) -> None:
-    assert one_rank.world_size == 1
+@pytest.mark.usefixtures("one_rank")
+def test_a_trainer_that_has_to_save_takes_the_turn(tmp_path: Path, holder: subprocess.Popen[bytes]) -> None:
     trainer = trainer_beside(tmp_path, holder)
     assert not trainer.turns.may_pass_on
     trainer.turns.regain()
-    assert trainer.turns.may_pass_on
-    assert holder.wait(30) == -signal.SIGTERM
+    assert trainer.turns.may_pass_on and holder.wait(30) == -signal.SIGTERM
     trainer.turns.pass_on()
     assert not trainer.task.turn.is_mine

@@ -33,7 +33,6 @@ def evaluate(models: str, folder: Path, run: str, samples: int, *options: str) -
 
 
 def servers(layout: RunLayout) -> int:
-    """The number of servers that an evaluation has started."""
     return sum(event["kind"] == EventKind.SERVER_STARTED for event in read_events(layout.events))
 
 

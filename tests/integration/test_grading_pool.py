@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,14 +48,13 @@ def pool() -> Iterator[GraderPool]:
 
 def grade_with_times(pool: GraderPool, pairs: list[Pair]) -> list[tuple[Verdict, float]]:
     """Each verdict with the seconds from the submission of all pairs to its arrival."""
+    started = time.monotonic()
 
-    async def timed(pair: Pair, started: float) -> tuple[Verdict, float]:
-        verdict = (await pool.grade([pair]))[0]
-        return verdict, time.monotonic() - started
+    async def timed(pair: Pair) -> tuple[Verdict, float]:
+        return (await pool.grade([pair]))[0], time.monotonic() - started
 
     async def all_at_once() -> list[tuple[Verdict, float]]:
-        started = time.monotonic()
-        return await asyncio.gather(*(timed(pair, started) for pair in pairs))
+        return await asyncio.gather(*map(timed, pairs))
 
     return asyncio.run(all_at_once())
 
@@ -90,10 +90,8 @@ def test_a_busy_machine_makes_no_right_answer_wrong() -> None:
         grading = asyncio.ensure_future(attempt)
         before = _members(os.getsid(0))
         await asyncio.to_thread(wait_until, lambda: _working(before), reason="a process at work", deadline_s=60)
-        started = time.monotonic()
-        await asyncio.to_thread(
-            wait_until, lambda: _stopped() and time.monotonic() > started + 3.0, reason="3 s", deadline_s=60
-        )
+        ends = time.monotonic() + 3.0
+        await asyncio.to_thread(wait_until, lambda: _stopped() and time.monotonic() > ends, reason="3 s", deadline_s=60)
         _signal_children(signal.SIGCONT)
         return (await grading)[0].correct
 
@@ -119,29 +117,23 @@ def _signal_children(number: signal.Signals) -> None:
 
 
 def test_hangs_together_step_aside_for_the_others() -> None:
-    """Three hangs that do not look so, and one process: the others wait for three short first attempts, not for a whole
-    time limit.
+    """Three hangs that do not look so, and one process: the others, which are asked for later, are graded after three
+    short first attempts, while the hangs still hang.
     """
     hangs: list[Pair] = [(UNEXPECTED.format(20 + number), "7") for number in range(3)]
     assert not any(may_take_long(answer) for answer, _ in hangs)
     others: list[Pair] = [(f"\\frac{{{numerator}}}{{101}}", "2") for numerator in range(20)]
-    assert {verdict.status for verdict in graded_beside(hangs, others)} == {VerdictStatus.GRADED}
 
-
-def graded_beside(hangs: list[Pair], others: list[Pair]) -> list[Verdict]:
-    """The verdicts on others, which are asked for after answers that still hang when the others are graded."""
-
-    async def graded() -> list[Verdict]:
-        grading = [asyncio.ensure_future(pool.grade([pair])) for pair in hangs + others]
-        verdicts = await asyncio.gather(*grading[len(hangs) :])
-        hanging = grading[: len(hangs)]
+    async def graded(pool: GraderPool) -> list[list[Verdict]]:
+        hanging, grading = ([asyncio.ensure_future(pool.grade([p])) for p in pairs] for pairs in (hangs, others))
+        verdicts = await asyncio.gather(*grading)
         assert not any(task.done() for task in hanging)
         for task in hanging:
             task.cancel()
-        return [verdict for (verdict,) in verdicts]
+        return verdicts
 
     with GraderPool(MathVerifier(), processes=1, time_limit_s=LONG_LIMIT_S) as pool:
-        return asyncio.run(graded())
+        assert {verdict.status for (verdict,) in asyncio.run(graded(pool))} == {VerdictStatus.GRADED}
 
 
 def test_an_answer_that_looks_slow_does_not_hold_up_the_others_at_all(
@@ -176,11 +168,14 @@ def test_a_hung_or_malformed_answer_is_logged_once_with_its_beginning(
     assert not any("y" * 80 in message for message in caplog.messages)
 
 
-def test_equal_pairs_are_graded_once_and_remembered_within_bounds() -> None:
+def test_equal_pairs_are_graded_once_and_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And processes are replaced after their share of tasks."""
+    monkeypatch.setattr(grader_queue, "TASKS_PER_PROCESS", 5)
+    pairs: list[Pair] = [(f"\\frac{{{n}}}{{2}}", f"{n / 2}") for n in range(23)]
     with GraderPool(MathVerifier(), processes=1, cache_size=2) as small:
         grade_all(small, [("1/2", "0.5")] * 3 + [("1/4", "0.25"), ("1/5", "0.2")])
         assert list(small._cache) == [("1/4", "0.25"), ("1/5", "0.2")]
-        assert grade_all(small, [("1/2", "0.5")])[0].reward == 1.0
+        assert all(verdict.reward == 1.0 for verdict in grade_all(small, [("1/2", "0.5"), *pairs]))
 
 
 def test_an_answer_whose_process_is_killed_is_graded_again(pool: GraderPool) -> None:
@@ -250,13 +245,6 @@ def test_memory_is_limited_and_the_process_goes_on_and_ends_with_its_pool() -> N
     assert not {child.pid for child in multiprocessing.active_children()} - before
 
 
-def test_processes_are_replaced_after_their_share_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mrt_hpc.domains.grader_queue.TASKS_PER_PROCESS", 5)
-    with GraderPool(MathVerifier(), processes=1) as pool:
-        pairs: list[Pair] = [(f"\\frac{{{n}}}{{2}}", f"{n / 2}") for n in range(23)]
-        assert all(verdict.reward == 1.0 for verdict in grade_all(pool, pairs))
-
-
 PARENT = """
 import asyncio
 import sys
@@ -274,19 +262,16 @@ def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
     """One process idle, one deep inside a multiplication that holds the interpreter lock."""
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    parent = subprocess.Popen(
-        [sys.executable, str(script), HANGS[0]], env=environment, stdout=subprocess.PIPE, start_new_session=True
-    )
+    command, environment = [sys.executable, str(script), HANGS[0]], {**os.environ, "PYTHONPATH": str(ROOT)}
+    parent = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True)
     try:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == b"started\n"
+        assert parent.stdout is not None and parent.stdout.readline() == b"started\n"
         before = _members(parent.pid)
-        wait_until(
-            lambda: any(ticks - before.get(pid, 0) > 100 for pid, ticks in _members(parent.pid).items()),
-            reason="a process that has spent a second on the hang",
-            deadline_s=60,
-        )
+
+        def is_deep_in_the_hang() -> bool:
+            return any(ticks - before.get(pid, 0) > 100 for pid, ticks in _members(parent.pid).items())
+
+        wait_until(is_deep_in_the_hang, reason="a process that has spent a second on it", deadline_s=60)
         assert len(_members(parent.pid)) >= 4  # parent, fork server, two workers
     finally:
         parent.kill()
@@ -298,10 +283,8 @@ def _members(session: int) -> dict[int, int]:
     """The processes of a session and the processor time each has used, clock ticks."""
     found: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
+        with suppress(FileNotFoundError, ProcessLookupError):
             fields = path.read_text().rsplit(")", 1)[1].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            found[int(path.parent.name)] = int(fields[11])
+            if int(fields[3]) == session and fields[0] != "Z":
+                found[int(path.parent.name)] = int(fields[11])
     return found

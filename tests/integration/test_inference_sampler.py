@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -71,14 +71,14 @@ class Scripted:
                 await asyncio.sleep(0)
 
 
-def plan(**rule: int) -> RolloutPlan:
-    return RolloutPlan(7, 2, 2, rule=Episodes(min_paragraphs=1, **rule))
+def plan() -> RolloutPlan:
+    return RolloutPlan(7, 2, 2, rule=Episodes(min_paragraphs=1))
 
 
-def prover(generator: Scripted, *, common_seeds: bool = False) -> MonteCarlo:
+def prover(generator: Scripted) -> MonteCarlo:
     fork = Fork(
         generator, TOKENS, lambda trace, j: trace.context(j), FORCED, " is \\boxed{", ANSWERING, 7,
-        boundaries=lambda trace: range(len(trace.boundaries)), common_seeds=common_seeds,
+        boundaries=lambda trace: range(len(trace.boundaries)),
     )  # fmt: skip
     return MonteCarlo(Branches(fork), 3)
 
@@ -92,16 +92,9 @@ def sampled(sampler: RolloutSampler, groups: Iterable[PromptedGroup]) -> list[Sa
     return sorted(asyncio.run(collect()), key=lambda v: (v.group.problem.id, v.sample))
 
 
-def sample(generator: Scripted, *, valued: bool = True, concurrency: int = 100, **options: bool) -> list[SampledTrace]:
-    valuer = prover(generator, **options) if valued else None
+def sample(generator: Scripted, *, valued: bool = True, concurrency: int = 100) -> list[SampledTrace]:
+    valuer = prover(generator) if valued else None
     return sampled(RolloutSampler(generator, TOKENS, plan(), valuer, asyncio.Semaphore(concurrency)), GROUPS)
-
-
-def test_every_problem_gets_its_group_and_every_trace_its_seed() -> None:
-    found = sample(Scripted(), valued=False)
-    assert [(v.group.problem.id, v.sample) for v in found] == [(f"p{i}", s) for i in range(5) for s in range(2)]
-    assert [v.completion.seed for v in found[:2]] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(2)]
-    assert not any(v.valuation.branches for v in found)
 
 
 def test_a_trace_is_cut_at_its_markers_and_its_thought_ends_before_the_closing_tag() -> None:
@@ -111,8 +104,7 @@ def test_a_trace_is_cut_at_its_markers_and_its_thought_ends_before_the_closing_t
     assert (trace.text, trace.answer_text) == (TRACE, " is \\boxed{7}")
     rollout, branch = trace.graded("7", 1.0), trace.branch(trace.valuation.branches[0], None, 0.0)
     assert (rollout.weights_version, rollout.answer, rollout.reward) == (3, "7", 1.0)
-    assert len(rollout.logprobs) == len(rollout.token_ids)
-    assert rollout.token_ids[-1] == EOS
+    assert len(rollout.logprobs) == len(rollout.token_ids) and rollout.token_ids[-1] == EOS
     assert (branch.problem_id, branch.boundary, branch.reward) == ("p0", 0, 0.0)
 
 
@@ -128,24 +120,13 @@ def test_branches_fork_at_every_boundary_from_prompt_prefix_and_forced_text() ->
     assert {b.text for b in branches} == {" is \\boxed{7}"}
 
 
-def test_common_seeds_are_those_of_the_branch_at_every_boundary() -> None:
-    branches = sample(Scripted(), common_seeds=True)[0].valuation.branches
-    by_branch = {g: {b.seed for b in branches if b.branch == g} for g in range(3)}
-    assert [len(seeds) for seeds in by_branch.values()] == [1, 1, 1]
-    assert len(set().union(*by_branch.values())) == 3
-
-
-def test_a_trace_cut_by_the_limit_ends_its_last_episode_at_the_cut() -> None:
+def test_a_thought_that_is_cut_or_ends_at_once_has_its_end_as_a_boundary() -> None:
     ids = TOKENIZER.encode("First, x=3\n\nWait, x=")
     trace = sample(Scripted(ids, FinishReason.LENGTH))[0]
     assert trace.boundaries[-1] == len(ids)
     assert trace.answer_text == trace.text == "First, x=3\n\nWait, x="
-
-
-def test_a_thought_that_ends_at_once_has_one_boundary_to_fork_from() -> None:
     valued = sample(Scripted([*TOKENIZER.encode("</think>7"), EOS]))[0]
-    assert valued.boundaries == [0]
-    assert [b.boundary for b in valued.valuation.branches] == [0, 0, 0]
+    assert valued.boundaries == [0] and [b.boundary for b in valued.valuation.branches] == [0, 0, 0]
 
 
 def test_rollouts_of_one_group_may_start_in_several_places() -> None:
@@ -156,8 +137,7 @@ def test_rollouts_of_one_group_may_start_in_several_places() -> None:
     forced = Start([*context, *FORCED], 1, ANSWERING, b"First, x=3\n\n</think>", len(FORCED))
     group = PromptedGroup(Problem("p0", "?", "7"), PROMPTS[0], (going_on, forced))
 
-    rule = Episodes(min_paragraphs=1)
-    traces = sampled(RolloutSampler(Scripted(), TOKENS, RolloutPlan(7, 2, 3, rule=rule)), [group])
+    traces = sampled(RolloutSampler(Scripted(), TOKENS, replace(plan(), group_size=3)), [group])
     assert [t.sample for t in traces] == [0, 1, 2]
     assert [t.completion.seed for t in traces] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(3)]
     assert traces[0].text == "First, x=3\n\n" + TRACE
@@ -167,32 +147,18 @@ def test_rollouts_of_one_group_may_start_in_several_places() -> None:
     assert records[2].prompt_ids == [*context, *FORCED]
 
 
-def sampled_without_tags(start: Start, ids: list[int]) -> SampledTrace:
-    group = PromptedGroup(Problem("p0", "?", "7"), PROMPTS[0], (start,))
-    tagless = RolloutPlan(7, 2, 1, thought_end=b"", rule=Episodes(markers=("",), min_paragraphs=1))
-    return sampled(RolloutSampler(Scripted(ids), TOKENS, tagless), [group])[0]
-
-
-def test_without_tags_the_thought_ends_where_the_last_box_opens() -> None:
-    text = "First, \\boxed{3}?\n\nNo.\n\nSo it is \\boxed{7}."
-    ids = TOKENIZER.encode(text)
-    trace = sampled_without_tags(Start(PROMPTS[0], 1, SamplingSettings(max_tokens=64)), [*ids, EOS])
-    episodes = [TOKENS.text(ids[a:b]) for a, b in pairwise(trace.boundaries)]
-    assert episodes == ["First, \\boxed{3}?\n\n", "No.\n\n", "So it is "]
-    assert trace.answer_text == "\\boxed{7}."
-
-
 def test_without_tags_a_forced_answer_is_looked_for_behind_the_prefix() -> None:
     """A box in the prefix is not what was answered."""
     prefix = b"First, \\boxed{3}?\n\nSo: "
     start = Start(PROMPTS[0], 1, ANSWERING, prefix, forced=2, answer_start="So: ")
-    trace = sampled_without_tags(start, TOKENIZER.encode("x=7"))
-    assert trace.boundaries == [0]
+    group = PromptedGroup(Problem("p0", "?", "7"), PROMPTS[0], (start,))
+    tagless = RolloutPlan(7, 2, 1, thought_end=b"", rule=Episodes(markers=("",), min_paragraphs=1))
+    (trace,) = sampled(RolloutSampler(Scripted(TOKENIZER.encode("x=7")), TOKENS, tagless), [group])
+    assert trace.boundaries == [0] and trace.text.startswith(prefix.decode())
     assert extract_answer(trace.answer_text) is None
-    assert trace.text.startswith(prefix.decode())
 
 
-@pytest.mark.parametrize("room", [1, 3, 4, 5, 7])
+@pytest.mark.parametrize("room", [1, 3, 4])
 def test_no_more_traces_are_sampled_at_a_time_than_there_is_room_for(room: int) -> None:
     """Room that no whole group fits into is used all the same."""
     generator = Scripted()
@@ -227,15 +193,14 @@ def test_a_group_is_claimed_when_there_is_room_for_a_trace_of_it() -> None:
 
 
 def test_the_room_is_free_again_for_those_that_share_it() -> None:
-    async def both() -> list[int]:
+    async def twice() -> int:
         room = asyncio.Semaphore(3)
-        found = []
         for _ in range(2):
             sampler = RolloutSampler(Scripted(), TOKENS, plan(), room=room)
-            found.append(len([v async for v in sampler.sample(GROUPS)]))
-        return [*found, room._value]
+            assert len([v async for v in sampler.sample(GROUPS)]) == 10
+        return room._value
 
-    assert asyncio.run(both()) == [10, 10, 3]
+    assert asyncio.run(twice()) == 3
 
 
 def test_a_refusal_reaches_the_caller() -> None:

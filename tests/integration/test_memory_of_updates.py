@@ -27,13 +27,8 @@ def test_the_peak_of_an_update_is_as_predicted(
     write_model(tmp_path / "model", SHAPE)
     write_model(tmp_path / "tiny", TINY)
     training = {"zero_stage": stage, "max_tokens_per_micro_batch": tokens}
-    case = {
-        "models": str(tmp_path),
-        "model": "model",
-        "precision": "bf16",
-        "training": training,
-        "lengths": [tokens] * ranks,
-    }
+    case = {"models": str(tmp_path), "model": "model", "precision": "bf16", "training": training}
+    case["lengths"] = [tokens] * ranks
     run_ranks("memory_worker.py", [str(tmp_path), json.dumps(case)], ranks, tmp_path)
     found = json.loads((tmp_path / "memory-0.json").read_text())
     assert found["predicted"] == pytest.approx(found["peak"], rel=0.15)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,7 +35,7 @@ from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.sections import Episodes
-from mrt_hpc.roles.evaluation import run
+from mrt_hpc.roles import evaluation
 from mrt_hpc.roles.sampling.grading import graded_in_order
 from mrt_hpc.roles.sampling.session import SamplingSession
 from mrt_hpc.run.groups import Sampled, read_group
@@ -87,11 +89,11 @@ class Recording:
     """A client that keeps what it was asked and what came."""
 
     client: Generator
-    told: list[tuple[Request, Completion]] = field(default_factory=list)
+    seen: list[tuple[Request, Completion]] = field(default_factory=list)
 
     async def stream(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         async for completion in self.client.stream(requests):
-            self.told.append((requests[completion.request], completion))
+            self.seen.append((requests[completion.request], completion))
             yield completion
 
 
@@ -100,11 +102,15 @@ class Evaluated:
     """All traces of one evaluation, and the requests that made them."""
 
     graded: list[Sampled]
-    told: list[tuple[Request, Completion]]
+    seen: list[tuple[Request, Completion]]
 
     @property
     def rollouts(self) -> list[Rollout]:
         return [rollout for trace in self.graded for rollout in trace.rollouts]
+
+    def stages(self, number: int) -> list[list[Rollout]]:
+        """The rollouts of each sample, one for each of so many stages."""
+        return [self.rollouts[at : at + number] for at in range(0, len(self.rollouts), number)]
 
 
 def evaluate(server: VllmServer, mode: str, asked: ProverSettings | None = None) -> Evaluated:
@@ -130,13 +136,13 @@ def evaluate(server: VllmServer, mode: str, asked: ProverSettings | None = None)
             tracer = as_kind(way, Mode).sampler(writer)
             session = SamplingSession(recording, tokens, pool, plan, valuer, asyncio.Semaphore(4), tracer)
             await session.sample(groups, finish)
-            return recording.told
+            return recording.seen
 
     with GraderPool(verifier_of(recipe.evaluation.benchmarks[0].problems, recipe.grading), 1, 5.0) as pool:
-        told = asyncio.run(sample(pool))
+        seen = asyncio.run(sample(pool))
     found.sort(key=lambda t: (t.rollouts[0].problem_id, t.rollouts[0].sample))
     assert len(found) == PROBLEMS * plan.group_size
-    return Evaluated(found, told)
+    return Evaluated(found, seen)
 
 
 @cache
@@ -150,23 +156,6 @@ def text(ids: Sequence[int]) -> str:
 
 def inserted(rollout: Rollout) -> list[str]:
     return [text(rollout.token_ids[at : at + length]) for at, length in rollout.inserted]
-
-
-def assert_found_in_cache(evaluated: Evaluated) -> None:
-    """Every request that continues another one finds the whole blocks of its tokens in the cache."""
-    followed = 0
-    for request, completion in evaluated.told:
-        shared = max((common(ids, request.prompt_ids) for ids in computed_before(evaluated, completion)), default=0)
-        followed += shared > BLOCK
-        assert completion.cached_tokens is not None
-        assert completion.cached_tokens >= min(shared, len(request.prompt_ids) - 1) // BLOCK * BLOCK
-    assert followed
-
-
-def computed_before(evaluated: Evaluated, completion: Completion) -> list[list[int]]:
-    """The tokens of the requests that had ended when a request was sent. A last token is sampled, not computed."""
-    told = [(request, c) for request, c in evaluated.told if c.started + c.seconds <= completion.started]
-    return [[*request.prompt_ids, *c.token_ids[:-1]] for request, c in told]
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:
@@ -190,52 +179,59 @@ def evaluated(server: VllmServer) -> dict[str, Evaluated]:
     return {name: evaluate(server, mode) for name, mode in MODES.items()}
 
 
-@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("name", ["linearised", "budget_forcing_extended", "extrapolation"])
 def test_the_same_seed_gives_the_same_tokens(server: VllmServer, evaluated: dict[str, Evaluated], name: str) -> None:
-    again, rollouts = evaluate(server, MODES[name]), evaluated[name].rollouts
-    assert [r.token_ids for r in again.rollouts] == [r.token_ids for r in rollouts]
+    again, rollouts = evaluate(server, MODES[name]).rollouts, evaluated[name].rollouts
+    assert [r.token_ids for r in again] == [r.token_ids for r in rollouts]
     assert len({tuple(r.token_ids) for r in rollouts}) > PROBLEMS, "samples differ"
-    for rollout in rollouts:  # all tokens have log-probabilities, those of sampled ones below 0
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_all_tokens_have_log_probabilities_those_of_sampled_ones_below_0(
+    evaluated: dict[str, Evaluated], name: str
+) -> None:
+    for rollout in evaluated[name].rollouts:
         assert len(rollout.logprobs) == len(rollout.token_ids)
         forced = {at + n for at, length in rollout.inserted for n in range(length)}
-        assert {n for n in forced if rollout.logprobs[n] != 0.0} == set()
+        assert not any(rollout.logprobs[n] for n in forced)
         assert rollout.sampled_tokens == len(rollout.token_ids) - len(forced) > 0
         assert any(logprob < 0 for logprob in rollout.logprobs)
 
 
 @pytest.mark.parametrize("name", [name for name in MODES if name != "direct"])
 def test_what_is_continued_is_in_the_prefix_cache(evaluated: dict[str, Evaluated], name: str) -> None:
-    assert_found_in_cache(evaluated[name])
+    """Every request that continues another one finds the whole blocks of its tokens in the cache."""
+    followed = 0
+    for request, completion in evaluated[name].seen:
+        ended = [(r, c) for r, c in evaluated[name].seen if c.started + c.seconds <= completion.started]
+        computed = [[*r.prompt_ids, *c.token_ids[:-1]] for r, c in ended]  # a last token is sampled, not computed
+        shared = max((common(ids, request.prompt_ids) for ids in computed), default=0)
+        followed += shared > BLOCK
+        assert completion.cached_tokens is not None
+        assert completion.cached_tokens >= min(shared, len(request.prompt_ids) - 1) // BLOCK * BLOCK
+    assert followed
 
 
-def test_the_second_attempts_prompt_holds_the_first(evaluated: dict[str, Evaluated]) -> None:
-    rollouts = evaluated["history_conditioned"].rollouts
-    for first, second in zip(rollouts[::2], rollouts[1::2], strict=True):
+def test_the_second_attempts_prompt_holds_the_first_which_is_the_direct_trace_of_its_seed(
+    evaluated: dict[str, Evaluated],
+) -> None:
+    both = evaluated["history_conditioned"].stages(2)
+    for (first, second), direct in zip(both, evaluated["direct"].rollouts, strict=True):
         assert (first.stage, second.stage, second.counts) == (0, 1, True)
-        assert len(first.token_ids) <= 48
+        assert first.seed == direct.seed and len(first.token_ids) <= 48
+        assert first.token_ids == direct.token_ids[: len(first.token_ids)]
         shown = first.token_ids[:-1] if first.finish_reason is FinishReason.STOP else first.token_ids
         assert second.prompt_ids[: len(first.prompt_ids) + len(shown)] == [*first.prompt_ids, *shown]
         assert text(second.prompt_ids).endswith("<|end|>\nWait\n<think>\n")
 
 
-def test_a_first_attempt_is_the_direct_trace_of_its_seed(evaluated: dict[str, Evaluated]) -> None:
-    direct = evaluated["direct"].rollouts
-    first = evaluated["history_conditioned"].rollouts[::2]
-    assert [r.seed for r in first] == [r.seed for r in direct]
-    for one, other in zip(first, direct, strict=True):
-        assert one.token_ids == other.token_ids[: len(one.token_ids)]
-
-
 def test_prompts_hold_a_sliding_window_of_attempts(evaluated: dict[str, Evaluated]) -> None:
-    rollouts = evaluated["linearised"].rollouts
-    for sample in range(PROBLEMS * SAMPLES):
-        rounds = rollouts[4 * sample : 4 * sample + 4]
-        turns = [turn(r) for r in rounds]
-        prompt = rounds[0].prompt_ids
+    for rounds in evaluated["linearised"].stages(4):
+        turns, prompt = [turn(r) for r in rounds], rounds[0].prompt_ids
         assert [r.stage for r in rounds] == [0, 1, 2, 3]
-        assert rounds[1].prompt_ids == [*prompt, *turns[0]]
-        assert rounds[2].prompt_ids == [*prompt, *turns[0], *turns[1]]
-        assert rounds[3].prompt_ids == [*prompt, *turns[1], *turns[2]]
+        for number in (1, 2, 3):
+            window = turns[max(0, number - 2) : number]
+            assert rounds[number].prompt_ids == [*prompt, *chain.from_iterable(window)]
 
 
 def turn(attempt: Rollout) -> list[int]:
@@ -247,9 +243,7 @@ def turn(attempt: Rollout) -> list[int]:
 
 
 def test_budgets_cut_one_thought(evaluated: dict[str, Evaluated]) -> None:
-    rollouts = evaluated["budget_forcing"].rollouts
-    for sample in range(PROBLEMS * SAMPLES):
-        stages = rollouts[3 * sample : 3 * sample + 3]
+    for stages in evaluated["budget_forcing"].stages(3):
         for budget, rollout in zip((16, 40, 128), stages, strict=True):
             cut = rollout.boundaries[-1]
             assert cut <= budget
@@ -265,8 +259,7 @@ def test_extended_thoughts_reach_the_budget_past_the_limit_of_a_completion(evalu
         assert BASE < 128 - 2 <= rollout.boundaries[-1] <= 128
         gaps = [gap for gap in inserted(rollout) if gap != FORCED_TEXT]
         assert {gap.strip("\n") for gap in gaps} <= {"Wait"}
-        thought = text(rollout.token_ids[: rollout.boundaries[-1]])
-        assert "</think>" not in thought
+        assert "</think>" not in text(rollout.token_ids[: rollout.boundaries[-1]])
         words += len(gaps)
     assert words
 
@@ -275,15 +268,14 @@ def test_extrapolation_goes_past_the_limit_of_a_completion(evaluated: dict[str, 
     longer = 0
     for rollout, plain in zip(evaluated["extrapolation"].rollouts, evaluated["direct"].rollouts, strict=True):
         start, base, second, fourth = rollout.boundaries
-        assert start == 0 < base <= second <= fourth
-        assert base <= BASE
+        assert start == 0 < base <= second <= fourth and base <= BASE
         assert rollout.token_ids[:base] == plain.token_ids[:base]
         longer += fourth > BASE
     assert longer
 
 
 def test_each_extension_continues_the_trace_with_its_word(evaluated: dict[str, Evaluated]) -> None:
-    by_seed = {request.seeds[0]: request.prompt_ids for request, _ in evaluated["extrapolation"].told}
+    by_seed = {request.seeds[0]: request.prompt_ids for request, _ in evaluated["extrapolation"].seen}
     for rollout in evaluated["extrapolation"].rollouts:
         before = len(rollout.prompt_ids)
         for extension, word in enumerate(("Wait", "First", "Wait", "First"), start=1):
@@ -306,13 +298,12 @@ def test_values_are_asked_for_at_the_boundaries_of_the_result_alone(server: Vllm
     assert [bool(trace.values) for trace in revised.graded] == [False, True] * (PROBLEMS * SAMPLES)
 
 
-PROVERS = {
+PROVERS = {  # those that no recipe of the small world has, or only for what it collects
     "boxed_answer": "branches: 2, max_tokens: 4, ",
     "gold_likelihood": "",
     "majority": "branches: 3, max_tokens: 4, ",
     "continuation": "branches: 2, max_tokens: 64, ",
 }
-"""Those that no recipe of the small world has, or only for what it collects."""
 
 
 @pytest.mark.parametrize("prover", PROVERS)
@@ -334,14 +325,17 @@ def test_every_prover_values_every_prefix(server: VllmServer, prover: str) -> No
     assert len({v.value for trace in found.graded for v in trace.values}) > 1
 
 
-def test_the_evaluation_role_commits_all_stages_and_summarises_the_last(tmp_path: Path) -> None:
+def test_the_evaluation_role_commits_all_stages_and_summarises_the_last(
+    server: VllmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "running_server", lambda *_, **__: nullcontext(server))  # to start no other one
     recipe = recipe_with(MODES["budget_forcing"])
     jobs = compile_plan(recipe, LocalSite()).jobs
     job = next(j.name for j in jobs if j.role is Role.EVALUATION and j.evaluations[0].version == 0)
     task = task_in(tmp_path / "run", recipe, job)
     layout = task.layout
     publish(layout, 0, lambda directory: shutil.copytree(STARTING_MODEL, directory, dirs_exist_ok=True) and None)
-    run(task)
+    evaluation.run(task)
     summary = EvaluationSummary.read(layout.evaluation_summary(0, "b"))
     shard = read_group(layout.evaluation_shard(0, "b", 0))
     assert len(shard.rollouts) == PROBLEMS * SAMPLES * 3

@@ -1,7 +1,7 @@
 """The quickstart as README's first command runs it, with one seed: it reaches its report and has learned, and README's
 tour can be typed on it.
 
-How long it takes and how it does over several seeds is for `tests/benchmarks/bench_quickstart_learning.py`.
+How long it takes and how it does over several seeds is for `tests/benchmarks/bench_learning.py --quickstart`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner
+from commands import typed
 from documents import README, Command, commands
 
 from mrt_hpc.analysis.intervals import paired_difference
 from mrt_hpc.analysis.measures import EvaluationSummary
-from mrt_hpc.cli.main import main
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.manifest import read_manifest
 
@@ -33,32 +32,17 @@ TOUR = [
 ]
 
 
-@pytest.fixture(scope="module")
-def evaluations(quickstart: RunLayout) -> tuple[EvaluationSummary, EvaluationSummary]:
-    """The first and the last weights version on the held-out problems."""
+@pytest.mark.timeout(2700)
+def test_accuracy_rises_clear_of_chance_and_the_traces_stay_sound(quickstart: RunLayout) -> None:
     last = read_recipe_lock(quickstart.recipe_lock).schedule.iterations
     first, trained = (EvaluationSummary.read(quickstart.evaluation_summary(v, "held-out")) for v in (0, last))
-    return first, trained
-
-
-@pytest.mark.timeout(2700)
-def test_accuracy_rises_clear_of_chance(evaluations: tuple[EvaluationSummary, EvaluationSummary]) -> None:
-    first, trained = evaluations
     assert first.problems == trained.problems == 500
     assert 0.2 <= first.accuracy <= 0.6
     assert paired_difference(first.per_problem, trained.per_problem).low > 0
-
-
-@pytest.mark.parametrize("share", ["well_formed", "right_checks"])
-def test_the_traces_stay_sound(evaluations: tuple[EvaluationSummary, EvaluationSummary], share: str) -> None:
-    first, trained = evaluations
-    assert trained.quality[share] >= first.quality[share] - 0.05
-
-
-def test_the_last_iteration_teaches(quickstart: RunLayout) -> None:
-    last = read_recipe_lock(quickstart.recipe_lock).schedule.iterations
+    for share in ("well_formed", "right_checks"):
+        assert trained.quality[share] >= first.quality[share] - 0.05
     before, after = (read_manifest(quickstart.weights_version(version)).digest for version in (last - 1, last))
-    assert before != after
+    assert before != after, "the last iteration teaches"
 
 
 def test_the_report_shows_it(quickstart: RunLayout) -> None:
@@ -71,9 +55,7 @@ def test_the_report_shows_it(quickstart: RunLayout) -> None:
 
 @pytest.mark.parametrize("command", TOUR, ids=str)
 def test_the_tour_of_readme_can_be_typed(quickstart: RunLayout, command: Command) -> None:
-    words = [str(quickstart.root) if word == "runs/quickstart" else word for word in command.words]
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code == 0, done.output
+    typed(*(quickstart.root if word == "runs/quickstart" else word for word in command.words))
 
 
 def test_the_idle_share_is_simulated_with_its_lengths_and_rates(quickstart: RunLayout) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,38 +45,35 @@ DEADLINE_S = 600
 KILLS = 3
 
 
-def kill_when(run: Path, condition: Callable[[], bool]) -> None:
-    """Start the run, wait for the condition, and kill its process group at once."""
+def stop_when(run: Path, condition: Callable[[], bool], *, kill: bool = True) -> None:
+    """Start the run and wait for the condition. Then kill its process group, or press Ctrl-C, which ends it cleanly; no
+    server outlives it.
+    """
     process = started(submit_command(run, SHRUNK))
     end = time.monotonic() + DEADLINE_S
     try:
         while not condition():
-            assert process.poll() is None, "the run ended before it could be killed"
-            assert time.monotonic() < end, "the moment to kill never came"
+            assert process.poll() is None, "the run ended before it could be stopped"
+            assert time.monotonic() < end, "the moment to stop it never came"
             time.sleep(0.001)
+        if not kill:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == ExitCode.INTERRUPTED
+            assert servers_of(run) == []
+            return
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def interrupt_when(run: Path, condition: Callable[[], bool]) -> None:
-    """Start the run, wait for the condition, and press Ctrl-C, which must stop it cleanly."""
-    process = started(submit_command(run, SHRUNK))
-    wait_until(condition, reason="the moment to interrupt", deadline_s=DEADLINE_S)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == ExitCode.INTERRUPTED
-    assert servers_of(run) == []
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    wait_until(lambda: not servers_of(run), reason="the end of its servers", deadline_s=30)
 
 
 def servers_of(run: Path) -> list[int]:
     """Processes that still serve weights of this run."""
     found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdecimal() and str(run).encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found += [int(line.parent.name)] if str(run).encode() in line.read_bytes() else []
     return found
 
 
@@ -106,59 +104,48 @@ def killed_run(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
         batches = layout.evaluation_samples(0, "held-out").glob("*/problems/*/?????-*")
         return any(batches) or layout.evaluation_shard(0, "held-out", 0).exists()
 
-    interrupt_when(run, in_generation)
+    stop_when(run, in_generation, kill=False)
     for moment in (in_update, while_publishing, in_evaluation):
-        kill_when(run, moment)
-        gone = time.monotonic() + 30
-        while servers_of(run):
-            assert time.monotonic() < gone, f"processes outlived the run: {servers_of(run)}"
-            time.sleep(0.05)
+        stop_when(run, moment)
     submit_again(run)
     return layout
 
 
 def submit_again(run: Path) -> None:
-    """Type the command, and wait for the end of the run."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = submit_command(run, SHRUNK)
+    environment, command = {**os.environ, "PYTHONPATH": str(ROOT)}, submit_command(run, SHRUNK)
     ended = subprocess.run(command, env=environment, timeout=DEADLINE_S, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def test_the_report_is_complete(killed_run: RunLayout) -> None:
+def test_the_run_is_complete_and_every_version_was_published_once(killed_run: RunLayout) -> None:
     assert "missing" not in killed_run.report.read_text().lower()
-    for iteration in range(ITERATIONS):
-        assert json.loads(killed_run.metrics(iteration).read_text())["iteration"] == iteration
-    for version in (0, ITERATIONS):
-        assert killed_run.evaluation_summary(version, "held-out").is_file()
+    assert [json.loads(killed_run.metrics(i).read_text())["iteration"] for i in range(ITERATIONS)] == [0, 1]
+    assert all(killed_run.evaluation_summary(version, "held-out").is_file() for version in (0, ITERATIONS))
+    published = Counter(e["version"] for e in read_events(killed_run.events, EventKind.PUBLISHED))
+    assert published and max(published.values()) == 1 and killed_run.weights_version(ITERATIONS).is_dir()
+    for iteration in range(ITERATIONS - 1):  # no checkpoint goes back to these
+        assert {p.name for p in killed_run.iteration(iteration).iterdir()} == {"groups.zip", "metrics.json"}
+    assert killed_run.groups(ITERATIONS - 1).is_dir()
 
 
 def test_no_group_was_completed_twice(killed_run: RunLayout) -> None:
     """What was committed in the instant before a kill may lack its event."""
     for iteration in range(ITERATIONS):
         assert sampled_positions(killed_run, iteration) == set(range(GROUPS))
-    events = read_events(killed_run.events)
-    committed = Counter((e["iteration"], e["position"]) for e in events if e["kind"] == "group_committed")
-    assert len(committed) >= ITERATIONS * GROUPS - KILLS
-    assert max(committed.values()) == 1
-    assert not [e for e in events if e["kind"] == "group_discarded"]
+    events = read_events(killed_run.events, EventKind.GROUP_COMMITTED)
+    committed = Counter((e["iteration"], e["position"]) for e in events)
+    assert len(committed) >= ITERATIONS * GROUPS - KILLS and max(committed.values()) == 1
+    assert not read_events(killed_run.events, EventKind.GROUP_DISCARDED)
 
 
 def test_no_evaluated_problem_was_sampled_twice(killed_run: RunLayout) -> None:
-    parts = Counter(
-        (e["version"], e["position"]) for e in read_events(killed_run.events) if e["kind"] == "part_committed"
-    )
+    events = read_events(killed_run.events, EventKind.PART_COMMITTED)
+    parts = Counter((e["version"], e["position"]) for e in events)
     assert len(read_problems(killed_run.benchmark_data("held-out"))) == EVALUATED
     # Several problems may be committed at the moment of a kill, before their events are written.
     assert 2 * EVALUATED - 4 * KILLS <= len(parts) <= 2 * EVALUATED
     assert max(parts.values()) == 1
     assert not list(killed_run.evaluations(0).rglob("parts-*")), "the parts are in the shard now"
-
-
-def test_iterations_that_no_checkpoint_goes_back_to_are_archived(killed_run: RunLayout) -> None:
-    for iteration in range(ITERATIONS - 1):
-        assert {p.name for p in killed_run.iteration(iteration).iterdir()} == {"groups.zip", "metrics.json"}
-    assert killed_run.groups(ITERATIONS - 1).is_dir()
 
 
 def test_no_checkpointed_step_was_computed_twice(killed_run: RunLayout) -> None:
@@ -171,12 +158,6 @@ def test_no_checkpointed_step_was_computed_twice(killed_run: RunLayout) -> None:
             assert event["iteration"] + 1 not in checkpointed
     assert checkpointed
     assert killed_run.checkpoint(ITERATIONS).is_dir()
-
-
-def test_every_version_was_published_once(killed_run: RunLayout) -> None:
-    published = Counter(e["version"] for e in read_events(killed_run.events, EventKind.PUBLISHED))
-    assert published and max(published.values()) == 1
-    assert killed_run.weights_version(ITERATIONS).is_dir()
 
 
 def test_all_attempts_log_to_one_wandb_run_and_each_evaluation_once(killed_run: RunLayout) -> None:

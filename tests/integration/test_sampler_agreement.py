@@ -60,7 +60,6 @@ def test_the_policy_that_sampled_is_the_trainers(
     with caplog.at_level(logging.INFO), trainer.task.shutdown.at_safe_points():
         trainer.go_on()
     assert "the trainer's log-probabilities are the sampler's: a disagreement of" in caplog.text
-    print(caplog.messages[-1])
     assert trainer._next() is None, "one group is not the whole iteration, and it is compared once"
 
 
@@ -75,7 +74,6 @@ def test_no_update_is_made_where_the_policies_differ(
     with trainer.task.shutdown.at_safe_points(), pytest.raises(UserError, match="not the sampler's") as refused:
         trainer.go_on()
     assert refused.value.exit_code is ExitCode.FATAL and "no update was made" in str(refused.value)
-    print(refused.value.what)
     assert float(str(refused.value.value)) > LIMIT_16_BITS, "it would be noticed in bfloat16 too"
     assert (trainer.engine.step, trainer.iteration) == (0, 0)
     assert not trainer.task.layout.weights_version(1).exists()

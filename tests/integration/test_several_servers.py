@@ -1,4 +1,4 @@
-"""Two real servers of one model in one task: one computes in one process, the other divides each layer over two."""
+"""Two real servers of one model with untied embeddings: one is one process, the other divides each layer over two."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import os
 import shutil
 import signal
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -36,32 +38,24 @@ SAMPLES = list(range(32))
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("models")
-    return [write_model(root / str(seed), tied=True, seed=seed) for seed in (0, 1)]
+    return [write_model(root / str(seed), tied=False, seed=seed) for seed in (0, 1)]
 
 
 @pytest.fixture(scope="module")
 def pool(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPool]:
     logs = tmp_path_factory.mktemp("logs")
-    settings = [
-        ServerSettings(
-            models[0], 512, "float32", kv_cache_gib=0.125, max_num_seqs=32, tensor_parallel=width, cpu_threads=1
-        )
-        for width in (1, 2)
-    ]
-    with ServerPool(tuple(VllmServer(s, logs / f"{s.tensor_parallel}.log") for s in settings)) as servers:
+    alone = ServerSettings(models[0], 512, "float32", kv_cache_gib=0.125, max_num_seqs=32, cpu_threads=1)
+    both = (alone, replace(alone, tensor_parallel=2))
+    with ServerPool(tuple(VllmServer(s, logs / f"{s.tensor_parallel}.log") for s in both)) as servers:
         yield servers
         processes = [process for one in servers.each if one.pid for process in family(one.pid)]
     assert_gone(processes)
 
 
-def reached(server: VllmServer) -> Reached:
-    return Reached(server.socket, server.key, server.pid or 0, server.load_weights)
-
-
 def assert_agree(pool: ServerPool, model: Path, version: int) -> None:
     """Both servers sample from the model, with the noise of seed and place and the same log-probabilities."""
     for server in pool.each:
-        completions = reached(server).sample(seeds=SEEDS)
+        completions = Reached(server).sample(seeds=SEEDS)
         assert_sampled_from(model, completions, 1.0)
         assert {c.weights_version for c in completions} == {version}
         for seed, completion in zip(SEEDS, completions, strict=True):
@@ -85,16 +79,15 @@ def test_one_that_is_killed_is_restarted_alone_with_the_weights_loaded_last(
     worker = family(divided.pid or 0)[-1].pid
 
     async def sample() -> list[list[Completion]]:
+        revive = partial(asyncio.to_thread, divided.restart_if_dead)
         async with (
             connect(single.control.address, single.key) as first,
-            connect(
-                divided.control.address, divided.key, revive=lambda: asyncio.to_thread(divided.restart_if_dead)
-            ) as second,
+            connect(divided.control.address, divided.key, revive=revive) as second,
         ):
             generator = spread_over([first, second])
 
             async def problem(name: str) -> list[Completion]:
-                request = Request(PROMPT, SAMPLES, SamplingSettings(200, ignore_stop=True), family=name)
+                request = Request(PROMPT, SAMPLES, SamplingSettings(100, ignore_stop=True), family=name)
                 return [c async for c in generator.stream([request])]
 
             both = asyncio.gather(problem("a"), problem("b"))

@@ -92,7 +92,6 @@ def mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[Any]]]:
-    """Ended with the test."""
     started: list[subprocess.Popen[Any]] = []
     yield started
     for process in started:
@@ -103,10 +102,8 @@ def processes() -> Iterator[list[subprocess.Popen[Any]]]:
 
 def other_interface() -> str | None:
     """A network interface with an IPv4 address besides the loopback one."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if name != "lo" and any(a.family is socket.AF_INET for a in addresses):
-            return name
-    return None
+    found = psutil.net_if_addrs().items()
+    return next((name for name, at in found if name != "lo" and any(a.family is socket.AF_INET for a in at)), None)
 
 
 def attack(trainer: Trainer, mark: Path, ranks: list[psutil.Popen]) -> subprocess.Popen[str]:
@@ -116,10 +113,8 @@ def attack(trainer: Trainer, mark: Path, ranks: list[psutil.Popen]) -> subproces
     folder = json.loads(trainer.address.read_text())["folder"]
     assert stat.S_IMODE(Path(folder).stat().st_mode) == stat.S_IRWXU
     command = [sys.executable, "-c", STRANGER, folder, str(mark), *(str(port) for _, port in found)]
-    ended = subprocess.run(
-        command, user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", text=True, env={"OMP_NUM_THREADS": "1"},
-        capture_output=True, check=True,
-    )  # fmt: skip
+    nobody: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "env": {"OMP_NUM_THREADS": "1"}}
+    ended = subprocess.run(command, cwd="/", text=True, capture_output=True, check=True, **nobody)
     assert ended.stdout == "refused\n" * 3 + "done\n"
     return stays
 
@@ -134,8 +129,7 @@ def test_strangers_do_not_disturb_a_trainer(
     processes += ranks
     joined = [tmp_path / f"joined-{rank}" for rank in range(2)]
     wait_until(lambda: all(map(Path.exists, joined)), reason=trainer.logs(), deadline_s=DEADLINE_S)
-    found = listeners(ranks)
-    assert found, "gloo listens"
+    assert (found := listeners(ranks)), "gloo listens"
     assert beyond_loopback(found) == []
     processes.append(attack(trainer, mark, ranks))
     (tmp_path / "go").touch()

@@ -9,6 +9,7 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
+from commands import refusal
 from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,6 +35,7 @@ QWEN_SPLIT = Regex(
 )
 TAGS = [AddedToken(tag, normalized=False) for tag in ("<think>", "</think>")]
 TRACE = "x = 3.\n\nSo it is.\n\nCheck: 🙂\n\nWait, let me re-check.\n\nAlternatively, 3."
+TEXTS = written_texts(load_recipe(ROOT / "recipes" / "quickstart.yaml"))
 INDENTED = "if x:\n    y  =   3\n\n\n\tz = '1,234' [and] 数学🙂 <table>  "
 
 
@@ -88,10 +90,6 @@ def falcon() -> Tokenizer:
     level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     parts = [pre_tokenizers.Punctuation("contiguous"), level, pre_tokenizers.Digits(individual_digits=False)]
     return trained(pre_tokenizers.Sequence([*parts, *split_by("[0-9][0-9][0-9]")]))
-
-
-def digits() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Digits(individual_digits=True)
 
 
 def phi3() -> Tokenizer:
@@ -157,14 +155,10 @@ def fallback(*more: str, merges: Sequence[tuple[str, str]] = ()) -> Tokenizer:
 
 def fuse() -> Tokenizer:
     """Every character a token, and a decoder that only joins them."""
-    characters = sorted({c for text in (*CORPUS, TRACE, *texts()) for c in text})
+    characters = sorted({c for text in (*CORPUS, TRACE, *TEXTS) for c in text})
     tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(["<s>", "</s>", *characters])}, []))
     tokenizer.decoder = decoders.Fuse()
     return tokenizer
-
-
-def texts() -> list[str]:
-    return written_texts(load_recipe(ROOT / "recipes" / "quickstart.yaml"))
 
 
 FAMILIES: dict[str, Callable[[], Tokenizer]] = {
@@ -179,18 +173,16 @@ FAMILIES: dict[str, Callable[[], Tokenizer]] = {
     "Fuse": fuse,
     "Llama 2": lambda: beginning(legacy(prepends=True), "<s>"),
     "Llama 3": llama3,
-    "Qwen3": qwen,
     "Gemma": gemma,
     "Mistral 3": lambda: beginning(metaspace("first"), "<s>"),
-    "Tekken": lambda: beginning(split_bytes(*split_by(QWEN_SPLIT)), "<s>"),
     "Phi-3": phi3,
     "DeepSeek-V3": deepseek,
     "GPT-NeoX": neox,
-    "GPT-2": byte_level,
     "Falcon": falcon,
     "ChatGLM": lambda: beginning(legacy(prepends=True), "[gMASK]", "sop"),
-    "Cohere": lambda: beginning(split_bytes(digits(), nfc=True, regex=True), "<s>"),
-    "Granite": lambda: split_bytes(digits(), regex=True),
+    "Cohere": lambda: beginning(
+        split_bytes(pre_tokenizers.Digits(individual_digits=True), nfc=True, regex=True), "<s>"
+    ),
 }
 OF_MODELS = [*FAMILIES][[*FAMILIES].index("Llama 2") :]
 """Families that are built as the files of known models are, with a small vocabulary."""
@@ -214,21 +206,18 @@ def prompter_of(tokenizer: Tokenizer, directory: Path, kind: str = "PreTrainedTo
 @pytest.mark.parametrize("family", OF_MODELS)
 def test_the_tokenizer_of_a_family_brings_back_texts_and_begins_prompts(family: str, tmp_path: Path) -> None:
     prompter = prompter_of(FAMILIES[family](), tmp_path)
-    refuse_lossy(prompter, [*texts(), INDENTED], "model.path")
-    tokens, written = TokenBytes(prompter.tokenizer), prompter.tokenizer.encode("7", add_special_tokens=True)
-    first = written[: len(written) - len(prompter.tokenizer.encode("7", add_special_tokens=False))]
-    ids = prompter.encoded(INDENTED)
-    assert ids[: len(first)] == first
-    assert ids[len(first) : 2 * len(first)] != first or not first
-    assert tokens.text(ids[len(first) :]).removeprefix(" ") == prompter.tokenizer.decode(
-        ids[len(first) :]
-    ).removeprefix(" ")
+    refuse_lossy(prompter, [*TEXTS, INDENTED], "model.path")
+    tokens, tokenizer = TokenBytes(prompter.tokenizer), prompter.tokenizer
+    written = tokenizer.encode("7", add_special_tokens=True)
+    count = len(written) - len(tokenizer.encode("7", add_special_tokens=False))
+    first, ids = written[:count], prompter.encoded(INDENTED)
+    assert ids[:count] == first
+    assert ids[count : 2 * count] != first or not first
+    assert tokens.text(ids[count:]).removeprefix(" ") == tokenizer.decode(ids[count:]).removeprefix(" ")
     trace = prompter.ids(TRACE)
-    episodes = cut_episodes(tokens.pieces(trace), Episodes())
+    assert len(cut_episodes(tokens.pieces(trace), Episodes())) == 3
     stored = StoredTokens.read(tmp_path / "tokenizer.json").cut(trace, [0, len(trace)], TRACE)
-    assert len(episodes) == 3
-    assert stored is not None
-    assert stored.episodes == (TRACE,)
+    assert stored is not None and stored.episodes == (TRACE,)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -244,51 +233,27 @@ def test_each_token_has_the_bytes_that_the_tokenizers_decoder_gives_it(family: s
         assert tokenizer.decode([anchor, token, anchor]) == f"x{whole}x"
 
 
-def test_an_added_token_that_is_not_special_is_decoded_as_all_others(tmp_path: Path) -> None:
-    """The smallest vocabulary with a run of spaces as an added token."""
-    tokenizer = fallback("▁▁", merges=[("▁", "▁")])
-    tokenizer.normalizer, tokenizer.decoder = normalizers.Replace(" ", "▁"), byte_fallback(strips=False)
-    tokenizer.add_tokens([AddedToken("▁▁", normalized=False)])
-    prompter = prompter_of(tokenizer, tmp_path)
-    ids = prompter.ids("c  c")
-    assert tokenizer.token_to_id("▁▁") in ids
-    assert TokenBytes(prompter.tokenizer).text(ids) == "c  c"
-    found = StoredTokens.read(tmp_path / "tokenizer.json").cut(ids, [0, len(ids)], "c  c")
-    assert found is not None
-    assert found.episodes == ("c  c",)
-
-
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in OF_MODELS])
 def test_a_tokenizer_is_what_its_file_says_whatever_class_is_named(family: str, kind: str, tmp_path: Path) -> None:
     prompter = prompter_of(FAMILIES[family](), tmp_path, kind)
-    refuse_lossy(prompter, texts(), "model.path")
-    tokens = TokenBytes(prompter.tokenizer)
-    pieces = tokens.pieces(prompter.ids(TRACE))
+    refuse_lossy(prompter, TEXTS, "model.path")
+    pieces = TokenBytes(prompter.tokenizer).pieces(prompter.ids(TRACE))
     assert b"".join(pieces) == TRACE.encode()
     assert len(cut_episodes(pieces, Episodes())) == 3
 
 
-def loses_spaces(tokenizer: Tokenizer) -> None:
-    tokenizer.normalizer = normalizers.Replace(" ", "")
-
-
-def swallows_blank_lines(tokenizer: Tokenizer) -> None:
-    tokenizer.add_special_tokens([AddedToken("</think>", rstrip=True)])
-
-
-def decodes_without_spaces(tokenizer: Tokenizer) -> None:
-    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace(" ", "")])
-
-
-@pytest.mark.parametrize("spoil", [loses_spaces, swallows_blank_lines, decodes_without_spaces])
-def test_a_tokenizer_that_does_not_bring_back_a_text_is_refused(spoil: Callable[[Tokenizer], None], tmp_path: Path):
+@pytest.mark.parametrize("fault", ["loses spaces", "swallows blank lines", "decodes without spaces"])
+def test_a_tokenizer_that_does_not_bring_back_a_text_is_refused(fault: str, tmp_path: Path) -> None:
     tokenizer = byte_level()
-    spoil(tokenizer)
-    prompter = prompter_of(tokenizer, tmp_path)
-    with pytest.raises(UserError) as refused:
-        refuse_lossy(prompter, texts(), "model.path")
-    assert "model.path" in str(refused.value.where)
+    if fault == "loses spaces":
+        tokenizer.normalizer = normalizers.Replace(" ", "")
+    elif fault == "swallows blank lines":
+        tokenizer.add_special_tokens([AddedToken("</think>", rstrip=True)])
+    else:
+        tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace(" ", "")])
+    error = refusal(refuse_lossy, prompter_of(tokenizer, tmp_path), TEXTS, "model.path")
+    assert "model.path" in str(error.where)
 
 
 def test_files_that_are_no_tokenizer_and_families_whose_bytes_are_unknown_are_refused(tmp_path: Path) -> None:

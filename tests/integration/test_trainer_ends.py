@@ -7,14 +7,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from click.testing import CliRunner
+from commands import typed
 from conftest import ROOT, task_in
+from samples import sampled
 from training_support import infinite_loss, random_batch, tiny_model
 
-from mrt_hpc.cli.main import main
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.task.context import is_trained
@@ -24,17 +24,16 @@ from mrt_hpc.roles.trainer import Trainer, trainer_settings
 from mrt_hpc.roles.training.artifacts import TrainingArtifacts
 from mrt_hpc.roles.training.iteration_data import RolloutReader, iteration_readers
 from mrt_hpc.run.events import EventKind, read_events
-from mrt_hpc.run.groups import Sampled, commit_group
+from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.manifest import verify
-from mrt_hpc.run.records import GroupStatistics
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import is_delta
 from mrt_hpc.training import checkpoint
+from mrt_hpc.training.engine import build
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mrt_hpc.roles.task.context import Task
     from mrt_hpc.training.engine import TrainerEngine
     from mrt_hpc.training.rendezvous import Ranks
 
@@ -46,18 +45,11 @@ CHANGES = (
     "resilience.heartbeat_limit_s=0.5",
 )
 TRAINER, INFERENCE = "segment-000.trainer", "segment-000.inference"
-NOTHING = GroupStatistics(
-    rollouts=0, branches=0, rollout_tokens=0, branch_tokens=0, prompt_tokens=0, cached_tokens=0, prefilled_tokens=0,
-    seconds={},
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def engine(one_rank: Ranks, tmp_path_factory: pytest.TempPathFactory) -> TrainerEngine:
-    from mrt_hpc.training.engine import build
-
-    model = tiny_model(tmp_path_factory.mktemp("model"))
-    return build(trainer_settings(load_recipe(QUICKSTART)), model, one_rank, None)
+    return build(trainer_settings(load_recipe(QUICKSTART)), tiny_model(tmp_path_factory.mktemp("model")), one_rank)
 
 
 @pytest.fixture
@@ -68,23 +60,20 @@ def trainer(engine: TrainerEngine, tmp_path: Path) -> Trainer:
 
 
 def trainer_in(run: Path, engine: TrainerEngine, *changes: str) -> Trainer:
-    return trainer_of(task_in(run, load_recipe(QUICKSTART, (*CHANGES, *changes)), TRAINER), engine)
-
-
-def trainer_of(task: Task, engine: TrainerEngine) -> Trainer:
+    task = task_in(run, load_recipe(QUICKSTART, (*CHANGES, *changes)), TRAINER)
     artifacts = TrainingArtifacts(task, engine, saved=0)
     artifacts.reconcile(3)
     return Trainer(task, engine, Tracker(), artifacts, iteration_readers(task), RolloutReader(task, 3), statements={})
 
 
-def leaves_after_saving(trainer: Trainer, ending: type[BaseException]) -> BaseException:
+def leaves_after_saving(trainer: Trainer, ending: type[BaseException]) -> Any:
     with trainer.task.shutdown.at_safe_points(), pytest.raises(ending) as caught:
         trainer.go_on()
     verify(trainer.task.layout.checkpoint(3))
     return caught.value
 
 
-def test_one_that_is_told_to_leave_saves_first(trainer: Trainer) -> None:
+def test_one_that_has_to_leave_saves_first(trainer: Trainer) -> None:
     with trainer.task.shutdown.at_safe_points():
         trainer.task.shutdown.interrupt(Interrupted(143))
     leaves_after_saving(trainer, Interrupted)
@@ -99,19 +88,15 @@ def test_a_segment_is_over_once_its_last_state_is_published_and_saved(trainer: T
 
 
 def test_no_step_is_begun_that_would_not_end_before_the_time_limit(trainer: Trainer) -> None:
-    trainer = trainer_of(replace(trainer.task, time_left_s=500.0), trainer.engine)
+    trainer.task = replace(trainer.task, time_left_s=500.0)
     trainer._longest_step_s, trainer.artifacts.longest_save_s = 300.0, 100.0
     assert trainer._next() is None, "there is time for one more"
     trainer.artifacts.longest_save_s = 200.0
-    ending = leaves_after_saving(trainer, RequeueRequested)
-    assert isinstance(ending, RequeueRequested)
-    assert "a step with its checkpoint takes 500 s" in ending.why
+    assert "a step with its checkpoint takes 500 s" in leaves_after_saving(trainer, RequeueRequested).why
 
 
 def test_one_that_waits_in_vain_saves_before_it_gives_its_nodes_back(trainer: Trainer) -> None:
-    error = leaves_after_saving(trainer, UserError)
-    assert isinstance(error, UserError)
-    assert error.exit_code is ExitCode.GIVE_BACK
+    assert leaves_after_saving(trainer, UserError).exit_code is ExitCode.GIVE_BACK
 
 
 def test_a_weights_version_that_was_set_aside_is_published_again(trainer: Trainer) -> None:
@@ -148,7 +133,7 @@ def test_a_damaged_group_is_sampled_again_by_who_is_left_or_the_next_submission(
     write_task(layout, INFERENCE, 0, TaskRecord(TaskState.DONE))
     write_task(layout, INFERENCE, 1, TaskRecord(other))
     path = layout.group(3, 0)
-    commit_group(path, Sampled(rollouts=[], statistics=NOTHING))
+    commit_group(path, sampled())
     (path / "rollouts.parquet").write_bytes(b"no parquet")
     assert leaves_after_saving(trainer, UserError)
     assert not path.exists()
@@ -157,21 +142,17 @@ def test_a_damaged_group_is_sampled_again_by_who_is_left_or_the_next_submission(
 
 
 def test_an_attempt_that_was_taken_for_lost_commits_nothing(trainer: Trainer) -> None:
-    layout = trainer.task.layout
-    write_task(layout, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt="a.1"))
-    for commit, number in ((trainer.artifacts.save, 3), (trainer.artifacts.publish, 4)):
-        with pytest.raises(UserError, match="another attempt of this task has started"):
-            commit(number)
-    assert not layout.checkpoint(3).exists()
-    assert not layout.weights_version(4).exists()
-
-
-def test_what_another_attempt_has_committed_ends_this_one(trainer: Trainer) -> None:
     trainer.artifacts.save(3)
     other = TrainingArtifacts(trainer.task, trainer.engine, saved=0)
     for commit in (other.save, other.publish):
         with pytest.raises(UserError, match="another attempt of this task has written this"):
             commit(3)
+    layout = trainer.task.layout
+    write_task(layout, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt="a.1"))
+    for commit in (other.save, other.publish):
+        with pytest.raises(UserError, match="another attempt of this task has started"):
+            commit(4)
+    assert not layout.checkpoint(4).exists() and not layout.weights_version(4).exists()
 
 
 def test_skipped_steps_are_kept_and_shown_and_three_in_a_row_end_the_run(trainer: Trainer) -> None:
@@ -183,9 +164,7 @@ def test_skipped_steps_are_kept_and_shown_and_three_in_a_row_end_the_run(trainer
     assert engine.skipped_in_a_row == 0, "a step that was taken breaks the row"
     cursor = checkpoint.load(engine, layout.checkpoint(5))
     engine.skipped_in_a_row = cursor["skipped_in_a_row"]  # as an attempt that goes on from there
-    with pytest.raises(
-        UserError, match=r"3 optimiser steps in a row .* iteration 5: .*its loss is not finite"
-    ) as ended:
+    with pytest.raises(UserError, match=r"3 optimiser steps in a row .* iteration 5: .*loss is not finite") as ended:
         engine.update(batch, partial(trainer.artifacts.keep_skipped, 5))
     assert ended.value.exit_code is ExitCode.FATAL and ended.value.where == layout.skipped_step(5, 0)
     kept = json.loads(layout.skipped_step(5, 0).read_text())
@@ -194,7 +173,6 @@ def test_skipped_steps_are_kept_and_shown_and_three_in_a_row_end_the_run(trainer
     (*_, event) = read_events(layout.events, EventKind.STEP_SKIPPED)
     assert (event["iteration"], event["mini_batch"]) == (5, 0) and "the infinite one" in event["problems"]
     for command in ("status", "explain"):
-        shown = CliRunner().invoke(main, [command, str(layout.root)]).output
-        assert "3 optimiser step(s) were skipped" in shown.replace("\n", " "), shown
+        assert "3 optimiser step(s) were skipped" in typed(command, layout.root).output.replace("\n", " ")
     trainer.artifacts.reconcile(4)
     assert not layout.skipped_step(5, 0).exists() and layout.skipped_step(3, 0).exists()

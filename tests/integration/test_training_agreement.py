@@ -36,39 +36,20 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(2400)  # a process goes through all variants
 TOLERANCE = 1e-5
 ONE_RANK = [
-    "0:40:fp32:1:-",
-    "2:40:fp32:1:-",
-    "3:40:fp32:1:-",
-    "0:128:fp32:2:-",
-    "2:40:fp32:1:o",
-    "0:40:fp32:1:e",
-    "0:128:fp32:1:f",
-    "0:60:fp32:1:sb",
-    "3:60:fp32:2:csbfnp",
-    "3:40:fp32:2:cefnp",
-    "0:40:fp32:1:en",
-    "0:40:bf16:1:-",
-    "3:40:bf16:1:ef",
-    "0:40:bf16_autocast:1:ef",
+    *("0:40:fp32:1:-", "2:40:fp32:1:-", "3:40:fp32:1:-", "0:128:fp32:2:-", "2:40:fp32:1:o", "0:40:fp32:1:e"),
+    *("0:128:fp32:1:f", "0:60:fp32:1:sb", "3:60:fp32:2:csbfnp", "3:40:fp32:2:cefnp", "0:40:fp32:1:en"),
+    *("0:40:bf16:1:-", "3:40:bf16:1:ef", "0:40:bf16_autocast:1:ef"),
 ]
 TWO_RANKS = [
     *ONE_RANK,
     "1:40:fp32:1:-",  # with these every stage
     "3:40:fp32:2:c",  # two optimiser steps, with ratios other than 1, and activations computed twice
     "3:128:fp32:1:cp",  # and with the projection in pieces, each computed twice
-    "3:40:fp32:1:o",
-    "2:400:fp32:1:e",
-    "3:40:fp32:1:e",
-    "2:128:fp32:1:f",
-    "2:60:fp32:1:sb",
+    *("3:40:fp32:1:o", "2:400:fp32:1:e", "3:40:fp32:1:e", "2:128:fp32:1:f", "2:60:fp32:1:sb"),
     "0:40:fp32:1:s",  # sequences that have no prefix in common
-    "2:40:bf16:1:-",
-    "3:60:bf16:1:sbf",
-    "0:40:fp32:1:2e",  # from here on two ranks share each row
-    "2:40:fp32:1:2e",
-    "3:40:fp32:2:2cefnp",
-    "0:60:fp32:1:2sb",
-    "3:60:fp32:1:2csbf",
+    *("2:40:bf16:1:-", "3:60:bf16:1:sbf"),
+    # two ranks share each row
+    *("0:40:fp32:1:2e", "2:40:fp32:1:2e", "3:40:fp32:2:2cefnp", "0:60:fp32:1:2sb", "3:60:fp32:1:2csbf"),
     "3:40:bf16:1:2ef",
 ]
 RANKS = {  # four ranks have two rows of two ranks, or one row, for which heads of keys are repeated
@@ -96,7 +77,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measured(folder: Path, world_size: int, variant: str) -> dict[str, Any]:
-    """What the ranks computed."""
     result: dict[str, Any] = torch.load(folder / f"{world_size}-{variant.replace(':', '-')}.pt", weights_only=True)
     return result
 
@@ -128,7 +108,6 @@ def plain(folder: Path, optimizer_steps: int, branches: bool) -> dict[str, Any]:
 
 
 def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    """Over all tensors of two dictionaries of the same names."""
     assert a.keys() == b.keys()
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
@@ -188,9 +167,7 @@ def test_bfloat16_is_near(folder: Path, world_size: int, variant: str) -> None:
     actual, expected = measured(folder, world_size, variant), plain(folder, 1, has_branches(variant))
     assert actual["loss"] == pytest.approx(expected["loss"], abs=0.02)
     assert actual["norm"] == pytest.approx(expected["norm"], rel=0.05)
-    flat = [
-        torch.cat([g[n].flatten() for n in expected["gradients"]]) for g in (actual["gradients"], expected["gradients"])
-    ]
+    flat = [torch.cat([of["gradients"][n].flatten() for n in expected["gradients"]]) for of in (actual, expected)]
     assert float(torch.nn.functional.cosine_similarity(*flat, dim=0)) > 0.99
 
 
@@ -202,9 +179,8 @@ def test_the_difference_between_engine_and_trainer_is_told(folder: Path, world_s
     trainer.gradients(random_batch(0), old)
     trainer.apply(settings().training.learning_rate)
     computed = [(s, o) for s, o in zip(batch, trainer.old_logprobs(batch), strict=True) if s.has_signal]
-    ratios = torch.cat(
-        [(o - torch.from_numpy(s.behaviour_logprobs))[torch.from_numpy(s.mask)].exp() for s, o in computed]
-    )
+    differences = [(o - torch.from_numpy(s.behaviour_logprobs))[torch.from_numpy(s.mask)] for s, o in computed]
+    ratios = torch.cat(differences).exp()
     update = measured(folder, world_size, "2:40:fp32:1:-")["updates"][0]
     assert update["mismatch_mean"] == pytest.approx(float(ratios.mean()), rel=1e-3)
     assert update["mismatch_max"] == pytest.approx(float(ratios.max()), rel=1e-3)
@@ -260,7 +236,6 @@ def named(trainer: TrainerEngine) -> list[tuple[str, torch.nn.Parameter]]:
 
 
 def measure(trainer: TrainerEngine, branches: bool) -> dict[str, object]:
-    """Everything that is compared."""
     tally = Tally(torch.device("cpu"))
     first = random_batch(0)
     trainer.accumulate(trainer.prepare(branched(first) if branches else first), tally=tally)
@@ -270,15 +245,8 @@ def measure(trainer: TrainerEngine, branches: bool) -> dict[str, object]:
     updates = [trainer.update(branched(b) if branches else b).as_dict() for b in update_batches()]
     weights = weights_of(trainer)
     skipped = {"loss": skip(trainer, infinite_loss(random_batch(4))), "gradient": skip_for_a_gradient(trainer)}
-    return {
-        "loss": loss,
-        "gradients": gradients,
-        "norm": norm,
-        "updates": updates,
-        "weights": weights,
-        "skipped": skipped,
-        "after": trainer.update(random_batch(5)).as_dict(),
-    }
+    found = {"loss": loss, "gradients": gradients, "norm": norm, "updates": updates, "weights": weights}
+    return found | {"skipped": skipped, "after": trainer.update(random_batch(5)).as_dict()}
 
 
 def weights_of(trainer: TrainerEngine) -> dict[str, torch.Tensor]:
@@ -290,7 +258,6 @@ def weights_of(trainer: TrainerEngine) -> dict[str, torch.Tensor]:
 
 
 def skip_for_a_gradient(trainer: TrainerEngine) -> dict[str, object]:
-    """The same, where one number of the last rank's gradient is NaN."""
     if trainer.ranks.rank < trainer.ranks.world_size - 1:
         return skip(trainer, random_batch(4))
 
@@ -300,10 +267,9 @@ def skip_for_a_gradient(trainer: TrainerEngine) -> dict[str, object]:
         return changed
 
     hook = dict(named(trainer))["model.layers.1.mlp.up_proj.weight"].register_hook(spoiled)
-    try:
-        return skip(trainer, random_batch(4))
-    finally:
-        hook.remove()
+    found = skip(trainer, random_batch(4))
+    hook.remove()
+    return found
 
 
 def skip(trainer: TrainerEngine, batch: list[TrainingSequence]) -> dict[str, object]:

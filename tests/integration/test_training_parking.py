@@ -17,16 +17,13 @@ if TYPE_CHECKING:
     from mrt_hpc.training.rendezvous import Ranks
 
 
-def engine_of(model: Path, stage: int, ranks: Ranks) -> TrainerEngine:
-    """An engine whose weights lie in memory that can be freed, as on a GPU; on a CPU stage 0 keeps the mapped file."""
+def weights_after(model: Path, stage: int, ranks: Ranks, *, parked: bool) -> list[torch.Tensor]:
+    """The weights after two updates, with the memory parked between them or not. They lie in memory that can be freed,
+    as on a GPU; on a CPU stage 0 keeps the mapped file.
+    """
     engine = build(settings(zero_stage=stage), model, ranks)
     for parameter in engine.policy.parameters() if stage == 0 else ():
         parameter.data = parameter.data.clone()
-    return engine
-
-
-def weights_after(engine: TrainerEngine, *, parked: bool) -> list[torch.Tensor]:
-    """The weights after two updates, with the memory parked between them or not."""
     engine.update(random_batch(1))
     if parked:
         content = park("cpu")
@@ -45,8 +42,7 @@ def held(engine: TrainerEngine) -> list[torch.Tensor]:
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_parked_memory_comes_back_to_the_bit(tmp_path: Path, one_rank: Ranks, stage: int) -> None:
     model = tiny_model(tmp_path / "model")
-    stayed = weights_after(engine_of(model, stage, one_rank), parked=False)
-    moved = weights_after(engine_of(model, stage, one_rank), parked=True)
+    stayed, moved = (weights_after(model, stage, one_rank, parked=parked) for parked in (False, True))
     assert all(map(torch.equal, stayed, moved))
 
 

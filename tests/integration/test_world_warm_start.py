@@ -27,17 +27,15 @@ from mrt_hpc.domains.small_world.equations import (
     example,
     problems,
 )
-from mrt_hpc.domains.small_world.model import NUMBERS, build_tokenizer, fresh_model
+from mrt_hpc.domains.small_world.model import build_tokenizer, fresh_model
 from mrt_hpc.domains.small_world.warm_start import (
     IGNORED,
-    Example,
     WarmStartReport,
     WarmStartSettings,
     batches,
     make_optimisers,
     pack,
     packed_loss,
-    place,
     schedule,
     token_weights,
     tokenise,
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerFast
 
-    Trained = tuple[Path, WarmStartReport, list[str]]
+    Trained = tuple[Path, WarmStartReport]
 
 SHORT = WarmStartSettings(steps=6, rows=2, warm_up=2)
 
@@ -63,28 +61,18 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    directory, lines = tmp_path_factory.mktemp("world") / "model", []
-    report = warm_start(SHORT, directory, lines.append)
-    return directory, report, lines
+    directory = tmp_path_factory.mktemp("world") / "model"
+    return directory, warm_start(SHORT, directory)
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-# -- tokenizer --------------------------------------------------------------------------------------------------------
-
-
 @given(st.text(max_size=60) | st.lists(st.sampled_from([" yes", "Wait", "\n", "12", "</think>", "x"])).map("".join))
 def test_any_text_survives(text: str):
     tokenizer = build_tokenizer()
     assert tokenizer.decode(encode(tokenizer, text)) == text
-
-
-def test_words_and_numbers_are_single_tokens(tokenizer: PreTrainedTokenizerFast):
-    pieces = ["First", "Wait", ", x=", ": ", "*", "=", " vs ", " low", " high", " yes", "\n\n", END_THINK, "\\boxed{"]
-    for piece in (*pieces, *map(str, NUMBERS)):
-        assert len(encode(tokenizer, piece)) == 1, piece
 
 
 def test_spans_of_an_example_join_at_token_boundaries_and_no_word_falls_apart(tokenizer: PreTrainedTokenizerFast):
@@ -105,12 +93,6 @@ def test_auto_tokenizer_reads_it_back_unchanged(tokenizer: PreTrainedTokenizerFa
     text = "Solve 3*x+14=35\n<think>\nFirst, x=10: naïve  \t日本</think>\n\n\\boxed{7}"
     assert encode(loaded, text) == encode(tokenizer, text)
     assert (loaded.eos_token_id, loaded.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
-    messages = [{"role": "user", "content": "Solve 3*x+14=35"}]
-    rendered = loaded.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    assert rendered == "Solve 3*x+14=35\n<think>\n"
-
-
-# -- batches ----------------------------------------------------------------------------------------------------------
 
 
 def test_prompt_and_forced_text_are_not_labelled(tokenizer: PreTrainedTokenizerFast):
@@ -121,14 +103,6 @@ def test_prompt_and_forced_text_are_not_labelled(tokenizer: PreTrainedTokenizerF
     assert text.startswith(prompt)
     assert labelled == text.removeprefix(prompt).replace(FORCED_TEXT, "")
     assert made.labels[-1] == tokenizer.eos_token_id
-
-
-def test_rows_hold_what_fits():
-    rows: list[list[Example]] = [[], []]
-    of_length = {n: Example([1] * n, [1] * n) for n in (3, 4, 5)}
-    assert all(place(of_length[n], rows, 8) for n in (5, 4, 3, 4))
-    assert [[len(e.ids) for e in row] for row in rows] == [[5, 3], [4, 4]]
-    assert not place(of_length[3], rows, 8)
 
 
 def test_packed_examples_do_not_see_each_other(trained: Trained):
@@ -142,15 +116,10 @@ def test_packed_examples_do_not_see_each_other(trained: Trained):
     assert together.item() == pytest.approx(apart.item(), rel=5e-3)  # bfloat16
 
 
-def test_batches_are_full_and_the_same_for_the_same_seed(tokenizer: PreTrainedTokenizerFast):
-    first, again = (list(batches(tokenizer, SHORT)) for _ in range(2))
-    assert len(first) == SHORT.steps
-    assert all(
-        torch.equal(a.inputs, b.inputs) and torch.equal(a.labels, b.labels) for a, b in zip(first, again, strict=True)
-    )
-    assert sum((b.examples >= 0).float().mean().item() for b in first) / len(first) > 0.75
-    other = next(iter(batches(tokenizer, replace(SHORT, seed=1))))
-    assert not torch.equal(first[0].inputs, other.inputs)
+def test_batches_are_full(tokenizer: PreTrainedTokenizerFast):
+    found = list(batches(tokenizer, SHORT))
+    assert len(found) == SHORT.steps
+    assert sum((b.examples >= 0).float().mean().item() for b in found) / len(found) > 0.75
 
 
 # -- the starting model that comes with the package -------------------------------------------------------------------
@@ -172,9 +141,7 @@ def test_the_first_steps_are_those_that_made_it(tokenizer: PreTrainedTokenizerFa
             update(optimiser, schedule(step, settings))
 
 
-def test_the_starting_model_has_the_tokenizer_and_the_shape_of_today(
-    trained: Trained,
-) -> None:
+def test_the_starting_model_has_the_tokenizer_and_the_shape_of_today(trained: Trained) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (STARTING_MODEL / name).read_bytes() == (trained[0] / name).read_bytes(), name
     shipped, fresh = (json.loads((folder / "config.json").read_text()) for folder in (STARTING_MODEL, trained[0]))
@@ -191,29 +158,13 @@ def test_the_whole_warm_start_makes_the_starting_model_again(tmp_path: Path) -> 
     assert all(torch.corrcoef(torch.stack([shipped[n].flatten(), made[n].flatten()]))[0, 1] > 0.9 for n in different)
 
 
-# -- warm start -------------------------------------------------------------------------------------------------------
-
-
-def test_the_directory_is_a_model_like_any_other(trained: Trained):
-    directory, report, lines = trained
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    assert model.config.model_type == "qwen3"
-    assert not model.config.tie_word_embeddings
-    assert model.config.vocab_size == len(tokenizer)
-    assert 500_000 <= report.parameters <= 5_000_000
-    assert report.parameters == sum(p.numel() for p in model.parameters())
-    assert report.tokens > 0
-    assert GenerationConfig.from_pretrained(directory).eos_token_id == tokenizer.eos_token_id
-    assert any("step 6 of 6" in line for line in lines)
-
-
-def test_the_same_settings_give_the_same_weights(trained: Trained, tmp_path: Path):
+def test_the_directory_is_a_model_like_any_other_and_the_same_for_the_same_settings(trained: Trained, tmp_path: Path):
+    directory, report = trained
     warm_start(SHORT, tmp_path)
-    first, again = (AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32) for d in (trained[0], tmp_path))
-    for name, weight in first.state_dict().items():
+    model, again = (AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32) for d in (directory, tmp_path))
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    assert model.config.vocab_size == len(tokenizer)
+    assert report.parameters == sum(p.numel() for p in model.parameters()) and report.tokens > 0
+    assert GenerationConfig.from_pretrained(directory).eos_token_id == tokenizer.eos_token_id
+    for name, weight in model.state_dict().items():
         assert torch.equal(weight, again.state_dict()[name]), name
-
-
-def test_steps_bring_the_loss_down(tmp_path: Path):
-    assert warm_start(replace(SHORT, steps=60, rows=3), tmp_path).loss < 1.5

@@ -41,19 +41,10 @@ def tiny_model(directory: Path, seed: int = 0, tied: bool = True, hidden: int = 
     With an odd ``hidden`` two ranks cannot divide its norms evenly.
     """
     config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=hidden,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=256,
-        tie_word_embeddings=tied,
-        initializer_range=0.2,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
+        vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=256, tie_word_embeddings=tied,
+        initializer_range=0.2, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
     torch.manual_seed(seed)
     Qwen3ForCausalLM(config).save_pretrained(directory)
     return directory
@@ -112,15 +103,9 @@ def settings(objective: Objective = Objective.POLICY_GRADIENT, **changes: object
     bite.
     """
     defaults: dict[str, object] = {
-        "learning_rate": 1e-2,
-        "warmup_ratio": 0.0,
-        "gradient_clip": 0.5,
-        "importance_cap": 1.5,
-        "precision": Precision.FP32,
-        "zero_stage": 0,
-        "max_tokens_per_micro_batch": 128,
-        "gradient_checkpointing": False,
-    }
+        "learning_rate": 1e-2, "warmup_ratio": 0.0, "gradient_clip": 0.5, "importance_cap": 1.5, "zero_stage": 0,
+        "precision": Precision.FP32, "max_tokens_per_micro_batch": 128, "gradient_checkpointing": False,
+    }  # fmt: skip
     return TrainerSettings(Training(**(defaults | changes)), total_steps=10, temperature=0.8, objective=objective)  # type: ignore[arg-type]
 
 
@@ -140,9 +125,8 @@ def plain_loss(
         logprobs = plain_logprobs(model, s, chosen.temperature)
         for t in np.flatnonzero(s.mask):
             advantage = float(s.advantages[t])
-            weight = min(
-                float((old_logprobs[t] - float(s.behaviour_logprobs[t])).exp()), chosen.training.importance_cap
-            )
+            mismatch = float((old_logprobs[t] - float(s.behaviour_logprobs[t])).exp())
+            weight = min(mismatch, chosen.training.importance_cap)
             ratio = (logprobs[t] - old_logprobs[t]).exp()
             clipped = ratio.clamp(1 - chosen.training.clip_low, 1 + chosen.training.clip_high)
             total = total - weight * torch.minimum(ratio * advantage, clipped * advantage)
@@ -156,24 +140,18 @@ class PlainTrainer:
     def __init__(self, directory: Path, chosen: TrainerSettings) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         self.settings = chosen
-        named = list(self.model.named_parameters())
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for _, p in named if p.ndim > 1], "weight_decay": chosen.training.weight_decay},
-                {"params": [p for _, p in named if p.ndim <= 1], "weight_decay": 0.0},
-            ],
-            betas=chosen.training.betas,
-        )
+        decays = {True: chosen.training.weight_decay, False: 0.0}
+        ofs = {is_matrix: [p for p in self.model.parameters() if (p.ndim > 1) is is_matrix] for is_matrix in decays}
+        groups = [{"params": ofs[is_matrix], "weight_decay": decay} for is_matrix, decay in decays.items()]
+        self.optimizer = torch.optim.AdamW(groups, betas=chosen.training.betas)
 
     def old_logprobs(self, batch: list[TrainingSequence]) -> list[torch.Tensor]:
-        """Log-probabilities of the weights as they are now."""
         with torch.no_grad():
             return [plain_logprobs(self.model, s, self.settings.temperature) for s in batch]
 
     def gradients(
         self, batch: list[TrainingSequence], old: list[torch.Tensor]
     ) -> tuple[float, dict[str, torch.Tensor]]:
-        """Loss and gradients by parameter name."""
         self.optimizer.zero_grad()
         loss = plain_loss(self.model, batch, old, self.settings)
         loss.backward()
@@ -227,7 +205,6 @@ def run_ranks(script: str, arguments: list[str], world_size: int, directory: Pat
 
 
 def endings(logs: list[Path]) -> str:
-    """What ranks said last."""
     return "\n".join(f"{log.name}:\n{log.read_text()[-4000:]}" for log in logs)
 
 
@@ -291,7 +268,6 @@ def serve_ranks() -> None:
 
 
 def fork_rank(job: dict[str, Any], rank: int, work: Callable[..., Any]) -> int:
-    """Start a rank; return its process id."""
     if child := os.fork():
         return child
     die_with_parent()

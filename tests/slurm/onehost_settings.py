@@ -36,29 +36,27 @@ configured with little: nothing remembers ended jobs, and nothing is queued agai
 
 @dataclass(frozen=True)
 class Settings:
-    """What the caller may choose; see the usage text."""
-
     root: str = "/tmp/mrt-hpc-slurm"
     port: int = 17800
     nodes: int = 4
     node_prefix: str = "node"
     cpus: int = 8
     memory_mib: int = 16000
-    gpus: int = 2
+    gpus: int = 2  # of each node: devices like null
     user: str = "researcher"
-    cred_expire: int = 6
-    grace: int = 15
+    cred_expire: int = 6  # seconds before a requeued job starts again
+    grace: int = 15  # seconds between preemption and its kill
     preempt: str = "partition"
-    preempt_mode: str = "REQUEUE"
+    preempt_mode: str = "REQUEUE"  # or CANCEL: what becomes of those that are pushed out
     preempt_signal: int = 1
     max_array_size: int = 1001
     max_job_count: int = 5000
-    cgroup: str = "auto"
-    accounting: int = 1
+    cgroup: str = "auto"  # 1, 0, or auto: 1 where version 1 is writable
+    accounting: int = 1  # 0: no database, no sacct
     requeue: int = 1
     kill_wait: int = 10
     rules: int = 0
-    longest_minutes: int = 25
+    longest_minutes: int = 25  # of a job, where there are such rules
 
     @classmethod
     def load(cls) -> Settings:

@@ -33,15 +33,11 @@ class Cluster:
 
     settings: Mapping[str, str]
     user: str
-    home: Path
-    """A folder of the user's for run directories."""
-    python: str
-    """A Python with the package's requirements."""
-    checkout: Path
-    """The repository: the one under test, or a copy of it where that is out of the user's reach."""
+    home: Path  # a folder of the user's for run directories
+    python: str  # a Python with the package's requirements
+    checkout: Path  # the repository: the one under test, or a copy of it where that is out of the user's reach
 
     def setting(self, name: str, otherwise: str = "") -> str:
-        """One of the settings of ``onehost``."""
         return {**os.environ, **self.settings}.get(f"ONEHOST_{name}", otherwise)
 
     @property
@@ -61,7 +57,6 @@ class Cluster:
 
     @property
     def tests(self) -> Path:
-        """The folder of these tests, for the modules that tasks import."""
         return self.checkout / "tests" / "slurm"
 
     @property
@@ -71,7 +66,6 @@ class Cluster:
 
     @property
     def configuration(self) -> Path:
-        """The folder of the user's settings."""
         return self.home / "config"
 
     def push_out(self, node: str) -> str:
@@ -103,11 +97,9 @@ class Cluster:
         )
 
     def mrt_hpc(self, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        """Run `mrt-hpc` as the ordinary user."""
         return self.as_user(self.python, "-m", "mrt_hpc.cli.main", *arguments, timeout=timeout)
 
     def site(self, **changes: object) -> SlurmSite:
-        """The site profile of this cluster."""
         values: dict[str, object] = {
             "name": "onehost",
             "account": "lab",
@@ -123,7 +115,6 @@ class Cluster:
         return SlurmSite.model_validate_json(json.dumps({**values, **changes}))
 
     def run_dir(self, name: str) -> Path:
-        """A fresh run directory that belongs to the user."""
         path = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.home))
         account = pwd.getpwnam(self.user)
         os.chown(path, account.pw_uid, account.pw_gid)
@@ -139,7 +130,6 @@ class Cluster:
     def submit(
         self, plan: Plan, run_dir: Path, function: str, site: SlurmSite | None = None, **options: object
     ) -> subprocess.CompletedProcess[str]:
-        """Submit a plan of trivial tasks as the user."""
         profile = (site or self.site()).model_dump(mode="json")
         request = {"plan": plan.as_json(), "site": profile, "function": function, "known_ids": {}, **options}
         return self._driven("submit", run_dir, request)
@@ -183,7 +173,6 @@ def is_known_to_have_ended(task: QueuedTask) -> bool:
 
 
 def notes(run_dir: Path) -> list[dict[str, object]]:
-    """What the trivial tasks wrote, in order."""
     file = run_dir / "notes.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 

@@ -8,13 +8,14 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from basics import QUICKSTART, resources
 from slurm_cluster import Cluster, notes
 from submitted import latest_ids
 
 from mrt_hpc.attempt.ledger import record_submission
 from mrt_hpc.backends.sites import find_site
 from mrt_hpc.backends.slurm.site import SlurmSite
-from mrt_hpc.plan.jobs import Dependency, DependencyKind, Job, JobResources, Plan, Role
+from mrt_hpc.plan.jobs import Dependency, DependencyKind, Job, Plan, Role
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.run.layout import RunLayout
@@ -23,7 +24,6 @@ from mrt_hpc.run.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 RETRIES = 1
 SHRUNK = {
     "sampling.problems_per_iteration": 4,
@@ -56,17 +56,11 @@ def job(
     minutes: int = 30,
 ) -> Job:
     """A job that asks for next to nothing; ``ok`` and ``any`` name the jobs that it waits for."""
-    resources = JobResources(
-        nodes=1,
-        ranks_per_node=ranks,
-        gpus_per_rank=gpus,
-        cpus_per_rank=1,
-        memory_gib_per_node=memory_gib * ranks,
-        time_limit_minutes=minutes,
-    )
+    memory = {"memory_gib_per_node": memory_gib * ranks, "time_limit_minutes": minutes}
+    asked = resources(ranks_per_node=ranks, gpus_per_rank=gpus, **memory)
     after = [Dependency(job=other, kind=DependencyKind.AFTEROK) for other in ok]
     after += [Dependency(job=other, kind=DependencyKind.AFTERANY) for other in any]
-    return Job(name=name, role=role, tasks=tasks, resources=resources, after=tuple(after), max_parallel=max_parallel)
+    return Job(name=name, role=role, tasks=tasks, resources=asked, after=tuple(after), max_parallel=max_parallel)
 
 
 def plan(*jobs: Job) -> Plan:
@@ -105,7 +99,6 @@ def await_start(layout: RunLayout, *names: str, tasks: int = 1) -> None:
 
 
 def node_of(layout: RunLayout, name: str) -> str:
-    """The node on which the tasks of a job have started."""
     (node,) = {str(note["node"]) for note in notes(layout.root) if note["job"] == name}
     return node
 
@@ -118,7 +111,6 @@ def site_file(cluster: Cluster, run: Path, **changes: object) -> Path:
 
 
 def options(changes: Mapping[str, object]) -> list[str]:
-    """Changes of a recipe, as the command line takes them."""
     return [word for field, value in changes.items() for word in ("--set", f"{field}={value}")]
 
 
@@ -142,7 +134,6 @@ def all_logs(cluster: Cluster, layout: RunLayout) -> str:
 
 
 def accounting(ids: Iterable[str]) -> str:
-    """sacct's table of a run."""
     fields = "JobID%-12,JobName%-36,Partition,AllocCPUS,NTasks,NodeList,Elapsed,State,ExitCode"
     command = ["sacct", f"--jobs={','.join(ids)}", f"--format={fields}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout

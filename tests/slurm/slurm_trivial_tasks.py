@@ -25,12 +25,10 @@ from mrt_hpc.run.waiting import wait_until
 if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
 
-TOLD = "word-to-go-on"
-"""The file in a run directory for which a task may wait; ``told`` is a folder of the run itself."""
+TOLD = "word-to-go-on"  # the file in a run directory for which a task may wait; ``told`` is a folder of the run itself
 AWAITED = {"awaits": "after-blocker", "abandoned": "after-other"}
 """Tasks that give their node back since no task of another job runs."""
-SPENT_S = (6, 5, 8)
-"""What `spends` takes for sampling, waiting and going on."""
+SPENT_S = (6, 5, 8)  # what `spends` takes for sampling, waiting and going on
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ FOLDER = "JUDGED_ON"
 """The variable with the folder where each node on which an answer is judged leaves a file of its name."""
 HELD_FROM, HELD_UNTIL = "JUDGEMENTS_HELD_FROM", "JUDGEMENTS_HELD_UNTIL"
 """Variables with paths: as soon as the first exists, answers wait for their judgement; with the second, none does."""
-HELD_S = 600.0
-"""How long an answer waits at most."""
+HELD_S = 600.0  # how long an answer waits at most
 
 
 def _judge(answer: str, gold: str, noted: Path | None = None) -> bool:

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from slurm_cluster import Cluster
 
 OF_A_NODE = ("", ": versions", ": visibility of files", ": clock", ": signals", ": Slurm's commands")
-SHORTEST_WAIT = "0.5"
-"""The minutes that the doctor waits for a node, the fewest that it takes."""
+SHORTEST_WAIT = "0.5"  # the minutes that the doctor waits for a node, the fewest that it takes
 PLANTED = {
     ("AllowGroups", "AllowAccounts", "AllowQos", "allows 5", "MaxSubmitJobs"): [
         ("scontrol update PartitionName=cpu AllowGroups={}", "daemon", "ALL"),

@@ -50,14 +50,11 @@ SHELL = {
     "SLURM_EXPORT_ENV": "NONE",
     "SBATCH_WAIT": "1",
 }
-LONGEST_PATH = 4090
-"""Within a few characters, what Linux takes."""
+LONGEST_PATH = 4090  # within a few characters, what Linux takes
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A run of lives."""
-
     layout: RunLayout
     ids: Mapping[str, str]
 

@@ -30,8 +30,7 @@ from mrt_hpc.run.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-WHOLE_NODE = 8
-"""Processors that a node of the tests' cluster claims."""
+WHOLE_NODE = 8  # processors that a node of the tests' cluster claims
 IN_TURN = {
     **SHRUNK,
     "resources.inference.tasks": 1,
@@ -59,10 +58,8 @@ COLOCATED = {
     "serving.kv_cache_gib": 0.25,
 }
 RECKONED = plan(job("requeued", tasks=2, gpus=1), job("trainer", role=Role.TRAINER, gpus=2))
-ATTEMPTS_GPUS = 5
-"""Three attempts of the two tasks with one GPU each, and one of the trainer with two."""
-LONGEST_END_S = 5.0
-"""From the last event of an attempt to the end that accounting knows."""
+ATTEMPTS_GPUS = 5  # three attempts of the two tasks with one GPU each, and one of the trainer with two
+LONGEST_END_S = 5.0  # from the last event of an attempt to the end that accounting knows
 
 
 @dataclass(frozen=True)
@@ -73,8 +70,7 @@ class Runs:
     colocated: tuple[RunLayout, dict[str, str]]
     reckoned: tuple[RunLayout, dict[str, str]]
     planned: str
-    node: str
-    """Of the colocated run; no other run goes there."""
+    node: str  # of the colocated run; no other run goes there
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +130,6 @@ def test_the_hours_are_those_of_accounting(cluster: Cluster, runs: Runs) -> None
 
 
 def uses(rows: Iterable[dict[str, Any]]) -> dict[Use, float]:
-    """The seconds of inference by use."""
     return {Use(row["use"]): row["hours"] * 3600 for row in rows if row["role"] == "inference"}
 
 

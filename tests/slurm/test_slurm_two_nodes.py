@@ -13,6 +13,7 @@ import psutil
 import pytest
 from chaos_auditor import audit
 from chaos_target import Target, children, name_of
+from families import is_alive
 from listeners import beyond_loopback, listeners, send_rubbish
 from slurm_cluster import Cluster, wait_for_end
 from slurm_submissions import SHRUNK, accounting, all_logs, sent
@@ -128,13 +129,6 @@ def kill_grader(rank: psutil.Process) -> None:
     for grader in old:
         grader.kill()
     wait_until(lambda: graders() - old, reason="another grader", deadline_s=DEADLINE_S)
-
-
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def job_of(process: psutil.Process) -> str | None:

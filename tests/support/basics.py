@@ -17,8 +17,7 @@ RECIPES = ROOT / "recipes"
 QUICKSTART = RECIPES / "quickstart.yaml"
 ROLES = ("prepare", "inference", "trainer", "evaluation", "report")
 TRAINER, INFERENCE, EVALUATION = (f"segment-000.{role}" for role in ("trainer", "inference", "evaluation"))
-JOBS = ("prepare", INFERENCE, TRAINER, EVALUATION, "report")
-"""The jobs of the quickstart, in the order of its plan."""
+JOBS = ("prepare", INFERENCE, TRAINER, EVALUATION, "report")  # the jobs of the quickstart, in the order of its plan
 
 
 def resources(**changes: Any) -> JobResources:

@@ -25,10 +25,8 @@ FLAGS = (
 )  # fmt: skip
 REQUIRED = "MRT_HPC_TEST_BROWSER"
 """The environment variable with which CI refuses to skip the tests of pages: ``required``."""
-START_S, CALL_S = 60, 120
-"""The seconds that a busy machine has for chromedriver to answer, and for one command."""
-ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
-"""The key under which WebDriver names an element."""
+START_S, CALL_S = 60, 120  # the seconds that a busy machine has for chromedriver to answer, and for one command
+ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key under which WebDriver names an element
 
 
 def reason_to_skip() -> str | None:
@@ -48,8 +46,6 @@ def _words(missing: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Browser:
-    """One window of a browser."""
-
     client: httpx.Client
     session: str
 
@@ -66,7 +62,6 @@ class Browser:
         return answer
 
     def devtools(self, command: str, **parameters: Any) -> Any:
-        """The answer to one command of the DevTools protocol."""
         return self.call("POST", "goog/cdp/execute", cmd=command, params=parameters)
 
     def open(self, page: Path, width: int, *, dark: bool = False, scripts: bool = True) -> None:
@@ -86,7 +81,6 @@ class Browser:
         return [f"{entry['level']}: {entry['message']}" for entry in self.call("POST", "se/log", type="browser")]
 
     def press(self, *keys: str) -> None:
-        """Press and release keys, one after the other."""
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         self.call("POST", "actions", actions=[{"type": "key", "id": "keyboard", "actions": actions}])
 
@@ -120,7 +114,6 @@ def browser(folder: Path) -> Iterator[Browser]:
 
 
 def _port(said: Path, driver: subprocess.Popen[bytes]) -> int:
-    """The port that chromedriver chose, by its first lines."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and driver.poll() is None:
         for line in said.read_text().splitlines():

@@ -59,12 +59,10 @@ class CannedRun:
 
     @property
     def calls(self) -> list[str]:
-        """The names of the commands that were called."""
         path = self.commands / "calls"
         return path.read_text().split() if path.exists() else []
 
     def submitted(self, **ids: str) -> None:
-        """Record jobs as submitted, by the last part of their names."""
         for role, job_id in ids.items():
             name = next(job.name for job in self.plan.jobs if job.name.rpartition(".")[2] == role)
             record_submission(self.layout, name, job_id, "cluster")
@@ -76,18 +74,16 @@ class CannedRun:
                 write_task(self.layout, job.name, index, TaskRecord(TaskState.DONE))
 
     def task(self, job: str, state: TaskState, index: int = 0, **fields: object) -> None:
-        """Record the state of a task."""
         write_task(self.layout, job, index, TaskRecord(state, **fields))  # type: ignore[arg-type]
 
-    def events(self, job: str, attempt: str, *events: dict[str, object], index: int = 0) -> None:
+    def events(self, job: str, attempt: str, *events: dict[str, object], index: int = 0, begun: float = 1000.0) -> None:
         """Write the events of an attempt, a second apart."""
         path = event_file(self.layout.events, job, index, 0, attempt)
         path.parent.mkdir(exist_ok=True)
-        lines = [{"time": 1000.0 + n, "host": "node7", "pid": 7, **event} for n, event in enumerate(events)]
+        lines = [{"time": begun + n, "host": "node7", "pid": 7, **event} for n, event in enumerate(events)]
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
     def log(self, name: str, text: str) -> Path:
-        """Write a log."""
         path = self.layout.logs / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -103,10 +99,10 @@ def canned_run(root: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, nam
         overrides: fields of the recipe.
         name: of the run directory.
     """
-    layout, commands = run_of(root / name, *overrides), root / "bin"
+    commands = root / "bin"
     commands.mkdir(exist_ok=True)
     look_first_in(commands, monkeypatch)
-    run = CannedRun(layout, commands)
+    run = CannedRun(run_of(root / name, *overrides), commands)
     run.queue()
     return run
 

@@ -19,6 +19,21 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
 
 
+HELP = """
+from click import Group
+from mrt_hpc.cli.main import main
+def show(command, *words):
+    main([*words, "--help"], prog_name="mrt-hpc", standalone_mode=False)
+    for name, below in sorted(command.commands.items()) if isinstance(command, Group) else ():
+        print("\\n")
+        show(below, *words, name)
+show(main)
+"""
+"""Prints the help of every command. Click keeps the help option of a command that other tests have called, so a process
+of its own prints it.
+"""
+
+
 def typed(*words: object, exits: int = 0, columns: int | str | None = None) -> Result:
     """What ``mrt-hpc`` with these words prints to a terminal of so many columns, or to a pipe, and how it ends."""
     environment = {"COLUMNS": None if columns is None else str(columns)}
@@ -36,7 +51,6 @@ def refusal(work: Callable[..., object], *arguments: Any) -> UserError:
 
 
 def recipe(name: str, *settings: str) -> Recipe:
-    """A recipe of the package with settings laid over it."""
     return load_recipe(RECIPES / f"{name}.yaml", settings)
 
 

@@ -26,15 +26,13 @@ class Command:
     """One command of this package in a page."""
 
     page: Path
-    words: tuple[str, ...]
-    """What follows ``mrt-hpc``."""
+    words: tuple[str, ...]  # what follows ``mrt-hpc``
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}: {' '.join(self.words)}"
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
-    """The blocks of a page with their languages, in order."""
     return _BLOCK.findall(page.read_text())
 
 

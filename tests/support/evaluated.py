@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from run_of import run_of
+from samples import branch_with, rollout_with
+
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
-from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.evaluate.asked_models import models_asked
 from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe
-from mrt_hpc.plan.compile import compile_plan, evaluation_plan
-from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.problems import read_problems
-from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
-from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.run.records import GroupStatistics, PrefixValue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from mrt_hpc.run.layout import RunLayout
 
-ROOT = Path(__file__).parents[2]
 BENCHMARK = "held-out"
-ANSWER_TOKENS = 2
-"""The tokens of each forced answer."""
+ANSWER_TOKENS = 2  # the tokens of each forced answer
 
 
 def boundary(tokens: int, answers: str) -> EvaluatedBoundary:
@@ -54,7 +51,6 @@ PROBLEMS = {
 
 
 def model(problems: dict[str, tuple[EvaluatedTrace, ...]], name: str = "model") -> ModelSamples:
-    """A model with these samples."""
     return ModelSamples(name, f"runs/{name}", BENCHMARK, problems)
 
 
@@ -66,8 +62,7 @@ def unvalued(tokens: dict[str, tuple[str, int]], name: str = "model") -> ModelSa
 
 def run_directory(place: Path, *changes: str, problems: int = 2, shards: int = 2) -> RunLayout:
     """A run directory that evaluates so many problems of the small world, twice each."""
-    recipe = load_recipe(ROOT / "recipes" / "quickstart.yaml", (*benchmark_of(problems, shards), *changes))
-    return create_or_open(place, recipe, compile_plan(recipe, LocalSite()))
+    return run_of(place, *benchmark_of(problems, shards), *changes)
 
 
 def benchmark_of(problems: int, shards: int) -> tuple[str, str]:
@@ -93,7 +88,7 @@ def evaluation_directory(place: Path, run: RunLayout, *versions: int) -> RunLayo
     asked = models_asked([f"{run.root}@{','.join(map(str, versions))}"])
     shutil.rmtree(run.weights)  # else they would have to be whole models
     recipe = evaluation_recipe(asked, "small_world", benchmark_of(2, 2), place.parent / "results")
-    layout = create_or_open(place, recipe, evaluation_plan(recipe, LocalSite()))
+    layout = run_of(place, recipe=recipe)
     for number in range(len(versions)):
         commit_all(layout, number)
     return layout
@@ -120,19 +115,16 @@ def commit_traces(
     traces = [(problem, n, t) for problem, mine in problems.items() for n, t in reversed(list(enumerate(mine)))]
     boundaries = [(p, n, j, b) for p, n, of in traces for j, b in enumerate(of.boundaries)] if valued else []
     rollouts = [
-        Rollout(
-            iteration=0, problem_id=problem, sample=sample, seed=0, weights_version=0, prompt_ids=[1] * 10, forced=0,
-            token_ids=[1] * of.tokens, logprobs=[0.0] * of.tokens, finish_reason=FinishReason.STOP, text="",
-            answer=of.answer, reward=of.reward, boundaries=[b.tokens for b in of.boundaries], started=0.0, seconds=0.0,
+        rollout_with(
+            [1] * of.tokens, problem_id=problem, sample=sample, prompt_ids=[1] * 10, answer=of.answer,
+            reward=of.reward, boundaries=[b.tokens for b in of.boundaries],
         )
         for problem, sample, of in traces
     ]  # fmt: skip
     branches = [
-        Branch(
-            iteration=0, problem_id=problem, sample=sample, boundary=j, branch=number, seed=0, weights_version=0,
-            token_ids=[1] * forced.tokens, logprobs=[0.0] * forced.tokens, finish_reason=FinishReason.STOP, text="",
-            answer=forced.answer, reward=forced.reward, known=False, look_ahead=0.0, prompt_tokens=forced.asked,
-            cached_tokens=None,
+        branch_with(
+            [1] * forced.tokens, problem_id=problem, sample=sample, boundary=j, branch=number, answer=forced.answer,
+            reward=forced.reward, prompt_tokens=forced.asked,
         )
         for problem, sample, j, here in boundaries
         for number, forced in enumerate(here.forced)

@@ -20,10 +20,13 @@ def family(pid: int) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def assert_gone(processes: Iterable[psutil.Process]) -> None:
     """Wait until nothing is left of these processes."""
-
-    def none_left() -> bool:
-        return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
-
-    wait_until(none_left, reason=f"the end of {processes}", deadline_s=GONE_DEADLINE_S)
+    wait_until(lambda: not any(map(is_alive, processes)), reason=f"the end of {processes}", deadline_s=GONE_DEADLINE_S)

@@ -12,5 +12,4 @@ if TYPE_CHECKING:
 
 
 def grade_all(pool: GraderPool, pairs: Sequence[Pair]) -> list[Verdict]:
-    """The verdict on each pair, in order."""
     return asyncio.run(pool.grade(pairs))

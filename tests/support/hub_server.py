@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-LARGE = 1000
-"""The number of bytes above which a file is stored as a large one, with a SHA-256 that the hub tells."""
+LARGE = 1000  # the number of bytes above which a file is stored as a large one, with a SHA-256 that the hub tells
 
 
 @dataclass
@@ -38,8 +37,7 @@ class Repository:
     name: str
     files: dict[str, bytes]
     revisions: tuple[str, ...] = ("main", COMMIT)
-    kind: str = "datasets"
-    """``datasets`` or ``models``."""
+    kind: str = "datasets"  # ``datasets`` or ``models``
     commit: str = COMMIT
     faults: Faults = field(default_factory=Faults)
     fetched: list[tuple[str, int]] = field(default_factory=list)

@@ -10,9 +10,10 @@ from basics import RECIPES, resources
 from mrt_hpc.attempt.entry import load_task
 from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.plan.compile import compile_plan, evaluation_plan
 from mrt_hpc.plan.jobs import Job
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.weights import publish
@@ -21,19 +22,21 @@ from mrt_hpc.submit.create import create_or_open
 if TYPE_CHECKING:
     from mrt_hpc.backends.backend import Site
     from mrt_hpc.plan.jobs import Role
-    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.schema import Experiment
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.layout import RunLayout
 
 
-def run_of(root: Path, *changes: str, recipe: str | Recipe = "quickstart", site: Site | None = None) -> RunLayout:
-    """The directory of a run of a recipe, or of a recipe file with these changes; nothing has begun."""
+def run_of(root: Path, *changes: str, recipe: str | Experiment = "quickstart", site: Site | None = None) -> RunLayout:
+    """The directory of a run of a recipe, also of an evaluation's, or of a recipe file with these changes; nothing has
+    begun.
+    """
     wanted = load_recipe(RECIPES / f"{recipe}.yaml", changes) if isinstance(recipe, str) else recipe
-    return create_or_open(root, wanted, compile_plan(wanted, site or LocalSite()))
+    compiled = compile_plan if isinstance(wanted, Recipe) else evaluation_plan
+    return create_or_open(root, wanted, compiled(wanted, site or LocalSite()))
 
 
 def task_of(layout: RunLayout, job: str, index: int = 0, rank: int = 0, attempt: str = "a") -> Task:
-    """An attempt at a task, as one of its ranks sees it."""
     return load_task(layout, job, index, Placement(rank, 1, 0, attempt))
 
 

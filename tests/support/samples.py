@@ -1,24 +1,36 @@
-"""Samples of problems as an evaluation records them, made without a server."""
+"""Samples of problems as runs record them, made without a server."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from mrt_hpc.run.groups import Sampled
-from mrt_hpc.run.records import FinishReason, GroupStatistics, Rollout
+from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, Rollout
+
+COMMON: dict[str, Any] = {
+    "iteration": 0, "problem_id": "problem", "sample": 0, "seed": 0, "weights_version": 0,
+    "finish_reason": FinishReason.STOP, "text": "", "answer": None, "reward": 1.0,
+}  # fmt: skip
+
+
+def rollout_with(token_ids: list[int], **fields: Any) -> Rollout:
+    """A finished trace of which only these fields matter."""
+    usual = {"prompt_ids": [1], "forced": 0, "logprobs": [-0.5] * len(token_ids), "started": 0.0, "seconds": 1.0}
+    return Rollout(token_ids=token_ids, **{**COMMON, "boundaries": [0, len(token_ids)], **usual, **fields})
+
+
+def branch_with(token_ids: list[int], **fields: Any) -> Branch:
+    """A finished branch of which only these fields matter."""
+    usual = {"boundary": 0, "branch": 0, "logprobs": [-0.5] * len(token_ids), "known": False, "look_ahead": 0.0}
+    return Branch(token_ids=token_ids, **{**COMMON, "prompt_tokens": 1, "cached_tokens": None, **usual, **fields})
 
 
 def rollout(problem_id: str, sample: int, text: str = "</think>\n\n\\boxed{7}", *, reward: float = 1.0) -> Rollout:
-    """One finished trace with three tokens."""
-    return Rollout(
-        iteration=0, problem_id=problem_id, sample=sample, seed=sample, weights_version=0, prompt_ids=[1], forced=0,
-        token_ids=[2, 3, 4], logprobs=[-0.5, -0.5, -0.5], finish_reason=FinishReason.STOP, text=text,
-        answer=text.rpartition("{")[2].rstrip("}"), reward=reward, boundaries=[0, 2], started=0.0, seconds=1.0,
-    )  # fmt: skip
+    answer = text.rpartition("{")[2].rstrip("}")
+    named = {"problem_id": problem_id, "sample": sample, "seed": sample, "text": text, "answer": answer}
+    return rollout_with([2, 3, 4], reward=reward, boundaries=[0, 2], **named)
 
 
 def sampled(*rollouts: Rollout) -> Sampled:
-    """A group of traces without branches."""
-    statistics = GroupStatistics(
-        rollouts=len(rollouts), branches=0, rollout_tokens=3 * len(rollouts), branch_tokens=0, prompt_tokens=0,
-        cached_tokens=0, prefilled_tokens=1, seconds={"generation": 1.0},
-    )  # fmt: skip
+    statistics = GroupStatistics(len(rollouts), 0, 3 * len(rollouts), 0, 0, 0, 1, {"generation": 1.0})
     return Sampled(rollouts=list(rollouts), statistics=statistics)

@@ -34,20 +34,15 @@ if TYPE_CHECKING:
     FloatArray = NDArray[np.float64]
     Drawn = tuple[NDArray[np.int64], NDArray[np.int64]]
 
-SIZE = 2000
-"""Problems of a population."""
-POOL = 8
-"""The traces that a problem may have, where they are valued."""
-LENGTHS = 64
-"""Completions that a problem may have, where only their lengths count."""
+SIZE = 2000  # problems of a population
+POOL = 8  # the traces that a problem may have, where they are valued
+LENGTHS = 64  # completions that a problem may have, where only their lengths count
 BUDGET = 8192
 BRANCHES = 4
-KEPT = 2
-"""Episodes of a trace that is stopped."""
+KEPT = 2  # episodes of a trace that is stopped
 LONGEST = 16384
 VOTERS = 4
-STEPS = 64
-"""In which the allowed tokens grow."""
+STEPS = 64  # in which the allowed tokens grow
 
 
 @dataclass(frozen=True)
@@ -55,11 +50,9 @@ class Mixture:
     """How hard problems are: a mixture of beta distributions of the chance that a sample is right."""
 
     name: str
-    parts: tuple[tuple[float, float, float], ...]
-    """(weight, alpha, beta)."""
+    parts: tuple[tuple[float, float, float], ...]  # (weight, alpha, beta)
 
     def chances(self, rng: np.random.Generator, size: int = SIZE) -> FloatArray:
-        """[size]"""
         weights, alphas, betas = np.array(self.parts).T
         part = rng.choice(len(weights), size, p=weights)
         return rng.beta(alphas[part], betas[part])
@@ -74,19 +67,15 @@ REALISTIC = (AIME, AMC, MATH500)
 
 @dataclass(frozen=True)
 class Experiment:
-    """One measure on one population."""
-
     measure: str
     population: str
-    samples: int
-    """Of each problem."""
+    samples: int  # of each problem
     truth: float
     values: Callable[[np.random.Generator, int], FloatArray]
     """Draws so many problems and their samples, and gives the measure of each; for a difference, its gain."""
     interval: Callable[[FloatArray], IntervalEstimate] = field(default=share_interval)
 
     def by(self, interval: Callable[[FloatArray], IntervalEstimate]) -> Experiment:
-        """The same trials with another interval."""
         return replace(self, interval=interval)
 
     def covered(self, trials: int, problems: int, seed: int) -> Coverage:
@@ -102,11 +91,9 @@ class Experiment:
 class Coverage:
     """Shares of the trials."""
 
-    below: float
-    """In which the truth lies below the interval."""
+    below: float  # in which the truth lies below the interval
     above: float
-    width: float
-    """Of the interval, mean; infinite where an interval has no end."""
+    width: float  # of the interval, mean; infinite where an interval has no end
 
     @property
     def share(self) -> float:
@@ -121,7 +108,6 @@ def gain_interval(gains_P: FloatArray) -> IntervalEstimate:
 
 
 def pass_1(mixture: Mixture, samples: int) -> Experiment:
-    """pass@1."""
     chances = mixture.chances(np.random.default_rng(1))
 
     def values(rng: np.random.Generator, problems: int) -> FloatArray:
@@ -131,7 +117,6 @@ def pass_1(mixture: Mixture, samples: int) -> Experiment:
 
 
 def pass_k(mixture: Mixture, samples: int) -> Experiment:
-    """pass@4."""
     chances = mixture.chances(np.random.default_rng(1))
     by_count = np.array([pass_at_k(samples, right, VOTERS) for right in range(samples + 1)])
 
@@ -201,14 +186,10 @@ def true_majority(shares: FloatArray) -> float:
 class ValuedPool:
     """The valued traces that problems may have."""
 
-    values: FloatArray
-    """[size, POOL, K] true values; K is the most that a trace has."""
-    weights: FloatArray
-    """[size, POOL, K] what each value adds to the area."""
-    stopped: FloatArray
-    """[size, POOL, K] what it adds to the area of the first ``KEPT`` episodes."""
-    episodes: NDArray[np.int64]
-    """[size, POOL] the episodes of each trace."""
+    values: FloatArray  # [size, POOL, K] true values; K is the most that a trace has
+    weights: FloatArray  # [size, POOL, K] what each value adds to the area
+    stopped: FloatArray  # [size, POOL, K] what it adds to the area of the first ``KEPT`` episodes
+    episodes: NDArray[np.int64]  # [size, POOL] the episodes of each trace
 
     def drawn(self, rng: np.random.Generator, problems: int, samples: int) -> tuple[Drawn, FloatArray]:
         """Problems and traces, as an index of [problems, samples], and their values as the branches show them."""

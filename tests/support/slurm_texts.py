@@ -55,10 +55,8 @@ class RecordedSlurm:
     """``accounting``, or ``plain``: a cluster without accounting, with small limits, whose preemption cancels."""
     changes: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     """By text, the parts of it that are replaced; each must be there."""
-    missing: frozenset[str] = frozenset()
-    """Commands that are not installed."""
-    refusing: Mapping[str, str] = field(default_factory=dict)
-    """By command, the words with which it refuses."""
+    missing: frozenset[str] = frozenset()  # commands that are not installed
+    refusing: Mapping[str, str] = field(default_factory=dict)  # by command, the words with which it refuses
 
     def __call__(self, command: Sequence[str], timeout_s: float = 0.0) -> str:  # noqa: ARG002 - as of run_slurm
         """What the command prints.
@@ -78,5 +76,4 @@ class RecordedSlurm:
         return text
 
     def survey(self) -> Survey:
-        """What a survey of this cluster finds."""
         return survey(USER, self)

@@ -51,7 +51,6 @@ def write_model(directory: Path, values: Tensors) -> None:
 
 
 def read_model(directory: Path) -> Tensors:
-    """The tensors of a whole model."""
     return {name: value for file in FILES for name, value in load_file(directory / file).items()}
 
 

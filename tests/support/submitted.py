@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 
 def latest_ids(layout: RunLayout) -> dict[str, str]:
-    """For each job of the plan the id of its latest submission."""
     return {s.job: s.job_id for s in submissions(layout)}
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from basics import QUICKSTART
+from run_of import run_of
+from samples import branch_with, rollout_with
 
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
 from mrt_hpc.analysis.rows import summarise_evaluation
-from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.evaluate.asked_models import ModelsAsked
 from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe
 from mrt_hpc.inference.tokens import TokenBytes
-from mrt_hpc.plan.compile import compile_plan, evaluation_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import EvaluatedModel, Recipe
 from mrt_hpc.roles.evaluation_summary import answers_by_problem
@@ -27,17 +27,16 @@ from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.events import EventKind, event_file
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.problems import draw_problems, read_problems
-from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
-from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.run.records import Branch, GroupStatistics, PrefixValue, Rollout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from mrt_hpc.recipe.schema import Experiment
     from mrt_hpc.run.layout import RunLayout
-    from mrt_hpc.run.records import Problem
+    from mrt_hpc.run.records import Branch, Problem, Rollout
 
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 SAMPLES, BRANCHES, EPISODES, BUDGETS = 4, 4, 6, (4096, 8192, 12288, 16384)
 VALUED = (
     f"evaluation.max_tokens={max(BUDGETS)}",
@@ -45,8 +44,7 @@ VALUED = (
     f"evaluation.prover={{type: forced_answer, branches: {BRANCHES}, max_tokens: 8, temperature: 0.6}}",
 )
 """The fields of evaluations whose prefixes have values."""
-BEGIN = 1_750_000_000
-"""When the run began, seconds since the epoch."""
+BEGIN = 1_750_000_000  # when the run began, seconds since the epoch
 HOSTILE = (
     "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 2'> <!-- & \u2028 \u2029 "
     "\x00 \x1b[31m \u202e {{ 7 * 7 }} é 数学 🙂\n\n"
@@ -56,15 +54,11 @@ HOSTILE = (
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a run is."""
-
     iterations: int = 248
     evaluated_every: int = 62
     benchmarks: tuple[str, ...] = ("aime24", "math500")
-    problems: int = 30
-    """Of a benchmark."""
-    paragraphs: int = 30
-    """Of an episode, about 20 tokens each."""
+    problems: int = 30  # of a benchmark
+    paragraphs: int = 30  # of an episode, about 20 tokens each
     name: str = "long-run"
     seed: int = 0
 
@@ -81,10 +75,9 @@ class SyntheticRun:
 
     def _directory(self, root: Path) -> tuple[Experiment, RunLayout]:
         recipe = load_recipe(QUICKSTART, _overrides(self.shape))
-        return recipe, create_or_open(root, recipe, compile_plan(recipe, LocalSite()))
+        return recipe, run_of(root, recipe=recipe)
 
     def write(self) -> RunLayout:
-        """Write everything that a report reads."""
         self.tokenizer.save_pretrained(self.layout.weights_version(0))
         for iteration in range(self.shape.iterations):
             self._metrics(iteration).write(self.layout.metrics(iteration))
@@ -178,11 +171,10 @@ class SyntheticRun:
         rest = self._ids(f"\n</think>\n\n\\boxed{{{answer}}}")
         ids = [token for episode in episodes for token in episode] + rest
         ends = np.cumsum([0, *map(len, episodes)])
-        rollout = Rollout(
-            iteration=iteration, problem_id=problem.id, sample=sample, seed=sample, weights_version=iteration,
-            prompt_ids=[1], forced=0, token_ids=[*ids, self.tokenizer.eos_token_id], logprobs=[-0.5] * (len(ids) + 1),
-            finish_reason=FinishReason.STOP, text=self.tokens.text(ids), answer=answer, reward=float(right),
-            boundaries=[int(end) for end in ends], started=0.0, seconds=1.0,
+        rollout = rollout_with(
+            [*ids, self.tokenizer.eos_token_id], iteration=iteration, problem_id=problem.id, sample=sample, seed=sample,
+            weights_version=iteration, text=self.tokens.text(ids), answer=answer, reward=float(right),
+            boundaries=[int(end) for end in ends],
         )  # fmt: skip
         return rollout, reached
 
@@ -221,14 +213,13 @@ class SyntheticEvaluation(SyntheticRun):
         changes = (f"evaluation.benchmarks=[{entries}]", *VALUED, f"seed={self.shape.seed}")
         models = tuple(self._model(root.parent, name) for name in ("first", "second"))
         recipe = evaluation_recipe(ModelsAsked(models, (), ()), "small_world", changes, root.parent / "results")
-        return recipe, create_or_open(root, recipe, evaluation_plan(recipe, LocalSite()))
+        return recipe, run_of(root, recipe=recipe)
 
     def _model(self, folder: Path, name: str) -> EvaluatedModel:
         """A model that a run has yet to publish, as its files need not be there."""
         return EvaluatedModel(name=name, path=str(folder / name), run=str(folder / "run"), version=0)
 
     def write(self) -> RunLayout:
-        """Write everything that a report reads."""
         for version in range(2):
             self.tokenizer.save_pretrained(self.layout.weights_version(version))
             for benchmark in self.shape.benchmarks:
@@ -267,11 +258,9 @@ def _overrides(shape: Shape) -> tuple[str, ...]:
 
 def _branch(rollout: Rollout, boundary: int, number: int, right: bool) -> Branch:
     answer = rollout.answer if right else None if number == BRANCHES - 1 else f"{number}<b>"
-    return Branch(
-        iteration=rollout.iteration, problem_id=rollout.problem_id, sample=rollout.sample, boundary=boundary,
-        branch=number, seed=0, weights_version=rollout.weights_version, token_ids=[1], logprobs=[-0.5],
-        finish_reason=FinishReason.STOP, text="", answer=answer, reward=float(right), known=False, look_ahead=0.0,
-        prompt_tokens=1, cached_tokens=None,
+    return branch_with(
+        [1], iteration=rollout.iteration, problem_id=rollout.problem_id, sample=rollout.sample, boundary=boundary,
+        branch=number, weights_version=rollout.weights_version, answer=answer, reward=float(right),
     )  # fmt: skip
 
 

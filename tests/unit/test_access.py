@@ -9,14 +9,12 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from basics import QUICKSTART
-from run_of import run_of
-from safetensors.torch import save_file
+from run_of import publish_some, run_of
 
 from mrt_hpc.attempt.entry import run_task
 from mrt_hpc.attempt.placement import Placement
@@ -30,17 +28,7 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.access import CACHES, cache_variables
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
-from mrt_hpc.run.weights import publish
 from mrt_hpc.submit.create import create_or_open
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from mrt_hpc.roles.task.context import Task
-
-    TakenBy = Callable[[Path, pytest.MonkeyPatch], Path]
-
-log = logging.getLogger(__name__)
 
 
 def mode(path: Path) -> int:
@@ -49,16 +37,13 @@ def mode(path: Path) -> int:
 
 @pytest.mark.parametrize("group_access", [True, False])
 def test_the_group_reads_a_run_of_a_site_that_allows_it_and_writes_nothing(tmp_path: Path, group_access: bool) -> None:
-    def publishes(task: Task) -> None:
-        publish(task.layout, 1, lambda directory: save_file({"a": torch.ones(2)}, directory / "model.safetensors"))
-
     recipe = load_recipe(QUICKSTART)
     assert not (LocalSite().group_access or SlurmSite(name="here").group_access), "nothing by default"
     before = os.umask(0o077)  # the strictest that users have
     try:
         layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()), group_access=group_access)
         os.umask(0o077)
-        run_task(str(layout.root), "prepare", 0, Placement(0, 1, 0, "1"), publishes)
+        run_task(str(layout.root), "prepare", 0, Placement(0, 1, 0, "1"), lambda task: publish_some(task.layout, 1))
     finally:
         os.umask(before)
     assert mode(layout.root) == (0o2750 if group_access else 0o700)
@@ -70,10 +55,6 @@ def test_the_group_reads_a_run_of_a_site_that_allows_it_and_writes_nothing(tmp_p
     assert (mode(layout.secrets) & 0o777, mode(layout.secrets / "server_key")) == (0o700, 0o600)
 
 
-# -- folders for caches on a node
-
-ANOTHER = 65534
-"""The id of another user."""
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder away")
 NAME = f"mrt-hpc-caches-{os.geteuid()}"
 
@@ -94,10 +75,11 @@ def leave(what: str, path: Path) -> None:
     elif what.startswith("a link"):
         (path.parent / "elsewhere").mkdir(mode=0o700)
         path.symlink_to("elsewhere" if what == "a link" else "nothing")
-    else:
+    elif what != "nothing":
         path.mkdir()
         path.chmod({"open": 0o777, "readable": 0o755}.get(what, 0o700))
-        os.chown(path, *([ANOTHER] * 2 if what == "given away" else [-1, -1]))
+        if what == "given away":
+            os.chown(path, 65534, 65534)
 
 
 GIVEN_AWAY = pytest.param("given away", marks=ROOT_ONLY)
@@ -120,16 +102,17 @@ def in_a_job(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     plan = compile_plan(load_recipe(QUICKSTART), LocalSite())
     words = shlex.split(python_command(plan.jobs[0], SlurmSite(name="s"), RunLayout(shared / "run")))
     assert words[:2] == ["/bin/bash", "-c"]
-    command = ["bash", "-c", words[2], "bash", "-c", "echo $TORCHINDUCTOR_CACHE_DIR"]
     for name in CACHES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TMPDIR", str(shared))
+    command = ["bash", "-c", words[2], "bash", "-c", "echo $TORCHINDUCTOR_CACHE_DIR"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    log.warning("%s", done.stderr)
+    logging.getLogger(__name__).warning("%s", done.stderr)
     return Path(done.stdout.strip()).parent
 
 
 WAYS = pytest.mark.parametrize("taken_by", [in_a_task_of_this_machine, in_a_job])
+TakenBy = Callable[[Path, pytest.MonkeyPatch], Path]
 
 
 @WAYS
@@ -137,24 +120,21 @@ WAYS = pytest.mark.parametrize("taken_by", [in_a_task_of_this_machine, in_a_job]
 def test_what_is_not_private_is_not_used(
     shared: Path, what: str, taken_by: TakenBy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if what != "nothing":
-        leave(what, shared / NAME)
+    leave(what, shared / NAME)
     with caplog.at_level(logging.WARNING):
         path = taken_by(shared, monkeypatch)
     assert_private(path)
-    assert path.parent == shared
-    assert path.name.startswith(NAME if what == "nothing" else f"{NAME}-")
-    assert (what == "nothing") == (path.name == NAME)
-    assert what == "nothing" or all(str(place) in caplog.text for place in (shared / NAME, path))
+    assert (path.parent, path.name == NAME) == (shared, what == "nothing")
+    if what != "nothing":
+        assert path.name.startswith(f"{NAME}-") and all(str(place) in caplog.text for place in (shared / NAME, path))
     assert taken_by(shared, monkeypatch) == path, "the next task finds the same"
 
 
 @ROOT_ONLY
 @WAYS
 def test_nor_is_a_second_choice_of_others(shared: Path, taken_by: TakenBy, monkeypatch: pytest.MonkeyPatch) -> None:
-    leave("given away", shared / NAME)
-    leave("given away", shared / f"{NAME}-a")
-    leave("a link", shared / f"{NAME}-b")
+    for what, name in (("given away", NAME), ("given away", f"{NAME}-a"), ("a link", f"{NAME}-b")):
+        leave(what, shared / name)
     path = taken_by(shared, monkeypatch)
     assert_private(path)
     (shared / NAME).rmdir()

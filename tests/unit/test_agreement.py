@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
+from commands import refusal
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
-    BloomConfig,
     FalconH1Config,
     GPT2Config,
     LlamaConfig,
-    MambaConfig,
-    MistralConfig,
-    OPTConfig,
     Phi3Config,
     PretrainedConfig,
     Qwen2Config,
-    Qwen2MoeConfig,
     Qwen3NextConfig,
 )
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -27,21 +27,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Batching, Precision
-from mrt_hpc.training.agreement import (
-    ForwardCheck,
-    LogprobDifference,
-    differences,
-    make_small,
-    refuse_differences,
-    settle,
-)
+from mrt_hpc.training import agreement
+from mrt_hpc.training.agreement import ForwardCheck, differences, make_small, refuse_differences, settle
 from mrt_hpc.training.attention import PACKED_ATTENTION, segments_of
 from mrt_hpc.training.policy import Kernels, Policy, load_policy
 from mrt_hpc.training.rng_state import Generators
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 PADDED, PACKED, SHARED = Batching.PADDED, Batching.PACKED, Batching.SHARED
 LONGEST = 100
@@ -68,17 +58,17 @@ FAMILIES: dict[str, tuple[Callable[[], PretrainedConfig], Batching, ForwardCheck
     "Qwen2, packed": (Qwen2Config, PACKED, None),
     "Qwen2, shared": (Qwen2Config, SHARED, None),
     "dropout of GPT-2": (GPT2Config, PADDED, None),
-    "dropout of OPT": (OPTConfig, PADDED, None),
-    "layers of Mamba": (MambaConfig, PADDED, None),
+    "dropout of OPT": (transformers.OPTConfig, PADDED, None),
+    "layers of Mamba": (transformers.MambaConfig, PADDED, None),
     "recurrent layers": (Qwen3NextConfig, PADDED, None),
     "recurrent layers, packed": (Qwen3NextConfig, PACKED, ForwardCheck.IN_ONE_ROW),
     "recurrent layers, shared": (Qwen3NextConfig, SHARED, ForwardCheck.IN_ONE_ROW),
-    "layers of Mamba, packed": (MambaConfig, PACKED, ForwardCheck.IN_ONE_ROW),
-    "ALiBi": (BloomConfig, PADDED, None),
-    "ALiBi, packed": (BloomConfig, PACKED, ForwardCheck.IN_ONE_ROW),
-    "a window": (MistralConfig, PADDED, None),
-    "a window, packed": (MistralConfig, PACKED, ForwardCheck.IN_ONE_ROW),
-    "a window that no layer uses, packed": (Qwen2MoeConfig, PACKED, None),
+    "layers of Mamba, packed": (transformers.MambaConfig, PACKED, ForwardCheck.IN_ONE_ROW),
+    "ALiBi": (transformers.BloomConfig, PADDED, None),
+    "ALiBi, packed": (transformers.BloomConfig, PACKED, ForwardCheck.IN_ONE_ROW),
+    "a window": (transformers.MistralConfig, PADDED, None),
+    "a window, packed": (transformers.MistralConfig, PACKED, ForwardCheck.IN_ONE_ROW),
+    "a window that no layer uses, packed": (transformers.Qwen2MoeConfig, PACKED, None),
     "scaled logits": (lambda: FalconH1Config(lm_head_multiplier=0.0195), PADDED, ForwardCheck.HEAD),
     "longrope": (phi3, PADDED, ForwardCheck.LONGEST),
     "dynamic NTK": (lambda: llama(rope_type="dynamic", factor=4.0), PADDED, ForwardCheck.LONGEST),
@@ -120,13 +110,12 @@ def test_rounding_to_16_bits_is_within_the_limit(
     refuse_differences(found, tmp_path)
 
 
-@pytest.mark.parametrize("config", [Qwen3NextConfig, lambda: FalconH1Config()])
-def test_what_is_wrong_is_seen_in_16_bits_too(config: Callable[[], PretrainedConfig], tmp_path: Path) -> None:
-    found = differences(load(config(), tmp_path, PACKED, precision=Precision.BF16), LONGEST)
+def test_what_is_wrong_is_seen_in_16_bits_too(tmp_path: Path) -> None:
+    found = differences(load(Qwen3NextConfig(), tmp_path, PACKED, precision=Precision.BF16), LONGEST)
     assert [d.check for d in found if not d.agrees] == [ForwardCheck.IN_ONE_ROW]
 
 
-def test_a_window_that_only_a_mask_tells_of_is_refused_in_a_packed_row(tmp_path: Path) -> None:
+def test_a_window_that_only_a_mask_shows_is_refused_in_a_packed_row(tmp_path: Path) -> None:
     """No short sequence shows it."""
     model = load(Qwen2Config(), tmp_path, PACKED).model
     states = torch.zeros(1, 2, 5, 8)
@@ -134,8 +123,7 @@ def test_a_window_that_only_a_mask_tells_of_is_refused_in_a_packed_row(tmp_path:
     attend, mask = ALL_ATTENTION_FUNCTIONS[PACKED_ATTENTION], ALL_MASK_ATTENTION_FUNCTIONS[PACKED_ATTENTION]
     assert mask() is None
     attend(model, states, states, states, None, segments=segments)
-    with pytest.raises(UserError):
-        attend(model, states, states, states, mask(local_size=4096), segments=segments)
+    refusal(partial(attend, segments=segments), model, states, states, states, mask(local_size=4096))
 
 
 def test_dropout_that_is_left_is_seen(tmp_path: Path) -> None:
@@ -144,8 +132,7 @@ def test_dropout_that_is_left_is_seen(tmp_path: Path) -> None:
     assert dropouts and not any(m.p for m in dropouts)
     for module in dropouts:
         module.p = 0.1
-    with pytest.raises(UserError):
-        refuse_differences(differences(policy, LONGEST), tmp_path)
+    refusal(refuse_differences, differences(policy, LONGEST), tmp_path)
 
 
 def test_log_probabilities_that_are_not_finite_agree_with_nothing(tmp_path: Path) -> None:
@@ -154,12 +141,13 @@ def test_log_probabilities_that_are_not_finite_agree_with_nothing(tmp_path: Path
         policy.model.get_output_embeddings().weight[0, 0] = torch.nan
     heads = [found for found in differences(policy, LONGEST) if found.check is ForwardCheck.HEAD]
     assert heads and not any(found.agrees for found in heads)
-    assert LogprobDifference(ForwardCheck.PADDED, 1e-4, 1e-3).agrees
-    assert not LogprobDifference(ForwardCheck.PADDED, float("nan"), 1e-3).agrees
+    assert agreement.LogprobDifference(ForwardCheck.PADDED, 1e-4, 1e-3).agrees
+    assert not agreement.LogprobDifference(ForwardCheck.PADDED, float("nan"), 1e-3).agrees
 
 
 def test_the_check_leaves_generators_and_policy_as_they_were(tmp_path: Path) -> None:
     policy = load(GPT2Config(), tmp_path, PACKED).eval()
+    policy.model.register_forward_pre_hook(lambda *_: bool(torch.rand(1) > 1) or None)  # as a model that draws numbers
     kernels, attention, before = policy.kernels, policy.model.config._attn_implementation, Generators.capture()
     differences(policy, LONGEST)
     assert Generators.capture() == before
@@ -176,19 +164,18 @@ def rewritten(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[
     return damage
 
 
+UP = "model.layers.{}.mlp.up_proj.weight"
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no head": (rewritten(lambda t: t.pop("lm_head.weight")), "lm_head.weight"),
-    "half a layer": (rewritten(lambda t: t.pop("model.layers.1.mlp.up_proj.weight")), "layers.1.mlp.up_proj.weight"),
-    "a layer too many": (
-        rewritten(lambda t: t.update({"model.layers.9.mlp.up_proj.weight": torch.zeros(2, 2)})), "layers.9",
-    ),
+    "half a layer": (rewritten(lambda t: t.pop(UP.format(1))), UP.format(1)),
+    "a layer too many": (rewritten(lambda t: t.update({UP.format(9): torch.zeros(2, 2)})), "layers.9"),
     "another shape": (rewritten(lambda t: t.update({"model.norm.weight": torch.ones(3)})), "norm"),
     "a shard without index": (
         lambda folder: (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors"),
         "model.safetensors",
     ),
     "no such model": (lambda folder: (folder / "config.json").write_text('{"model_type": "none"}'), "transformers"),
-}  # fmt: skip
+}
 """By what is wrong with a checkpoint: what harms it, and what the error names."""
 
 
@@ -197,8 +184,7 @@ def test_a_checkpoint_with_other_tensors_than_its_model_is_refused(damage: str, 
     make_small(Qwen2Config(tie_word_embeddings=False), tmp_path)
     harm, named = DAMAGE[damage]
     harm(tmp_path)
-    with pytest.raises(UserError, match=named):
-        load_policy(tmp_path, 1.0, Precision.FP32)
+    assert named in refusal(load_policy, tmp_path, 1.0, Precision.FP32).message()
 
 
 def test_a_head_that_is_tied_is_not_missing(tmp_path: Path) -> None:

@@ -5,28 +5,31 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from basics import QUICKSTART
 from commands import recipe, refusal, typed
+from run_of import publish_some, task_of
 
 from mrt_hpc.analysis.collect import read_measurements
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.analysis.spending import resources_of
-from mrt_hpc.attempt.entry import load_task
-from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.domains.small_world import STARTING_MODEL
+from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import compile_plan, role_resources
-from mrt_hpc.plan.jobs import Plan, Role, read_plan
+from mrt_hpc.plan.jobs import EvaluationUnit, Plan, Role, read_plan
 from mrt_hpc.plan.kept_weights import evaluated, kept_versions
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import Evaluation
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.evaluation import run as run_evaluation
 from mrt_hpc.roles.prepare_checks import check_benchmark
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.evaluation_settings import evaluation_settings, has_samples
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import Sampled, commit_group
@@ -35,20 +38,12 @@ from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.problems import left_out, left_out_file, read_problems, write_problems
 from mrt_hpc.run.records import GroupStatistics
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
-from mrt_hpc.run.weights import prune, publish
+from mrt_hpc.run.weights import prune
 from mrt_hpc.submit import renewal
 from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.submit.renewal import is_renewed, renew
 from mrt_hpc.submit.submission import kept_recipe
 from mrt_hpc.training.settings import learning_rate
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.errors import UserError
-    from mrt_hpc.plan.jobs import EvaluationUnit
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.roles.task.context import Task
 
 CONSTANT = ("training.schedule=constant", "schedule.iterations=10", "schedule.iterations_per_job=4")
 DROP = "sampling.long_prompts=drop"
@@ -80,17 +75,19 @@ class Run:
     def locked(self) -> Recipe:
         return read_recipe_lock(self.layout.recipe_lock)
 
-    def finish(self) -> None:
-        """All tasks done, and what is planned evaluated; of the weights versions those that the run would keep."""
+    def finish(self, *settings: str) -> Run:
+        """Submitted, all tasks done, and what is planned evaluated; of the weights those that the run would keep."""
+        if not self.layout.plan.exists():
+            self.submit(*settings)
         plan = self.plan
-        for version in sorted(kept_versions(self.locked, plan.iterations)):
-            publish(self.layout, version, write_weights)
+        publish_some(self.layout, *sorted(kept_versions(self.locked, plan.iterations)))
         self.layout.checkpoint(plan.iterations).mkdir(parents=True, exist_ok=True)
         for job in plan.jobs:
             for index in range(job.tasks):
                 write_task(self.layout, job.name, index, TaskRecord(TaskState.DONE))
                 if job.evaluations:
                     self.evaluate(job.evaluations[index])
+        return self
 
     def evaluate(self, unit: EvaluationUnit) -> None:
         """As the evaluation's task does it; it holds no samples."""
@@ -123,18 +120,23 @@ class Run:
             for index, unit in enumerate(job.evaluations)
         ]
 
+    @property
+    def are_done(self) -> list[bool]:
+        """Whether the task of each planned evaluation is done."""
+        return [done for _, _, done in self.units]
+
     def evaluation_task(self, index: int = 0) -> Task:
-        return load_task(self.layout, "segment-000.evaluation", index, Placement(0, 1, 0, "a"))
+        return task_of(self.layout, "segment-000.evaluation", index)
 
     def missing(self, versions: list[int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What a report lacks, and what was never made."""
-        wanted = evaluation_settings(self.layout, self.locked)
-        found = read_measurements(self.layout, 0, versions, wanted)
+        found = read_measurements(self.layout, 0, versions, evaluation_settings(self.layout, self.locked))
         return found.missing, found.unmade
 
-
-def write_weights(directory: Path) -> None:
-    (directory / "model").write_text("weights")
+    def planned(self, *settings: str) -> str:
+        """What ``mrt-hpc plan`` prints."""
+        options = [word for setting in settings for word in ("--set", setting)]
+        return typed("plan", QUICKSTART, "--run", self.layout.root, *options).output
 
 
 @pytest.fixture
@@ -144,9 +146,7 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def finished(run: Run) -> Run:
-    run.submit()
-    run.finish()
-    return run
+    return run.finish()
 
 
 NOWHERE = "evaluation.benchmarks=[{name: a, problems: {type: jsonl, path: /nowhere}}]"
@@ -166,9 +166,7 @@ PACKED = ("training.batching=packed", "resources.trainer.ranks=2")
     ],
 )
 def test_what_decides_nothing_is_accepted(run: Run, begun: tuple[str], change: tuple[str], changes: Any) -> None:
-    run.submit(*begun)
-    run.finish()
-    recipe = run.submit(*change)
+    recipe = run.finish(*begun).submit(*change)
     assert (run.changes, run.opened, run.locked) == (changes, [], recipe)
     if not begun and not change[0].startswith("resources"):
         run.submit()
@@ -185,17 +183,23 @@ def test_what_decides_nothing_is_accepted(run: Run, begun: tuple[str], change: t
         (PACKED, 20, ("training.batching=shared", "resources.trainer.ranks=2"), "training.batching"),
         (("sampling.max_prompt_tokens=99", DROP), 20, ("sampling.max_prompt_tokens=98", DROP), "max_prompt_tokens"),
         ((), 20, (NOWHERE,), "/nowhere"),
+        # as long as it changes nothing that was done
+        (("schedule.iterations=22",), None, ("schedule.iterations=24",), None),
+        (CONSTANT, 6, (*CONSTANT, "schedule.iterations=6"), None),
     ],
 )
 def test_what_was_done_cannot_be_changed(
-    run: Run, begun: tuple[str], done: int | None, change: tuple[str], fact: str
+    run: Run, begun: tuple[str], done: int | None, change: tuple[str], fact: str | None
 ) -> None:
     """A run of which so many iterations are done."""
     recipe = run.submit(*begun)
-    for version in () if done is None else (0, done):
-        publish(run.layout, version, write_weights)
-    assert fact in run.refuses(*change).message()
-    assert (run.locked, run.changes, run.layout.renewal.exists()) == (recipe, {}, False)
+    publish_some(run.layout, *(() if done is None else (0, done)))
+    if fact is None:
+        assert f"schedule.iterations={run.submit(*change).schedule.iterations}" == change[-1]
+    else:
+        assert fact in run.refuses(*change).message()
+        assert (run.locked, run.changes, run.layout.renewal.exists()) == (recipe, {}, False)
+        assert f"submit will refuse: {run.refuses(*change).what}" in run.planned(*change)
 
 
 def test_a_refusal_names_the_way_out(run: Run) -> None:
@@ -208,18 +212,14 @@ def test_a_refusal_names_the_way_out(run: Run) -> None:
         kept = kept_recipe(run.layout, recipe(f"small_world/{other}"), print)
         refused = refusal(create_or_open, run.layout.root, kept, compile_plan(kept, LocalSite()))
         assert 'algorithm.type was "mrt_online"' in refused.message()
-        assert "--run DIR" in str(refused.advice)
 
 
 def test_more_iterations_of_a_constant_schedule_go_on_from_those_done(run: Run) -> None:
-    first = run.submit(*CONSTANT)
-    run.finish()
+    first = run.finish(*CONSTANT).locked
     recipe = run.submit(*CONSTANT, "schedule.iterations=14")
     assert run.locked == recipe
-    assert run.opened == [
-        *("segment-002.inference", "segment-002.trainer"),
-        *("segment-003.inference", "segment-003.trainer", "segment-003.evaluation", "report"),
-    ]
+    segments = ("segment-002.inference", "segment-002.trainer", "segment-003.inference", "segment-003.trainer")
+    assert run.opened == [*segments, "segment-003.evaluation", "report"]
     before = [learning_rate(step, 10, first.training) for step in range(10)]
     assert [learning_rate(step, 14, recipe.training) for step in range(10)] == before
     assert run.changes["schedule.iterations"] == (10, 14)
@@ -231,25 +231,9 @@ def test_more_iterations_of_a_constant_schedule_go_on_from_those_done(run: Run) 
         assert longer.training.warmup_steps == 1, "a tenth of the ten steps that it began with"
 
 
-def test_iterations_may_change_as_long_as_they_change_nothing_that_was_done(run: Run) -> None:
-    run.submit("schedule.iterations=22")
-    run.submit("schedule.iterations=24")
-    assert run.plan.iterations == 24, "no step was taken"
-    begun = Run(RunLayout(run.layout.root.with_name("begun")))
-    begun.submit(*CONSTANT)
-    for version in (0, 6):
-        publish(begun.layout, version, write_weights)
-    begun.submit(*CONSTANT, "schedule.iterations=6")
-    assert begun.plan.iterations == 6, "those done"
-
-
 WRITES = [
-    ("write_json", 0),
-    ("task_file", 0),
-    ("task_file", 2),
-    ("write_json", 1),
-    ("write_text", 0),
-    ("_record_changes", 0),
+    *(("write_json", 0), ("task_file", 0), ("task_file", 2)),
+    *(("write_json", 1), ("write_text", 0), ("_record_changes", 0)),
 ]
 """Each write of a renewal in turn, and how many calls of its function come before it; the journal is the first."""
 
@@ -270,8 +254,7 @@ def cut_short(run: Run, write: str, calls_before: int, *settings: str) -> None:
 
 @pytest.mark.parametrize(("write", "calls_before"), WRITES)
 def test_a_change_cut_short_is_finished_by_the_same_submission(run: Run, write: str, calls_before: int) -> None:
-    run.submit(*CONSTANT)
-    run.finish()
+    run.finish(*CONSTANT)
     wanted = (*CONSTANT, "schedule.iterations=14", "expected.trace_tokens=9")
     cut_short(run, write, calls_before, *wanted)
     assert run.submit(*wanted) == run.locked
@@ -280,22 +263,18 @@ def test_a_change_cut_short_is_finished_by_the_same_submission(run: Run, write: 
     assert not run.layout.renewal.exists()
 
 
-# -- evaluations
-
 HELD_OUT = "name: held-out, problems: {type: small_world, split: held_out}, samples: 2"
 ONE = f"evaluation.benchmarks=[{{{HELD_OUT}}}]"
 MORE = f"evaluation.benchmarks=[{{{HELD_OUT}}}, {{name: more, problems: {{type: small_world, problems: 4}}}}]"
 
 
-def test_a_benchmark_that_is_added_leaves_the_results_of_the_others(run: Run) -> None:
-    run.submit()
-    run.finish()
-    run.submit(MORE)
-    assert run.units == [(0, "held-out", True), (0, "more", False), (20, "held-out", True), (20, "more", False)]
-    assert run.opened == ["segment-000.evaluation", "report"]
-    assert len(read_problems(run.layout.benchmark_data("more"))) == 4
-    run.submit(ONE)
-    assert run.units == [(0, "held-out", True), (20, "held-out", True)]
+def test_a_benchmark_that_is_added_leaves_the_results_of_the_others(finished: Run) -> None:
+    finished.submit(MORE)
+    added = [(version, name, name != "more") for version in (0, 20) for name in ("held-out", "more")]
+    assert (finished.units, finished.opened) == (added, ["segment-000.evaluation", "report"])
+    assert len(read_problems(finished.layout.benchmark_data("more"))) == 4
+    finished.submit(ONE)
+    assert finished.units == [(0, "held-out", True), (20, "held-out", True)]
 
 
 CHANGES = [
@@ -312,15 +291,12 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_other_settings_sampled_is_sampled_again(run: Run, change: str) -> None:
-    run.submit()
-    run.finish()
-    run.submit(change, "evaluation.regret_budgets=[32]")
-    assert not any(done for _, _, done in run.units)
-    task = run.evaluation_task()
-    assert not UnitEvaluation(task, task.job.evaluations[0]).is_sampled()
-    assert list(run.layout.set_aside.rglob("REASON"))
-    assert run.missing([0, 20])[0] == ("evaluation on held-out of weights versions 0, 20",)
+def test_what_other_settings_sampled_is_sampled_again(finished: Run, change: str) -> None:
+    finished.submit(change, "evaluation.regret_budgets=[32]")
+    task = finished.evaluation_task()
+    assert not any((*finished.are_done, UnitEvaluation(task, task.job.evaluations[0]).is_sampled()))
+    assert list(finished.layout.set_aside.rglob("REASON"))
+    assert finished.missing([0, 20])[0] == ("evaluation on held-out of weights versions 0, 20",)
 
 
 def test_every_field_of_an_evaluation_stands_in_a_digest_or_decides_no_result(run: Run) -> None:
@@ -337,21 +313,17 @@ def test_every_field_of_an_evaluation_stands_in_a_digest_or_decides_no_result(ru
         assert (then.sampled, then.summarised == now.summarised) == (now.sampled, field in neither), field
 
 
-def test_settings_that_are_restored_find_the_results_made_with_them(run: Run) -> None:
-    recipe = run.submit()
-    run.finish()
-    run.submit("evaluation.temperature=0.5")
-    run.submit("evaluation.temperature=1.0")
-    assert run.locked == recipe
-    assert all(done for _, _, done in run.units)
-
-
-def test_a_summary_of_other_budgets_is_computed_again_from_the_same_samples(finished: Run) -> None:
+def test_other_budgets_keep_the_samples_and_restored_settings_the_results(finished: Run) -> None:
+    recipe = finished.locked
     finished.submit("evaluation.regret_budgets=[32]")
-    assert not any(done for _, _, done in finished.units)
+    assert not any(finished.are_done)
     task = finished.evaluation_task()
     evaluation = UnitEvaluation(task, task.job.evaluations[0])
     assert has_samples(evaluation.shard, evaluation.settings)
+    budgets = f"evaluation.regret_budgets={list(recipe.evaluation.regret_budgets)}"
+    for temperature in (0.5, 1.0):
+        finished.submit(budgets, f"evaluation.temperature={temperature}")
+    assert (finished.locked, all(finished.are_done)) == (recipe, True)
 
 
 def test_versions_that_were_pruned_are_passed_over_and_named(finished: Run) -> None:
@@ -365,8 +337,7 @@ def test_versions_that_were_pruned_are_passed_over_and_named(finished: Run) -> N
 
 
 def test_what_a_pruned_version_has_of_other_settings_stays(run: Run) -> None:
-    run.submit("evaluation.every=10")
-    run.finish()
+    run.finish("evaluation.every=10")
     prune(run.layout, {0, 19, 20})
     run.submit("evaluation.every=10", "evaluation.temperature=0.5")
     assert run.units == [(0, "held-out", False), (10, "held-out", True), (20, "held-out", False)]
@@ -376,19 +347,20 @@ def test_what_a_pruned_version_has_of_other_settings_stays(run: Run) -> None:
 
 OTHERS = ", ".join(f"{{name: {name}, problems: {{type: small_world, problems: COUNT}}}}" for name in "bc")
 THREE = f"evaluation.benchmarks=[{{name: held-out, problems: {{type: small_world, split: held_out}}}}, {OTHERS}]"
-EVALUATION_WRITES = [
-    *(("write_json", 0), ("pass_over", 0), ("write_problems", 0), ("write_problems", 1)),
-    *(("write_task", 0), ("write_json", 1), ("write_text", 0), ("_record_changes", 0)),
-]
 
 
 @pytest.mark.parametrize("changed", [True, False], ids=["finished by the same", "finished by the one before"])
-@pytest.mark.parametrize(("write", "calls_before"), EVALUATION_WRITES)
+@pytest.mark.parametrize(
+    ("write", "calls_before"),
+    [
+        *(("write_json", 0), ("pass_over", 0), ("write_problems", 0), ("write_problems", 1)),
+        *(("write_task", 0), ("write_json", 1), ("write_text", 0), ("_record_changes", 0)),
+    ],
+)
 def test_a_change_of_benchmarks_cut_short_mixes_nothing(run: Run, write: str, calls_before: int, changed: bool) -> None:
     """Two benchmarks get other problems under the same names, and one stays."""
     before, after = (THREE.replace("COUNT", str(problems)) for problems in (3, 5))
-    run.submit(before)
-    run.finish()
+    run.finish(before)
     cut_short(run, write, calls_before, after)
     assert run.submit(after if changed else before) == run.locked
     problems = [len(read_problems(run.layout.benchmark_data(name))) for name in "bc"]
@@ -408,9 +380,6 @@ def test_what_jobs_cost_that_are_no_longer_planned_is_reckoned_by_their_role(fin
     assert resources_of("segment-000.trainer", plan, without) == plan.job("segment-000.trainer").resources
 
 
-# -- limits of prompts
-
-
 def leave_out(path: Path, **tokens: int) -> None:
     """As the first job does it: these problems, and what their prompts have."""
     left_out_file(path).write_text(json.dumps({"sampling.max_prompt_tokens": 64, "tokens": tokens}))
@@ -419,8 +388,7 @@ def leave_out(path: Path, **tokens: int) -> None:
 
 def test_a_higher_limit_of_prompts_leaves_all_as_it_is_where_none_was_left_out(finished: Run) -> None:
     finished.submit("sampling.max_prompt_tokens=99", DROP)
-    assert finished.locked.sampling.max_prompt_tokens == 99
-    assert finished.opened == ["report"]
+    assert (finished.locked.sampling.max_prompt_tokens, finished.opened) == (99, ["report"])
 
 
 def test_training_problems_that_were_left_out_stay_out_once_anything_was_sampled(run: Run) -> None:
@@ -463,32 +431,18 @@ def test_a_benchmark_that_was_added_has_its_prompts_checked_by_its_evaluation(ru
     assert list(left_out(path)) == [problems[0].id]
 
 
-# -- the plan says it beforehand
-
-
-def planned(run: Run, *settings: str) -> str:
-    options = [word for setting in settings for word in ("--set", setting)]
-    return typed("plan", QUICKSTART, "--run", run.layout.root, *options).output
-
-
-def test_the_plan_of_a_begun_run_says_what_submit_would_refuse(run: Run) -> None:
+def test_the_plan_of_a_begun_run_keeps_what_the_file_does_not_name(run: Run) -> None:
     run.submit()
-    for wrong in (("training.learning_rate=1e-3", "evaluation.top_p=0.5"), (NOWHERE,)):
-        assert f"submit will refuse: {run.refuses(*wrong).what}" in planned(run, *wrong)
-    assert "submit will" not in planned(run)
+    assert "submit will" not in run.planned()
+    run.submit("schedule.iterations=12", "evaluation.every=2")
+    assert "20 iterations" in run.planned(), "the file names them"
+    assert "evaluation.every: 2" in run.planned()
 
 
 def test_the_plan_of_a_begun_run_says_what_submit_would_change_and_changes_nothing(finished: Run) -> None:
     recipe = finished.locked
-    said = planned(finished, MORE, "evaluation.every=6")
+    said = finished.planned(MORE, "evaluation.every=6")
     for fact in ("submit will change", "evaluation.every was null and is 6", "6, 12", "segment-000.evaluation, report"):
         assert fact in said
     assert (finished.locked, finished.opened) == (recipe, [])
     assert not finished.layout.benchmark_data("more").exists()
-
-
-def test_the_plan_of_a_begun_run_keeps_what_the_file_does_not_name(run: Run) -> None:
-    run.submit("schedule.iterations=12", "evaluation.every=2")
-    said = planned(run)
-    assert "20 iterations" in said, "the file names them"
-    assert "evaluation.every: 2" in said

@@ -8,12 +8,13 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
+from commands import refusal
 from transformers import Qwen3Config
 
 from mrt_hpc.errors import UserError
@@ -22,26 +23,18 @@ from mrt_hpc.inference.compiled_code import KEPT, CompiledCode
 from mrt_hpc.inference.server_start import ServerCommand, ServerSettings
 from mrt_hpc.run.access import CACHES
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    OnNode = Callable[[str], CompiledCode]
-    Command = Callable[..., ServerCommand]
+OnNode = Callable[[str], CompiledCode]
+Command = Callable[..., ServerCommand]
+Harm = Callable[[Path], object]
 
 KERNEL = "triton/AB/__grp__kernel.json"
-ANOTHER = 65534
-"""The id of another user."""
-
-
-@pytest.fixture(autouse=True)
-def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in CACHES:
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Of the archives."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of the archives; no cache of the user's own is set."""
+    for name in CACHES:
+        monkeypatch.delenv(name, raising=False)
     (tmp_path / "run").mkdir()
     return tmp_path / "run" / "compiled_code"
 
@@ -108,26 +101,27 @@ def test_of_servers_that_start_at_the_same_time_one_keeps_the_code(on_node: OnNo
     assert code.archive.exists()
 
 
-def given_away(path: Path) -> None:
-    os.chown(path, ANOTHER, ANOTHER)
+def give_away(path: Path) -> None:
+    """To another user."""
+    os.chown(path, 65534, 65534)
 
 
-GIVEN_AWAY = pytest.param(given_away, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root may give away"))
+def link(folder: Path) -> None:
+    folder.symlink_to(folder.rename(folder.with_name("elsewhere")))
+
+
+GIVEN_AWAY = pytest.param(give_away, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root may give away"))
 DAMAGES = {
     "cut short": lambda archive: archive.write_bytes(archive.read_bytes()[:-100]),
     "one bit changed": lambda archive: archive.write_bytes(archive.read_bytes().replace(b"compiled", b"compilee", 1)),
     "emptied": lambda archive: archive.write_bytes(b""),
     "written by others": lambda archive: archive.chmod(0o666),
 }
-OPENED = {
-    "open to others": lambda folder: folder.chmod(0o755),
-    "linked": lambda folder: folder.symlink_to(folder.rename(folder.with_name("elsewhere"))),
-}
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES.values(), GIVEN_AWAY], ids=[*DAMAGES, "given away"])
-def test_an_archive_that_is_damaged_or_of_others_is_not_taken_and_written_again(
-    damage: Callable[[Path], object], on_node: OnNode, caplog: pytest.LogCaptureFixture
+def test_an_archive_that_is_damaged_or_of_others_is_not_taken(
+    damage: Harm, on_node: OnNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = on_node("a")
     started(first)
@@ -137,10 +131,10 @@ def test_an_archive_that_is_damaged_or_of_others_is_not_taken_and_written_again(
     assert started(on_node("c"))
 
 
-@pytest.mark.parametrize("opened", [*OPENED.values(), GIVEN_AWAY], ids=[*OPENED, "given away"])
-def test_nothing_is_taken_from_or_put_into_a_folder_of_others(
-    opened: Callable[[Path], object], on_node: OnNode, folder: Path
-) -> None:
+@pytest.mark.parametrize(
+    "opened", [lambda folder: folder.chmod(0o755), link, GIVEN_AWAY], ids=["open", "link", "given"]
+)
+def test_nothing_is_taken_from_or_put_into_a_folder_of_others(opened: Harm, on_node: OnNode, folder: Path) -> None:
     first = on_node("a")
     started(first)
     opened(folder)
@@ -169,7 +163,7 @@ def test_code_with_which_a_server_ends_at_its_start_is_not_used_again(ended: boo
     started(on_node("a"))
     code = on_node("b")
     with pytest.raises(UserError), code.in_use(lambda: ended):
-        raise UserError("the server ended, or the task was told to leave")
+        raise UserError("the server ended, or the task was asked to leave")
     assert (code.archive.exists(), code.place.exists(), started(code)) == (not ended,) * 3
 
 
@@ -209,12 +203,7 @@ def test_archives_of_other_versions_and_those_beyond_the_number_are_removed(on_n
 
 def test_the_folder_is_named_by_an_absolute_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(compiled_code.VARIABLE, "~/compiled")
-    with pytest.raises(UserError) as refused:
-        compiled_code.kept_by_all_runs()
-    assert (refused.value.value, refused.value.where) == ("~/compiled", compiled_code.VARIABLE)
-
-
-BASE = ServerSettings(Path("model"), max_model_len=512, extra_args=("--enable-chunked-prefill",))
+    assert refusal(compiled_code.kept_by_all_runs).where == compiled_code.VARIABLE
 
 
 @pytest.fixture
@@ -224,10 +213,15 @@ def command(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Co
     monkeypatch.setattr(compiled_code, "GPUS", tmp_path / "gpus")
     has_gpu(tmp_path, "NVIDIA H100 80GB HBM3")
 
-    def made(where: str = "one", *, layers: int = 2, **changes: object) -> ServerCommand:
+    def made(where: str = "one", *, layers: int = 2, **changes: Any) -> ServerCommand:
         (private := tmp_path / f"server-{where}").mkdir(exist_ok=True)
-        weights = written_model(tmp_path / f"weights-{where}-{layers}", layers)
-        settings = replace(BASE, **{"model_dir": weights, "compiled_code": folder} | changes)  # type: ignore[arg-type]
+        weights = tmp_path / f"weights-{where}-{layers}"
+        Qwen3Config(
+            hidden_size=64, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+            vocab_size=512, architectures=["Qwen3ForCausalLM"],
+        ).save_pretrained(weights)  # fmt: skip
+        usual = {"max_model_len": 512, "extra_args": ("--enable-chunked-prefill",), "compiled_code": folder}
+        settings = ServerSettings(**{"model_dir": weights} | usual | changes)
         return ServerCommand(settings, weights, 7, private, private / "vllm.sock", key=where)
 
     return made
@@ -235,17 +229,8 @@ def command(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Co
 
 def has_gpu(tmp_path: Path, model: str) -> None:
     for number in range(2):
-        (tmp_path / "gpus" / f"0000:{number}").mkdir(parents=True, exist_ok=True)
-        text = f"Model: \t\t {model}\nGPU UUID: \t GPU-{number}\n"
-        (tmp_path / "gpus" / f"0000:{number}" / "information").write_text(text)
-
-
-def written_model(path: Path, layers: int) -> Path:
-    Qwen3Config(
-        hidden_size=64, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-        vocab_size=512, architectures=["Qwen3ForCausalLM"],
-    ).save_pretrained(path)  # fmt: skip
-    return path
+        (place := tmp_path / "gpus" / f"0000:{number}").mkdir(parents=True, exist_ok=True)
+        (place / "information").write_text(f"Model: \t\t {model}\nGPU UUID: \t GPU-{number}\n")
 
 
 def archive_of(command: ServerCommand) -> str:
@@ -257,24 +242,22 @@ def test_what_changes_the_code_has_an_archive_of_its_own(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes: list[dict[str, object]] = [
-        {"layers": 3}, {"dtype": "float16"}, {"max_model_len": 1024}, {"max_num_seqs": 8}, {"tensor_parallel": 2},
+        {}, {"layers": 3}, {"dtype": "float16"}, {"max_model_len": 1024}, {"max_num_seqs": 8}, {"tensor_parallel": 2},
         {"sleeps": True}, {"noise_by_request": True}, {"extra_args": ()},
     ]  # fmt: skip
-    found = [archive_of(command(**change)) for change in ({}, *changes)]
+    found = [archive_of(command(**change)) for change in changes]
     same: list[dict[str, object]] = [{}, {"seed": 5}, {"gpus": ("3",)}, {"start_deadline_s": 5.0}]
     assert {archive_of(command("other", **change)) for change in same} == {found[0]}, "other weights share their code"
     has_gpu(tmp_path, "NVIDIA A100-SXM4-40GB")
     found.append(archive_of(command()))
     monkeypatch.setenv("VLLM_USE_AOT_COMPILE", "0")
     found.append(archive_of(command()))
-    monkeypatch.setattr(compiled_code, "_version", lambda package: "0.99" if package == "vllm" else None)
+    monkeypatch.setattr(compiled_code, "installed_version", lambda package: "0.99" if package == "vllm" else None)
     found.append(archive_of(command()))
     assert len({*found}) == len(found)
 
 
-def test_only_a_server_that_compiles_and_whose_caches_are_ours_keeps_code(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_server_whose_caches_are_ours_keeps_code(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     for last in ("--enforce-eager", "--no-enforce-eager"):
         of_both = command(extra_args=("--enforce-eager", last))
         assert (of_both.compiled_code is None) == (last == "--enforce-eager")
@@ -283,13 +266,10 @@ def test_only_a_server_that_compiles_and_whose_caches_are_ours_keeps_code(
     for name in KEPT:
         with monkeypatch.context() as patch:
             patch.setenv(name, "/scratch/of/the/site")
-            assert command().compiled_code is None
-            assert command().environment()[name] == "/scratch/of/the/site"
+            assert (command().compiled_code, command().environment()[name]) == (None, "/scratch/of/the/site")
 
 
-def test_vllm_itself_has_one_key_for_two_weights_versions_on_two_nodes(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vllm_itself_has_one_key_for_two_weights_versions(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.compilation.caching import aot_compile_hash_factors
     from vllm.engine.arg_utils import AsyncEngineArgs
 

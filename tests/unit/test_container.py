@@ -7,10 +7,11 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from basics import QUICKSTART, executable
-from click.testing import CliRunner, Result
+from basics import QUICKSTART, executable, look_first_in
+from commands import refusal, typed
 from run_of import run_of
 
 import mrt_hpc
@@ -21,9 +22,7 @@ from mrt_hpc.backends.slurm import site as site_module
 from mrt_hpc.backends.slurm.containers import srun_command
 from mrt_hpc.backends.slurm.parameters import python_command
 from mrt_hpc.backends.slurm.site import Container, SlurmSite, checksum_file
-from mrt_hpc.cli.main import main
-from mrt_hpc.errors import UserError
-from mrt_hpc.images import ARGUMENTS, KINDS, BuildFiles, ImageAsked, build_command, build_image
+from mrt_hpc.images import ARGUMENTS, KINDS, ImageAsked, build_command, build_image, make_tree
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.atomic import checksum
@@ -31,26 +30,6 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.submit.software import noticed_changes
 
 IMAGE = Path("/i/a.sif")
-BASE = f"registry.example.org:5000/debian@sha256:{'0' * 64}"
-
-
-def typed(*words: object) -> Result:
-    return CliRunner().invoke(main, ["container", *(str(word) for word in words)])
-
-
-def test_the_tree_has_every_file_that_a_definition_copies(tmp_path: Path) -> None:
-    BuildFiles.found().copy_to(tmp_path)
-    for kind in KINDS:
-        definition = (tmp_path / "containers" / f"{kind}.def").read_text()
-        sources = re.findall(r"^    (\S+) /opt/mrt-hpc/", definition, re.MULTILINE)
-        assert len(sources) == (0 if kind == "debian" else 5)
-        assert all((tmp_path / source).exists() for source in sources)
-        by_digest = re.search(r"^    BASE=\S+@sha256:[0-9a-f]{64}$", definition, re.MULTILINE)
-        assert (by_digest is None) == (kind == "debian")
-    assert (tmp_path / "env" / "setup").stat().st_mode & 0o100, "it can be run"
-    assert not list(tmp_path.rglob("__pycache__"))
-    own, users = arguments_of(ImageAsked("debian", IMAGE, build_arguments=("MIRROR=https://m.org/d",)), tmp_path)
-    assert (own.startswith("MIRROR=http"), users) == (True, "MIRROR=https://m.org/d"), "the user's mirror comes last"
 
 
 def arguments_of(asked: ImageAsked, tree: Path) -> list[str]:
@@ -60,19 +39,31 @@ def arguments_of(asked: ImageAsked, tree: Path) -> list[str]:
     return (tree / ARGUMENTS).read_text().splitlines()
 
 
+def test_the_tree_has_every_file_that_a_definition_copies(tmp_path: Path) -> None:
+    make_tree(tmp_path)
+    for kind in KINDS:
+        definition = (tmp_path / "containers" / f"{kind}.def").read_text()
+        sources = re.findall(r"^    (\S+) /opt/mrt-hpc/", definition, re.MULTILINE)
+        assert len(sources) == (0 if kind == "debian" else 5)
+        assert all((tmp_path / source).exists() for source in sources)
+        by_digest = re.search(r"^    BASE=\S+@sha256:[0-9a-f]{64}$", definition, re.MULTILINE)
+        assert (by_digest is None) == (kind == "debian")
+    assert (tmp_path / "env" / "setup").stat().st_mode & 0o100, "it can be run"
+    own, users = arguments_of(ImageAsked("debian", IMAGE, build_arguments=("MIRROR=https://m.org/d",)), tmp_path)
+    assert (own.startswith("MIRROR=http"), users) == (True, "MIRROR=https://m.org/d"), "the user's mirror comes last"
+
+
 def test_the_command_names_arguments_and_binds_and_makes_their_places(tmp_path: Path) -> None:
     (conf := tmp_path / "pip.conf").touch()
-    binds = (f"{tmp_path}:/opt/wheels:ro", str(conf))
-    asked = ImageAsked("cpu", IMAGE, BASE, ("N=1,2",), binds, ("A=b c", "B=x,y"))
-    assert arguments_of(asked, tmp_path) == [
-        f"PLACES=/opt/wheels/ {conf}", "SETTINGS='A=b c' B=x,y", f"BASE={BASE}", "N=1,2",
-    ]  # fmt: skip
-    assert build_command(asked, Path("/i/.a"), tmp_path) == [
-        "apptainer", "build", "--fakeroot", "--build-arg-file", ARGUMENTS, "--bind", binds[0], "--bind", binds[1],
-        "/i/.a", "containers/cpu.def",
-    ]  # fmt: skip
+    first, base = f"{tmp_path}:/opt/wheels:ro", f"registry.example.org:5000/debian@sha256:{'0' * 64}"
+    asked = ImageAsked("cpu", IMAGE, base, ("N=1,2",), (first, str(conf)), ("A=b c", "B=x,y"))
+    places, settings = f"PLACES=/opt/wheels/ {conf}", "SETTINGS='A=b c' B=x,y"
+    assert arguments_of(asked, tmp_path) == [places, settings, f"BASE={base}", "N=1,2"]
+    built, binds = ["apptainer", "build", "--fakeroot"], ["--bind", first, "--bind", str(conf)]
+    command = [*built, "--build-arg-file", ARGUMENTS, *binds, "/i/.a", "containers/cpu.def"]
+    assert build_command(asked, Path("/i/.a"), tmp_path) == command
     plain = build_command(ImageAsked("cpu", IMAGE), Path("/i/.a"), tmp_path)
-    assert plain == ["apptainer", "build", "--fakeroot", "/i/.a", "containers/cpu.def"]
+    assert plain == [*built, "/i/.a", "containers/cpu.def"]
 
 
 def test_a_base_is_a_file_or_has_a_digest_and_binds_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,29 +73,24 @@ def test_a_base_is_a_file_or_has_a_digest_and_binds_a_place(tmp_path: Path, monk
     found = arguments_of(ImageAsked("cpu", IMAGE, "debian.sif"), tmp_path)
     assert found == ["FROM=localimage", f"BASE={tmp_path / 'debian.sif'}"]
     for wrong in ("debain.sif", "./debian", "/images/debian"):
-        with pytest.raises(UserError, match="the base image is not there"):
-            arguments_of(ImageAsked("cpu", IMAGE, wrong), tmp_path)
+        assert "is not there" in refusal(arguments_of, ImageAsked("cpu", IMAGE, wrong), tmp_path).what
     for name in ("debian", "debian:12", "r.example.org:5000/d/debian:12", "debian@sha256:12"):
-        with pytest.raises(UserError) as refused:
-            arguments_of(ImageAsked("cpu", IMAGE, name), tmp_path)
-        assert "--any-base" in str(refused.value.advice)
+        assert "--any-base" in str(refusal(arguments_of, ImageAsked("cpu", IMAGE, name), tmp_path).advice)
         assert arguments_of(ImageAsked("cpu", IMAGE, name, any_base=True), tmp_path) == [f"BASE={name}"]
     asked = ImageAsked("cpu", IMAGE, binds=("pip.conf",))
     assert arguments_of(asked, tmp_path) == [f"PLACES={tmp_path}/pip.conf"]
     command = build_command(asked, Path("/i/.a"), tmp_path)
     assert command[command.index("--bind") + 1] == f"{tmp_path}/pip.conf"
     for bind in ("pip.conf:etc/pip.conf", "pip.conf:/etc/pip conf", str(tmp_path / "missing")):
-        with pytest.raises(UserError, match="--bind"):
-            arguments_of(ImageAsked("cpu", IMAGE, binds=(bind,)), tmp_path)
+        refusal(arguments_of, ImageAsked("cpu", IMAGE, binds=(bind,)), tmp_path)
 
 
 def test_an_image_appears_whole_with_its_checksum(tmp_path: Path) -> None:
     command = executable(tmp_path / "apptainer", 'test -f containers/cpu.def || exit 9\nprintf image > "$3"')
     image = tmp_path / "images" / "a.sif"
     digest = build_image(ImageAsked("cpu", image, executable=str(command)), lambda _: None)
-    assert {path.name: path.read_text() for path in image.parent.iterdir()} == {
-        "a.sif": "image", "a.sif.sha256": f"{digest}  a.sif\n",
-    }  # fmt: skip
+    found = {path.name: path.read_text() for path in image.parent.iterdir()}
+    assert found == {"a.sif": "image", "a.sif.sha256": f"{digest}  a.sif\n"}
 
 
 def test_a_build_that_fails_or_was_not_asked_for_leaves_the_image_that_was_there(tmp_path: Path) -> None:
@@ -112,39 +98,25 @@ def test_a_build_that_fails_or_was_not_asked_for_leaves_the_image_that_was_there
     image.write_text("before")
     checksum_file(image).write_text("0  a.sif\n")
     command = executable(tmp_path / "apptainer", 'printf half > "$3"; exit 3')
-    with pytest.raises(UserError, match="exit code 3") as failed:
-        build_image(ImageAsked("cpu", image, executable=str(command)), lambda _: None)
-    assert "--on-node --site SITE" in str(failed.value.advice)
-    refused = typed("build", "cpu", image)
-    assert (refused.exit_code, "--force" in refused.output) == (2, True)
+    failed = refusal(build_image, ImageAsked("cpu", image, executable=str(command)), lambda _: None)
+    assert ("exit code 3" in failed.message(), "--on-node --site SITE" in str(failed.advice)) == (True, True)
+    assert "--force" in typed("container", "build", "cpu", image, exits=2).output
     assert image.read_text() == "before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.sif", "a.sif.sha256", "apptainer"]
-    missing = typed("build", "cpu", tmp_path / "b.sif", "--executable", "nowhere")
-    assert missing.exit_code == 2
-    assert all(word in missing.output for word in ("nowhere", "--on-node --site SITE"))
+    missing = typed("container", "build", "cpu", tmp_path / "b.sif", "--executable", "nowhere", exits=2).output
+    assert "--on-node --site SITE" in missing
 
 
 def test_the_build_on_a_node_is_the_same_command_behind_the_setup_lines() -> None:
-    site = SlurmSite.model_validate(
-        {"name": "c", "account": "mine", "partitions": {"cpu": "short"}, "max_time_minutes": 60, "python": "/py",
-         "setup": ("module load apptainer",), "sbatch": {"constraint": "build"}}
+    site = SlurmSite(
+        name="c", account="mine", partitions={"cpu": "short"}, max_time_minutes=60, python="/py",
+        setup=("module load apptainer",), sbatch={"constraint": "build"},
     )  # fmt: skip
-    command = srun_command(site, ["container", "build", "cuda", "a b.sif"])
-    assert command[:8] == [
-        "srun", "--account=mine", "--partition=short", "--constraint=build", "--mem=16G", "--ntasks=1",
-        "--cpus-per-task=4", "--time=60",
-    ]  # fmt: skip
+    *words, script = srun_command(site, ["container", "build", "cuda", "a b.sif"])
+    options = "--account=mine --partition=short --constraint=build --mem=16G --ntasks=1 --cpus-per-task=4 --time=60"
+    assert words[:8] == ["srun", *options.split()]
     lines = ["module load apptainer", "export PYTHONSAFEPATH=1"]
-    assert command[-1].splitlines() == [*lines, "exec /py -m mrt_hpc.cli.main container build cuda 'a b.sif'"]
-
-
-def test_what_an_image_holds_is_told_with_what_to_type(tmp_path: Path) -> None:
-    seen = PythonLook("3.11.2", "0.0.1", packages={"torch": "2"}, errors={"vllm": "ImportError('x')"}, cuda=None)
-    found = {one.what: one for one in images.image_contents(seen, tmp_path / "a.sif")}
-    assert found["torch"].passed
-    assert all(version in found["mrt-hpc"].evidence for version in ("0.0.1", mrt_hpc.__version__))
-    assert (found["vllm"].passed, found["vllm"].evidence) == (False, "ImportError('x')")
-    assert all("--force" in one.remedy for one in found.values() if not one.passed)
+    assert script.splitlines() == [*lines, "exec /py -m mrt_hpc.cli.main container build cuda 'a b.sif'"]
 
 
 def test_a_damaged_image_fails_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,8 +129,10 @@ def test_a_damaged_image_fails_the_check(tmp_path: Path, monkeypatch: pytest.Mon
     assert [(one.what, one.passed) for one in checks] == [("checksum", False), ("start", False)]
     for words, default in ((["--site", site], "local"), ([], str(site))):
         monkeypatch.setenv("MRT_HPC_SITE", default)
-        done = typed("check", *words)
-        assert (done.exit_code, "FATAL: no such format" in " ".join(done.output.split())) == (2, True)
+        assert "FATAL: no such format" in " ".join(typed("container", "check", *words, exits=2).output.split())
+    seen = PythonLook("3.11.2", "0.0.1", packages={"torch": "2"}, errors={"vllm": "ImportError('x')"}, cuda=None)
+    found = {one.what: one.passed for one in images.image_contents(seen, image)}
+    assert [found[what] for what in ("torch", "mrt-hpc", "vllm")] == [True, False, False]
 
 
 # -- unpacking, where Apptainer is not installed setuid
@@ -189,11 +163,6 @@ class Node:
         """How often the image was unpacked."""
         return [line.split()[0] for line in (self.root / "calls").read_text().splitlines()].count("build")
 
-    @property
-    def seen(self) -> set[str]:
-        """What tasks have found in the image."""
-        return {path.read_text() for path in self.root.glob("seen-*")}
-
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
@@ -204,7 +173,8 @@ def test_an_image_is_unpacked_once_on_a_node_and_all_its_tasks_start_in_the_fold
     node.scratch = node.scratch.rename(node.root / "it's a & b")
     tasks = [node.starts('mkdir "$3" && sleep 0.3 && touch "$3/python"') for _ in range(3)]
     assert [task.wait(30) for task in tasks] == [0, 0, 0]
-    assert (node.built, node.seen) == (1, {"python\n"}), "whole before a task started"
+    seen = {path.read_text() for path in node.root.glob("seen-*")}
+    assert (node.built, seen) == (1, {"python\n"}), "whole before a task started"
     assert (node.starts().wait(30), node.built) == (0, 1), "a later task finds it"
     (node.root / "a.sif").write_text("another image")
     assert (node.starts().wait(30), node.built) == (0, 2)
@@ -222,11 +192,10 @@ def test_an_unpacked_image_that_lacks_files_is_unpacked_again(node: Node) -> Non
 
 def test_a_node_without_locks_says_what_to_set(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     executable(node.root / "flock", "exit 71")
-    monkeypatch.setenv("PATH", str(node.root), prepend=os.pathsep)
+    look_first_in(node.root, monkeypatch)
     task = node.starts()
     _, error = task.communicate(timeout=30)
-    assert task.returncode == 1
-    assert all(word in error for word in (str(node.scratch), "scratch in the site profile"))
+    assert (task.returncode, "scratch in the site profile" in error) == (1, True)
 
 
 def test_an_image_that_cannot_be_unpacked_ends_the_task_and_leaves_nothing_that_looks_whole(node: Node) -> None:
@@ -235,23 +204,14 @@ def test_an_image_that_cannot_be_unpacked_ends_the_task_and_leaves_nothing_that_
     assert node.starts().wait(30) == 0, "what is left of the first attempt does not disturb the second"
 
 
-# -- what a run notices
-
-
 def test_another_image_is_noticed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, image, other = run_of(tmp_path / "run"), tmp_path / "a.sif", tmp_path / "other"
     image.write_text("one")
-    site = SlurmSite(name="s", container=Container(image=str(image)))
-    read: list[Path] = []
-
-    def counted(path: Path) -> str:
-        read.append(path)
-        return checksum(path)
-
-    monkeypatch.setattr(site_module, "checksum", counted)
+    site, read = SlurmSite(name="s", container=Container(image=str(image))), Mock(side_effect=checksum)
+    monkeypatch.setattr(site_module, "checksum", read)
     for _ in range(3):
         assert list(noticed_changes(begun, site)) == []
-    assert len(read) == 1
+    assert read.call_count == 1
     assert json.loads(begun.image_lock.read_text())["sha256"] == checksum(image)
     other.write_text("two")
     os.utime(other, ns=(image.stat().st_atime_ns, image.stat().st_mtime_ns))
@@ -262,7 +222,7 @@ def test_another_image_is_noticed_once(tmp_path: Path, monkeypatch: pytest.Monke
     image.touch()
     for _ in range(2):
         assert list(noticed_changes(begun, site)) == []
-    assert len(read) == 3, "a later time asks for the content, which is the same"
+    assert read.call_count == 3, "a later time asks for the content, which is the same"
     begun.image_lock.write_text(json.dumps({"sha256": checksum(image)}))  # of an earlier version of mrt-hpc
     assert list(noticed_changes(begun, site)) == []
     assert json.loads(begun.image_lock.read_text())["file"]["size"] == 3

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from basics import executable
@@ -12,20 +13,15 @@ from commands import commands_first, typed
 from run_of import run_of
 
 from mrt_hpc.analysis.rows import summarise_evaluation
-from mrt_hpc.analysis.spending import Accounts, Allocation, prices, spending
+from mrt_hpc.analysis.spending import Accounts, Allocation, Spending, prices, spending
 from mrt_hpc.attempt.ledger import record_submission
 from mrt_hpc.backends.queued_jobs import A_DAY_S
 from mrt_hpc.backends.slurm.queue import attempts_of
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.lock import read_lock
-from mrt_hpc.run.events import EventKind, EventLog, Use, event_file, read_events
+from mrt_hpc.run.events import EventKind, Use, event_file
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.analysis.spending import Spending
-    from mrt_hpc.run.layout import RunLayout
 
 INFERENCE, TRAINER = "segment-000.inference", "segment-000.trainer"
 SACCT = """\
@@ -36,6 +32,17 @@ SACCT = """\
 """
 WHOLE = (1400 * 2 + 1500 * 1) / 3600
 """The GPU-hours of this text."""
+
+
+def use(what: Use) -> dict[str, Any]:
+    return {"kind": EventKind.USE, "use": what.value}
+
+
+def committed(rollouts: int, branches: int) -> dict[str, Any]:
+    return {"kind": EventKind.GROUP_COMMITTED, "rollout_tokens": rollouts, "branch_tokens": branches}
+
+
+ENDED = {"kind": EventKind.TASK_ENDED, "outcome": "done"}
 
 
 @pytest.fixture
@@ -49,24 +56,12 @@ def run(tmp_path: Path) -> RunLayout:
         entry.write_text(json.dumps({**json.loads(entry.read_text()), "time": 900.0}))
     preempted = [(1100, use(Use.WAITING)), (1200, use(Use.GENERATING)), (1500, committed(300, 100))]
     write(layout, INFERENCE, "20_0.0", 1010, preempted, began=1000)
-    whole = [(2200, use(Use.GENERATING)), (2400, committed(100, 0)), (2450, use(Use.ENDING)), (2480, ended("done"))]
+    whole = [(2200, use(Use.GENERATING)), (2400, committed(100, 0)), (2450, use(Use.ENDING)), (2480, ENDED)]
     write(layout, INFERENCE, "20_0.1", 2110, whole, began=2100, earlier={"attempt": "20_0.0", "until": 1990.0})
     trained = [(1050, use(Use.WAITING)), (1550, use(Use.TRAINING)), (2000, use(Use.SAVING))]
-    trained += [(2100, {"kind": EventKind.CHECKPOINT, "iteration": 1}), (2480, ended("done"))]
+    trained += [(2100, {"kind": EventKind.CHECKPOINT, "iteration": 1}), (2480, ENDED)]
     write(layout, TRAINER, "12.0", 1010, trained, began=1000)
     return layout
-
-
-def use(what: Use) -> dict[str, Any]:
-    return {"kind": EventKind.USE, "use": what.value}
-
-
-def committed(rollouts: int, branches: int) -> dict[str, Any]:
-    return {"kind": EventKind.GROUP_COMMITTED, "rollout_tokens": rollouts, "branch_tokens": branches}
-
-
-def ended(outcome: str) -> dict[str, Any]:
-    return {"kind": EventKind.TASK_ENDED, "outcome": outcome}
 
 
 def write(
@@ -80,14 +75,13 @@ def write(
         event_file(layout.events, job, 0, rank, attempt).write_text("".join(f"{line}\n" for line in lines))
 
 
-def of(layout: RunLayout, role: Role, accounts: Accounts | None = None) -> dict[Use, float]:
-    """The seconds of each use of a role."""
-    spent = reckoned(layout, accounts)
-    return {row.use: round(row.hours * 3600, 6) for row in spent.rows if row.role is role}
-
-
 def reckoned(layout: RunLayout, accounts: Accounts | None = None) -> Spending:
     return spending(layout, read_plan(layout.plan), read_lock(layout.recipe_lock), accounts)
+
+
+def of(layout: RunLayout, role: Role, accounts: Accounts | None = None) -> dict[Use, float]:
+    """The seconds of each use of a role."""
+    return {row.use: round(row.hours * 3600, 6) for row in reckoned(layout, accounts).rows if row.role is role}
 
 
 @pytest.fixture
@@ -107,26 +101,27 @@ def cost(run: RunLayout, *options: object) -> str:
 
 
 @pytest.mark.usefixtures("commands")
-def test_every_second_of_accounting_has_one_use(run: RunLayout) -> None:
+def test_every_second_of_accounting_has_one_use(run: RunLayout, tmp_path: Path) -> None:
     found = json.loads(cost(run, "--json"))
-    seconds = {(row["role"], row["use"]): round(row["hours"] * 3600, 6) for row in found["by_role_and_use"]}
+    seconds: dict[str, dict[str, float]] = {"inference": {}, "trainer": {}}
+    for row in found["by_role_and_use"]:
+        seconds[row["role"]][row["use"]] = round(row["hours"] * 3600, 6)
     assert seconds == {
-        ("inference", "starting"): 200,
-        ("inference", "waiting for a peer"): 100,
-        ("inference", "generating"): 0.75 * 300 + 250,
-        ("inference", "branching"): 0.25 * 300,
-        ("inference", "lost to preemption or failure"): 500,
-        ("inference", "ending"): 50,
-        ("trainer", "starting"): 50,
-        ("trainer", "waiting for a peer"): 500,
-        ("trainer", "training"): 450,
-        ("trainer", "saving"): 480,
-        ("trainer", "ending"): 20,
-    }
+        "inference": {
+            "starting": 200, "waiting for a peer": 100, "generating": 0.75 * 300 + 250, "branching": 0.25 * 300,
+            "lost to preemption or failure": 500, "ending": 50,
+        },
+        "trainer": {"starting": 50, "waiting for a peer": 500, "training": 450, "saving": 480, "ending": 20},
+    }  # fmt: skip
     assert (found["source"], found["gpu_hours"]) == ("accounting", pytest.approx(WHOLE, rel=1e-12))
     assert sum(row["gpu_hours"] for row in found["by_role_and_use"]) == pytest.approx(WHOLE, rel=1e-12)
     assert found["core_hours"] == pytest.approx((1400 * 4 + 1500 * 4) / 3600, rel=1e-12)
     assert found["queue_hours"] == pytest.approx({"inference": (100 + 90) / 3600, "trainer": 0.0})
+    cost(run, "--csv", tmp_path / "cost.csv")
+    rows = list(csv.DictReader((tmp_path / "cost.csv").read_text().splitlines()))
+    assert sum(float(row["gpu_hours"] or 0) for row in rows) == pytest.approx(WHOLE)
+    assert [row["role"] for row in rows if row["use"] == "queued"] == ["inference", "trainer"]
+    assert "nothing" in cost(run_of(tmp_path / "not begun"))
 
 
 @pytest.mark.parametrize("why", ["Slurm accounting storage is disabled", "sacct: error: no permission"])
@@ -154,15 +149,14 @@ def test_an_attempt_that_runs_has_lost_nothing(run: RunLayout) -> None:
 
 
 def test_an_attempt_that_waited_in_vain_and_gave_its_nodes_back_has_lost_nothing(run: RunLayout) -> None:
-    write(run, TRAINER, "12.1", 3010, [(3100, use(Use.WAITING)), (3700, ended("gave back"))], began=3000)
+    waited = [(3100, use(Use.WAITING)), (3700, ENDED | {"outcome": "gave back"})]
+    write(run, TRAINER, "12.1", 3010, waited, began=3000)
     found = of(run, Role.TRAINER)
     assert (found[Use.WAITING], Use.LOST in found) == (500 + 600, False)
 
 
 def test_an_allocation_without_events_is_lost_or_unaccounted(run: RunLayout) -> None:
-    held = [
-        Allocation("99", 9000 + 100 * n, 60.0, 1, 4, 0.0, failed, TRAINER) for n, failed in enumerate((True, False))
-    ]
+    held = [Allocation("99", 9000 + 100 * failed, 60.0, 1, 4, 0.0, failed, TRAINER) for failed in (True, False)]
     found = of(run, Role.TRAINER, Accounts(held))
     assert (found[Use.LOST], found[Use.UNACCOUNTED]) == (60, 60)
 
@@ -181,15 +175,6 @@ def test_a_job_of_the_same_id_before_the_submission_is_of_another_run(run: RunLa
     assert json.loads(cost(run, "--json"))["gpu_hours"] == pytest.approx(WHOLE)
 
 
-@pytest.mark.usefixtures("commands")
-def test_the_table_and_the_csv_add_up(run: RunLayout, tmp_path: Path) -> None:
-    shown = cost(run, "--csv", tmp_path / "cost.csv")
-    assert all(fact in shown for fact in ("1.19 GPU-hours", "3.22 core-hours", "accounting", "mrt-hpc report"))
-    rows = list(csv.DictReader((tmp_path / "cost.csv").read_text().splitlines()))
-    assert sum(float(row["gpu_hours"] or 0) for row in rows) == pytest.approx(WHOLE)
-    assert [row["role"] for row in rows if row["use"] == "queued"] == ["inference", "trainer"]
-
-
 def test_what_a_point_of_accuracy_cost(run: RunLayout) -> None:
     evaluations = [
         summarise_evaluation(version, name, {"p": [1.0] * right + [0.0] * (4 - right)})
@@ -201,20 +186,7 @@ def test_what_a_point_of_accuracy_cost(run: RunLayout) -> None:
     assert (down.gain, down.gpu_hours) == (-25.0, None)
 
 
-def test_a_run_that_has_not_started_has_cost_nothing(tmp_path: Path) -> None:
-    layout = run_of(tmp_path / "run")
-    assert "nothing" in cost(layout)
-    assert json.loads(cost(layout, "--json"))["gpu_hours"] == 0
-
-
 def test_one_line_of_sacct() -> None:
     assert attempts_of("20_1|CANCELLED by 1000|900|900|Unknown|0|0|\n7_[2-9]|PENDING|900|Unknown|Unknown|0|0|") == []
     (kinds,) = attempts_of("7|RUNNING|900|Unknown|1000|60|8|cpu=8,gres/gpu:a100=1,gres/gpu:2080ti=2,gres/gpumem=80G")
     assert (kinds.gpus, kinds.cpus, kinds.queued_s) == (3, 8, 100.0)
-
-
-def test_the_same_use_again_writes_nothing(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "a.jsonl")
-    for what in (Use.STARTING, Use.WAITING, Use.WAITING, Use.GENERATING):
-        log.spend(what)
-    assert [event["use"] for event in read_events(tmp_path)] == ["waiting for a peer", "generating"]

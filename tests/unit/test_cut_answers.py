@@ -33,13 +33,6 @@ def trace(text: str, thought_end: str, *, cut: bool, forced: int = 0, gold: Gold
     return SampledTrace(0, group, start, 0, text, answer_text, [0], completion)
 
 
-def branch(text: str, *, cut: bool) -> SampledBranch:
-    return SampledBranch(
-        boundary=0, branch=0, text=text, token_ids=[5], logprobs=[-0.5], seed=0, weights_version=0, known=False,
-        finish_reason=FinishReason.LENGTH if cut else FinishReason.STOP, prompt_tokens=1, cached_tokens=0,
-    )  # fmt: skip
-
-
 def graded(
     text: str, thought_end: str, *, cut: bool, thinks: bool = True, **of_trace: Any
 ) -> list[tuple[str | None, float]]:
@@ -49,7 +42,11 @@ def graded(
     prover = MonteCarlo(Branches(None), 1)  # type: ignore[arg-type]  # nothing is asked
     asking = ProverSession(prover, AnswerHistory(8), thinks)
     whole = trace(text, thought_end, cut=cut, **of_trace)
-    valued = replace(whole, valuation=Valuation(branches=[branch(text, cut=cut)]))
+    branch = SampledBranch(
+        boundary=0, branch=0, text=text, token_ids=[5], logprobs=[-0.5], seed=0, weights_version=0, known=False,
+        finish_reason=whole.completion.finish_reason, prompt_tokens=1, cached_tokens=0,
+    )  # fmt: skip
+    valued = replace(whole, valuation=Valuation(branches=[branch]))
     found = asyncio.run(TraceGrader(GraderPool(MathVerifier()), thought_end, asking).grade(valued))
     return [(one.answer, one.reward) for one in (found.rollouts[0], found.branches[0])]
 
@@ -66,17 +63,11 @@ def test_a_trace_and_a_branch_that_thinks_count_by_their_closed_box(
     assert graded(text, "</think>", cut=cut, forced=forced) == [limited if cut else whole] * 2
 
 
-def test_a_forced_branch_and_a_forced_trace_follow_the_same_rule() -> None:
+def test_forced_answers_texts_without_tags_and_several_gold_answers_follow_the_same_rule() -> None:
     for text, reward in (("\\boxed{7} as", 1.0), ("\\boxed{7}, \\boxed{8", 0.0), ("\\boxed{7", 0.0)):
         found = graded(text, "", cut=True, thinks=False, forced=3)
         assert [one for _, one in found] == [reward] * 2, text
-
-
-def test_without_tags_a_text_that_the_limit_cut_has_no_answer() -> None:
     for cut, reward in ((False, 1.0), (True, 0.0)):
         assert [found for _, found in graded(THINKING, "", cut=cut)] == [reward] * 2
-
-
-def test_a_trace_and_its_branches_are_graded_by_any_of_several_gold_answers() -> None:
     for gold, reward in ((("8", "7"), 1.0), (("8", "9"), 0.0)):
         assert graded(CLOSED, "</think>", cut=False, gold=gold) == [("7", reward)] * 2

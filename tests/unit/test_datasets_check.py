@@ -1,25 +1,23 @@
-"""A check of data files tells every repeat, every problem that two files share, and every answer that is unreadable."""
+"""A check of data files finds every repeat, every problem that two files share, and every answer that is unreadable."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from functools import partial
+from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner
+from commands import refusal, typed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrt_hpc.cli.main import main
 from mrt_hpc.datasets.check import GRAM_WORDS, Check, CheckReport, FindingKind, SimilarPair, check, similar_pairs, words
 from mrt_hpc.datasets.conversion import Order, prepare, record_file
-from mrt_hpc.errors import ExitCode, UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from mrt_hpc.errors import ExitCode
 
 LONG = "A train leaves the station at noon and travels at a constant speed of sixty miles an hour to a town at"
 """22 words; with one more it has 19 grams, and 18 of 20 are in common where only the last word differs."""
@@ -40,26 +38,18 @@ def written(name: str, *rows: tuple[str, str, str | list[str]]) -> Path:
     return path
 
 
-def checked(*files: Path, against: Sequence[Path] = (), verifier: str = "exact") -> CheckReport:
-    return check(Check(files, tuple(against), verifier))
+def checked(*files: Path, against: Sequence[Path] = (), verifier: str = "exact", **options: Path) -> CheckReport:
+    return check(Check(files, tuple(against), verifier, **options))
 
 
 def printed(*arguments: str | Path, code: ExitCode = ExitCode.FATAL) -> str:
     """What the command prints."""
-    result = CliRunner().invoke(main, ["data", "check", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result.output
+    return typed("data", "check", *arguments, exits=code).output
 
 
 def places(report: CheckReport, kind: FindingKind) -> list[list[tuple[str, int]]]:
     """File and line of each finding of a kind."""
     return [[(p.file, p.line) for p in finding.places] for finding in report.findings if finding.kind is kind]
-
-
-def unreadable(report: CheckReport) -> list[tuple[int, str]]:
-    """The line and the text of each answer that cannot be read; nothing else was found."""
-    assert {finding.kind for finding in report.findings} <= {FindingKind.UNREADABLE_ANSWER}
-    return [(finding.places[0].line, finding.detail) for finding in report.findings]
 
 
 SAME = [
@@ -90,16 +80,12 @@ def test_the_overlap_is_the_share_of_common_5_grams() -> None:
 )
 def test_no_pair_is_missed(texts: list[tuple[str, ...]], least: float) -> None:
     grams = [{t[i : i + GRAM_WORDS] for i in range(len(t) - GRAM_WORDS + 1)} for t in texts]
-    every_pair = [
-        SimilarPair(i, j, len(grams[i] & grams[j]) / len(grams[i] | grams[j]))
-        for i in range(len(texts))
-        for j in range(i + 1, len(texts))
-        if grams[i] and grams[j] and len(grams[i] & grams[j]) / len(grams[i] | grams[j]) >= least
-    ]
-    assert similar_pairs(texts, least) == every_pair
+    pairs = combinations([(index, found) for index, found in enumerate(grams) if found], 2)
+    overlaps = [SimilarPair(i, j, len(a & b) / len(a | b)) for (i, a), (j, b) in pairs]
+    assert similar_pairs(texts, least) == [pair for pair in overlaps if pair.overlap >= least]
 
 
-def test_all_findings_are_told_where_a_run_would_stop_at_the_first() -> None:
+def test_all_findings_are_listed_where_a_run_would_stop_at_the_first() -> None:
     path = written("a.jsonl", ("1", "What is 1+1?", "2"), ("1", "What is 1+2?", "3"), ("2", "what is  $1+1$", "two"))
     with path.open("a") as stream:
         stream.write('{"id": "3", "problem": "x"}\n\nnonsense\n{"id": "1", "problem": "y", "answer": "4"}\n')
@@ -108,11 +94,8 @@ def test_all_findings_are_told_where_a_run_would_stop_at_the_first() -> None:
     assert places(report, FindingKind.REPEATED_PROBLEM) == [[("a.jsonl", 1), ("a.jsonl", 3)]]
     assert places(report, FindingKind.BAD_LINE) == [[("a.jsonl", 4)], [("a.jsonl", 6)]]
     assert [len(report.findings), report.files[0].problems] == [4, 4]
-
-
-def test_an_empty_file_is_a_finding_and_a_missing_one_an_error() -> None:
-    assert places(checked(written("a.jsonl")), FindingKind.BAD_LINE) == [[("a.jsonl", 0)]]
-    assert "mrt-hpc data prepare SOURCE none.jsonl" in printed("none.jsonl")
+    assert places(checked(written("a.jsonl")), FindingKind.BAD_LINE) == [[("a.jsonl", 0)]], "an empty file"
+    printed("none.jsonl")
 
 
 def test_problems_of_training_that_stand_in_a_benchmark_and_similar_ones_of_one_file() -> None:
@@ -121,16 +104,14 @@ def test_problems_of_training_that_stand_in_a_benchmark_and_similar_ones_of_one_
     for report in (checked(train, against=[test]), checked(train, test)):
         assert places(report, FindingKind.SHARED_PROBLEM) == [[("train.jsonl", 1), ("test.jsonl", 2)]]
         assert places(report, FindingKind.SHARED_SIMILAR_PROBLEM) == [[("train.jsonl", 2), ("test.jsonl", 1)]]
-        assert [finding.detail for finding in report.findings] == ["", ""]
         assert [place.id for place in report.findings[0].places] == ["t1", "b2"]
         assert report.compared == (("train.jsonl", "test.jsonl"),)
     (finding,) = checked(written("a.jsonl", ("1", f"{LONG} 180.", "3"), ("2", f"{LONG} 240.", "4"))).findings
     assert (finding.kind, [place.line for place in finding.places]) == (FindingKind.SIMILAR_PROBLEM, [1, 2])
-    assert finding.overlap == 18 / 20
-    assert "'3', '4'" in finding.detail
+    assert (finding.overlap, "'3', '4'" in finding.detail) == (18 / 20, True)
 
 
-def test_of_files_to_compare_with_only_bad_lines_are_told(folder: Path) -> None:
+def test_of_files_to_compare_with_only_bad_lines_are_findings(folder: Path) -> None:
     """And they are not compared with each other, nor a file with itself that is named twice."""
     train, test = written("train.jsonl", ("t", "x", "1")), written("test.jsonl", ("b", "y", "1"), ("b", "y", "1"))
     report = checked(folder / "train.jsonl", train, against=[train, test, written("more.jsonl", ("c", "y", "1"))])
@@ -152,61 +133,57 @@ def test_a_file_that_has_changed_since_it_was_prepared() -> None:
     assert places(checked(path), FindingKind.CHANGED_FILE) == [[("a.jsonl", 0)]]
 
 
-def test_answers_that_are_no_letter_of_a_choice() -> None:
-    """Each of several gold answers is checked; a verifier may have fields, as how many choices there are."""
+def unreadable(report: CheckReport) -> list[tuple[int, str]]:
+    """The line and the text of each answer that cannot be read; nothing else was found."""
+    assert {finding.kind for finding in report.findings} <= {FindingKind.UNREADABLE_ANSWER}
+    return [(finding.places[0].line, finding.detail) for finding in report.findings]
+
+
+def test_answers_that_a_verifier_cannot_read() -> None:
+    """Each of several gold answers is checked; a verifier may have fields, as how many choices there are. The real
+    grader judges mathematics in its processes, and nothing that an answer holds ends the check.
+    """
     path = written("a.jsonl", ("1", "x", "B"), ("2", "y", "Paris"), ("3", "z", "(D)"), ("4", "w", ["Rome", "F", "A"]))
     assert unreadable(checked(path, verifier="choice")) == [(2, "Paris"), (4, "Rome"), (4, "F")]
     assert unreadable(checked(path, verifier="{type: choice, choices: 6}")) == [(2, "Paris"), (4, "Rome")]
     assert checked(path, verifier="exact").clean
-
-
-def test_repeats_with_several_gold_answers_differ_where_one_lacks_a_gold_answer() -> None:
-    cases: list[tuple[str | list[str], str | list[str], str]] = [
-        (["1", "2"], ["2", "1"], ""), (["1", "2"], ["1", " 2 "], ""), (["1", "2"], "1", "'1 or 2', '1'"),
-        ("1", "1.", ""), ("1", "2", "'1', '2'"),
-    ]  # fmt: skip
-    for one, other, told in cases:
-        (finding,) = checked(written("a.jsonl", ("1", "What?", one), ("2", "What?", other))).findings
-        assert (finding.kind, finding.detail.partition(": ")[2]) == (FindingKind.REPEATED_PROBLEM, told)
-
-
-def test_answers_that_mathematics_cannot_read() -> None:
-    """The real grader judges them in its processes; nothing that an answer holds ends the check."""
     answers = ["7", r"\frac{1}{2}", r"\left(\frac{1}{", "x+1", "9^{9^{9^{9}}}!+1"]
     rows = [(f"p{number}", f"problem {number}", answer) for number, answer in enumerate(answers)]
     lines = {line for line, _ in unreadable(checked(written("a.jsonl", *rows), verifier="math"))}
     assert {3} <= lines <= {3, 5}
 
 
+def test_repeats_with_several_gold_answers_differ_where_one_lacks_a_gold_answer() -> None:
+    cases: list[tuple[str | list[str], str | list[str], str]] = [
+        (["1", "2"], ["1", " 2 "], ""), (["2", "1"], ["1", "2"], ""), (["1", "2"], "1", "'1 or 2', '1'"),
+        ("1", "1.", ""), ("1", "2", "'1', '2'"),
+    ]  # fmt: skip
+    for one, other, differ in cases:
+        (finding,) = checked(written("a.jsonl", ("1", "What?", one), ("2", "What?", other))).findings
+        assert (finding.kind, finding.detail.partition(": ")[2]) == (FindingKind.REPEATED_PROBLEM, differ)
+
+
 def test_texts_that_a_tokenizer_reads_as_special_tokens(folder: Path) -> None:
-    rows = [("a", "What is 1 < 2 | 3 > 2?", "3"), ("b", "Say </s> now.", "3"), ("c", "2<|im_end|>\n<|mine|>", "3")]
-    path = written("p.jsonl", *rows, ("d", "Use [MINE]", "3"), ("e", "</think>", "3"))
-    report = checked(path)
-    assert places(report, FindingKind.SPECIAL_TOKEN) == [[("p.jsonl", 2)], [("p.jsonl", 3)], [("p.jsonl", 5)]]
-    assert "--model DIR" in report.findings[0].detail
+    texts = ("What is 1 < 2 | 3 > 2?", "Say </s> now.", "2<|im_end|>\n<|mine|>", "Use [MINE]", "</think>")
+    path = written("p.jsonl", *((str(n), text, "3") for n, text in enumerate(texts)))
+    assert places(checked(path), FindingKind.SPECIAL_TOKEN) == [[("p.jsonl", line)] for line in (2, 3, 5)]
     added = [{"id": 1, "content": "[MINE]", "special": True}, {"id": 2, "content": "now", "special": False}]
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": added}))
-    report = check(Check((path,), verifier="exact", model=folder))
+    report = checked(path, model=folder)
     assert places(report, FindingKind.SPECIAL_TOKEN) == [[("p.jsonl", 4)], [("p.jsonl", 5)]]
-    assert report.findings[0].detail == "[MINE]"
-    with pytest.raises(UserError) as refused:
-        check(Check((path,), verifier="exact", model=folder / "none"))
-    assert refused.value.where == "--model"
+    assert refusal(partial(checked, path, model=folder / "none")).where == "--model"
 
 
 def test_verifiers_of_the_users_own_may_lie_in_the_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     path = written("a.jsonl", ("1", "x", "B")).absolute()
     monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[1] / "examples")])
     assert checked(path, verifier="my_verifier:LastLineChoice").clean
-    here = Path("own")
-    here.mkdir()
+    (here := Path("own")).mkdir()
     (here / "of_a_check.py").write_text("def same(answer: str, gold: str) -> bool:\n    return answer == gold\n")
     monkeypatch.chdir(here)
     assert checked(path, verifier="of_a_check:same").clean
     for name in ("maths", "no_module:Verifier"):
-        with pytest.raises(UserError) as refused:
-            checked(path, verifier=name)
-        assert (refused.value.value, refused.value.where) == (name, "--verifier")
+        assert refusal(partial(checked, path, verifier=name)).where == "--verifier"
 
 
 WITHOUT_GRADER = """
@@ -220,44 +197,28 @@ main(["data", "check", sys.argv[1]])
 def test_a_login_node_checks_numbers_and_says_what_other_answers_need() -> None:
     numbers = written("numbers.jsonl", ("1", "x", "7"), ("2", "y", "-2.5"), ("3", "z", "1,080"))
     others = written("others.jsonl", ("1", "x", "x+1"))
-    command = [sys.executable, "-c", WITHOUT_GRADER]
-    checks = [subprocess.run([*command, path], capture_output=True, text=True, check=False)
-              for path in (numbers, others)]  # fmt: skip
-    assert [done.returncode for done in checks] == [ExitCode.OK, ExitCode.FATAL]
-    assert "--verifier exact" in checks[1].stderr
+    for path, code in ((numbers, ExitCode.OK), (others, ExitCode.FATAL)):
+        command = [sys.executable, "-c", WITHOUT_GRADER, path]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, "--verifier exact" in done.stderr) == (code, code != ExitCode.OK)
 
 
-def test_findings_end_with_status_2_and_are_counted_and_listed_or_told_whole_as_json() -> None:
+def test_findings_end_with_status_2_and_are_counted_and_listed_or_whole_as_json() -> None:
     train = written("train.jsonl", ("t1", "What is 1+1?", "2"), ("t1", "what is 1 + 1", "2"))
     test = written("test.jsonl", ("b1", "What is 1+1?", "2"))
-    told = printed(train, "--against", test)
+    shown = printed(train, "--against", test)
     for line in ("1 of 1 pairs", "\n  line 1 (t1), line 2 (t1)\n", "line 1 (t1), line 2 (t1), line 1 (b1)\n", "3 find"):
-        assert line in told
+        assert line in shown
     printed(test, code=ExitCode.OK)
     path = written("a.jsonl", *((str(number), f"number {number % 12}", "1") for number in range(24)))
     assert "2 more; --json" in printed(path)
     whole = json.loads(printed(path, "--json"))
     assert [finding["kind"] for finding in whole["findings"]] == ["repeated_problem"] * 12
-    assert [place["line"] for place in whole["findings"][0]["places"]] == [1, 13]
     assert (whole["clean"], whole["files"][0]["problems"]) == (False, 24)
 
 
 def test_what_a_file_holds_is_printed_as_text() -> None:
     path = written("a.jsonl", ("[red]\x1b[2J\ud800", "x", "1"), ("[red]\x1b[2J\ud800", "y", "1"))
-    told = printed(path)
-    assert r"line 1 ([red]\x1b[2J\ud800)" in told
-    assert "\x1b" not in told
+    shown = printed(path)
+    assert (r"line 1 ([red]\x1b[2J\ud800)" in shown, "\x1b" in shown) == (True, False)
     assert json.loads(printed(path, "--json"))["findings"][0]["kind"] == "repeated_id"
-
-
-def test_shared_sets_share_no_problem_but_for_training_problems_that_are_old_ones_of_the_aime(
-    shared_data: Path,
-) -> None:
-    """MATH has taken problems from the AIME: this is what contamination looks like, and the check tells it."""
-    benchmarks = ("aime24", "aime25", "amc23", "math500", "minerva_math")
-    report = checked(*(shared_data / f"{name}.jsonl" for name in benchmarks))
-    assert {finding.kind for finding in report.findings} <= {FindingKind.SIMILAR_PROBLEM}
-    report = checked(shared_data / "math_train.jsonl", against=[shared_data / "aime_1983_2023.jsonl"])
-    shared = {(f.places[0].id, f.places[-1].id) for f in report.findings if f.kind is FindingKind.SHARED_PROBLEM}
-    assert ("math-train-5216", "aime-1983-1-6") in shared
-    assert len(shared) == 322

@@ -9,32 +9,29 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
+from commands import refusal, typed
 from data_files import json_lines, parquet
 from hub_server import COMMIT, Repository, serving
 
 import mrt_hpc
-from mrt_hpc.cli.main import main
-from mrt_hpc.datasets import named
 from mrt_hpc.datasets.columns import Asked, BadRowError, Columns, find_columns, gold_answer, problem_text
-from mrt_hpc.datasets.conversion import AtMost, Order, Sample, SourceRecord, prepare, record_file
+from mrt_hpc.datasets.conversion import Order, Sample, SourceRecord, prepare, record_file
 from mrt_hpc.datasets.named import BY_NAME, SOURCES, NamedSource, fetch_command, fetch_data
-from mrt_hpc.datasets.sources import Selection, SourceFile, choose, hub_name, open_source, read_rows
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.datasets.sources import Selection, choose, hub_name, open_source
+from mrt_hpc.errors import ExitCode
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 OUT = Path("mine.jsonl")
 TEXTS = [("What is 1+1?", 2), ("Half of 5?", 2.5), ("Half of 8?", 4.0)]
@@ -49,15 +46,13 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def printed(*arguments: str, code: ExitCode = ExitCode.OK) -> str:
-    done = CliRunner().invoke(main, arguments, env={"COLUMNS": "200"})
-    assert done.exit_code == code, done.output
-    return done.output
+def printed(*arguments: object, code: ExitCode = ExitCode.OK) -> str:
+    return typed(*arguments, exits=code, columns=200).output
 
 
 def prepared(source: str | Path, *options: str, code: ExitCode = ExitCode.OK) -> str:
     """What the command prints when it makes ``OUT``."""
-    return printed("data", "prepare", str(source), str(OUT), *options, code=code)
+    return printed("data", "prepare", source, OUT, *options, code=code)
 
 
 def of_rows(rows: Sequence[Any], *options: str, code: ExitCode = ExitCode.OK) -> str:
@@ -66,33 +61,25 @@ def of_rows(rows: Sequence[Any], *options: str, code: ExitCode = ExitCode.OK) ->
     return prepared("rows.jsonl", *options, code=code)
 
 
-# -- kinds of files ---------------------------------------------------------------------------------------------------
-
 CSV = b"Question,Answer\nWhat is 1+1?,2\nHalf of 5?,2.5\nHalf of 8?,4\n"
-LIST = json.dumps(ROWS).encode()
-OBJECT = {"version": "1", "data": ROWS}
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("rows.jsonl", json_lines(ROWS)),
         ("rows.ndjson", json_lines(ROWS).replace(b"\n", b"\n\n")),
-        ("rows.json", LIST),
         ("rows.json", json.dumps(ROWS, indent=1).encode()),
-        ("rows.json", json.dumps(OBJECT, indent=1).encode()),
-        ("rows.json", json.dumps(OBJECT).encode()),
+        ("rows.json", json.dumps({"version": "1", "data": ROWS}).encode()),
         ("rows.json", json_lines(ROWS)),
         ("rows.parquet", parquet(FLOATS)),
         ("rows.csv", CSV.replace(b"\n", b"\r\n").replace(b"Question", b"\xef\xbb\xbfQuestion")),
         ("rows.csv", CSV.replace(b",Answer", b",Answer,why").replace(b",2.5", b",2.5," + b"so " * 100_000)),
-        ("rows.jsonl.gz", gzip.compress(json_lines(ROWS), mtime=0)),
-        ("rows.json.gz", gzip.compress(LIST, mtime=0)),
+        ("rows.json.gz", gzip.compress(json.dumps(ROWS).encode(), mtime=0)),
         ("rows.csv.gz", gzip.compress(CSV, mtime=0)),
         ("rows.jsonl.zst", pa.compress(json_lines(ROWS), codec="zstd", asbytes=True)),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{len(value)} bytes",
-)  # fmt: skip
+)
 def test_each_kind_of_file_makes_the_same_problems(name: str, content: bytes) -> None:
     Path(name).write_bytes(content)
     prepared(name)
@@ -110,7 +97,6 @@ def test_each_kind_of_file_makes_the_same_problems(name: str, content: bytes) ->
         ("rows.csv", b"problem,answer\n\xff,2\n", "rows.csv"),
         ("rows.jsonl", b'{"problem": "x", "answer": "1"}\n{"prob', "line 2"),
         ("rows.json", b'{"a": [{"problem": "x", "answer": "1"}], "b": []}', "rows.json"),
-        ("rows.json", b"7", "rows.json"),
         ("rows.json", b"[1, ", "rows.json"),
         ("rows.parquet", b"PAR1 and no more", "rows.parquet"),
         ("rows.jsonl", b"\n\n", "rows.jsonl"),
@@ -128,18 +114,14 @@ def test_a_source_that_cannot_be_read_is_refused(name: str, content: bytes | Non
 def test_texts_stay_as_they_are() -> None:
     """The library that chooses the files would read 7, no answer, and ten digits."""
     Path("set").mkdir()
-    Path("set/train.csv").write_text('question,answer\n3+4?,007\n"Is ""it""\r\nthere?",None\n', newline="")
+    rows = 'question,answer\n3+4?,007\n"Is ""it""\r\nthere?",None\npi?,3.14159265358979\n'
+    Path("set/train.csv").write_text(rows, newline="")
     prepared("set")
-    assert read_problems(OUT) == [Problem("mine-0", "3+4?", "007"), Problem("mine-1", 'Is "it"\r\nthere?', "None")]
-    Path("list.json").write_text(json.dumps([{"question": "pi?", "answer": 3.14159265358979}]))
-    prepared("list.json", "--force")
-    assert read_problems(OUT)[0].answer == "3.14159265358979"
+    texts = [("3+4?", "007"), ('Is "it"\r\nthere?', "None"), ("pi?", "3.14159265358979")]
+    assert read_problems(OUT) == [Problem(f"mine-{n}", *text) for n, text in enumerate(texts)]
 
 
-# -- what is written --------------------------------------------------------------------------------------------------
-
-
-def test_the_record_tells_source_columns_numbers_and_checksums_and_the_same_input_gives_the_same_bytes() -> None:
+def test_the_record_has_source_columns_numbers_and_checksums_and_the_same_input_gives_the_same_bytes() -> None:
     written = []
     for _ in range(2):
         of_rows([*ROWS, {"Question": "", "Answer": 1}], "--drop-bad", "--force")
@@ -156,7 +138,7 @@ def test_the_record_tells_source_columns_numbers_and_checksums_and_the_same_inpu
 
 def test_an_output_that_is_there_stays_without_force_and_the_source_is_never_replaced() -> None:
     OUT.write_text("precious")
-    assert "--force" in of_rows(ROWS, code=ExitCode.FATAL)
+    of_rows(ROWS, code=ExitCode.FATAL)
     assert (OUT.read_text(), record_file(OUT).exists()) == ("precious", False)
     of_rows(ROWS, "--force")
     assert read_problems(OUT) == PROBLEMS
@@ -175,37 +157,27 @@ BAD = [
 ]
 
 
-def test_a_bad_row_is_refused_by_its_place_or_left_out_and_told() -> None:
-    refused = of_rows(BAD, code=ExitCode.FATAL)
-    for told in ("rows.jsonl, line 2", "3 more rows", "--drop-bad"):
-        assert told in refused
+def test_a_bad_row_is_refused_by_its_place_or_left_out() -> None:
+    assert "rows.jsonl, line 2" in of_rows(BAD, code=ExitCode.FATAL)
     assert [path.name for path in Path().iterdir()] == ["rows.jsonl"]
-    told = of_rows(BAD, "--drop-bad")
+    shown = of_rows(BAD, "--drop-bad")
     assert [problem.id for problem in read_problems(OUT)] == ["a", "d"]
-    assert [line.partition(": ")[0].rpartition(" ")[2] for line in told.splitlines() if "left out" in line] == [*"2345"]
-    assert "2 problems of 6 rows" in told
+    left_out = [line.partition(": ")[0].rpartition(" ")[2] for line in shown.splitlines() if "left out" in line]
+    assert left_out == [*"2345"]
 
 
-# -- columns ----------------------------------------------------------------------------------------------------------
-
-MANY = ["id", "key", "problem", "text", "answer", "label"]
-
-
-@pytest.mark.parametrize(
-    ("names", "asked", "columns"),
-    [
-        (["id", "problem", "answer"], Asked(), Columns("problem", "answer", "id")),
-        (["Problem", "Answer", "ID"], Asked(), Columns("Problem", "Answer", "ID")),
-        (["prompt", "solution"], Asked(), Columns("prompt", "solution", None)),
-        (["prompt", "question", "solution", "final_answer"], Asked(), Columns("question", "final_answer", None)),
-        (["problem", "solution", "answer", "unique_id", "subject"], Asked(), Columns("problem", "answer", "unique_id")),
-        (["Answer", "answer", "problem"], Asked(), Columns("problem", "Answer", None)),
-        (MANY, Asked("text", "label", "key"), Columns("text", "label", "key")),
-        (MANY, Asked(new_ids=True), Columns("problem", "answer", None)),
-    ],
-)
-def test_known_columns_are_found_and_named_ones_come_first(names: list[str], asked: Asked, columns: Columns) -> None:
-    assert find_columns(names, asked) == columns
+def test_known_columns_are_found_and_named_ones_come_first() -> None:
+    many = "id key problem text answer label"
+    for names, asked, columns in (
+        ("Problem Answer ID", Asked(), Columns("Problem", "Answer", "ID")),
+        ("prompt solution", Asked(), Columns("prompt", "solution", None)),
+        ("prompt question solution final_answer", Asked(), Columns("question", "final_answer", None)),
+        ("problem solution answer unique_id subject", Asked(), Columns("problem", "answer", "unique_id")),
+        ("Answer answer problem", Asked(), Columns("problem", "Answer", None)),
+        (many, Asked("text", "label", "key"), Columns("text", "label", "key")),
+        (many, Asked(new_ids=True), Columns("problem", "answer", None)),
+    ):
+        assert find_columns(names.split(), asked) == columns
 
 
 ANSWERS = {
@@ -231,16 +203,12 @@ def test_the_texts_of_values() -> None:
 
 
 SVAMP = [
-    {"ID": "c-1", "Body": "Ann has 3.", "Question": "How many?", "Equation": "( 3.0 - 0.0 )", "Answer": 3.0},
-    {"ID": "c-2", "Body": "Bob has 4.", "Question": "How many?", "Equation": "( 4.0 - 0.0 )", "Answer": 4.0},
+    {"ID": "c-3", "Body": "Ann has 3.", "Question": "What?", "Equation": "( 3.0 - 0.0 )", "Answer": 3.0},
+    {"ID": "c-4", "Body": "Bob has 4.", "Question": "What?", "Equation": "( 4.0 - 0.0 )", "Answer": 4.0},
 ]
 MMLU = {"question": "Which is prime?", "subject": "mathematics", "choices": ["4", "6", "7", "8"], "answer": 2}
-PRIME = Problem("mine-0", "Which is prime?\n\nA. 4\nB. 6\nC. 7\nD. 8", "C")
-OPTIONS = ["A)21", "B)21.5", "C)22"]
-AQUA = [
-    {"question": "1+20?", "options": OPTIONS, "rationale": "Add.", "correct": "A"},
-    {"question": "20+2?", "options": OPTIONS, "rationale": "Add.", "correct": "C"},
-]
+MMLU_PRIME = [("mine-0", "Which is prime?\n\nA. 4\nB. 6\nC. 7\nD. 8", "C")]
+AQUA = {"question": "20+2?", "options": ["A)21", "B)21.5", "C)22"], "rationale": "Add.", "correct": "C"}
 OLYMPIAD: list[dict[str, Any]] = [
     {"id": 1, "question": "x?", "context": None, "final_answer": ["2"], "error": None, "unit": ""},
     {"id": 2, "question": "y?", "context": None, "final_answer": ["3.1"], "error": "1e-1", "unit": "m"},
@@ -248,98 +216,72 @@ OLYMPIAD: list[dict[str, Any]] = [
 SOME_IDS = [{"id": 1, "question": "1+1?", "answer": "2"}, {"question": "1+2?", "answer": "3"}]
 NESTED = {"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2", "style": "rule"}}
 CONTEXTS = [{"context": None, "question": "1+1?", "answer": "2"}, {"context": "x=1", "question": "x+2?", "answer": "3"}]
+CHOSEN = {"question": "q?", "answer": "B"}
+EVEN = {"question": "Even?", "choices": ["two", "three", "four"], "answer": ["A", 2]}
+LABELLED = {"question": "q?", "choices": {"text": ["x", "y", "z"], "label": ["1", "2", "3"]}, "answer": "2"}
 HALVES = {"problem": "h?", "ground_truth": [r"\boxed{\frac{1}{2}}", "0.5", " 0.5 "]}  # as in rllm's file of Minerva
-EVEN = {"question": "Which is even?", "choices": ["two", "three", "four"], "answer": ["A", 2]}
-LABELLED = {"text": ["x", "y", "z"], "label": ["1", "2", "3"]}
 
 
 @pytest.mark.parametrize(
     ("rows", "options", "problems"),
     [
-        (SVAMP, "--problem Body+Question",
-         [Problem("c-1", "Ann has 3.\n\nHow many?", "3"), Problem("c-2", "Bob has 4.\n\nHow many?", "4")]),
-        (OLYMPIAD, "--ignore unit --ignore error", [Problem("1", "x?", "2"), Problem("2", "y?", "3.1")]),
-        (CONTEXTS, "--problem context+question",
-         [Problem("mine-0", "1+1?", "2"), Problem("mine-1", "x=1\n\nx+2?", "3")]),
-        ([NESTED], "--answer reward_model.ground_truth", [Problem("mine-0", "1+1?", "2")]),
-        ([BAD[0], BAD[2]], "--new-ids", [Problem("mine-0", "1+1?", "2"), Problem("mine-1", "1+2?", "3")]),
-        (SOME_IDS, "--new-ids", [Problem("mine-0", "1+1?", "2"), Problem("mine-1", "1+2?", "3")]),
-        ([{"problem": "", "answer": "1"}, {"problem": "x?", "answer": "1"}], "--drop-bad",
-         [Problem("mine-1", "x?", "1")]),
-        ([MMLU], "--choices choices", [PRIME]),
-        ([{**MMLU, "answer": "7"}], "--choices choices", [PRIME]),
-        (AQUA, "--answer correct --choices options",
-         [Problem("mine-0", "1+20?\n\nA. 21\nB. 21.5\nC. 22", "A"),
-          Problem("mine-1", "20+2?\n\nA. 21\nB. 21.5\nC. 22", "C")]),
-        ([{"question": "q?", "choices": LABELLED, "answer": "2"}], "--choices choices",
-         [Problem("mine-0", "q?\n\nA. x\nB. y\nC. z", "B")]),
-        ([{"question": "q?", "choices": {"A": "x", "B": "y"}, "answer": "B"}], "--choices choices",
-         [Problem("mine-0", "q?\n\nA. x\nB. y", "B")]),
-        ([HALVES, {"problem": "t?", "ground_truth": [3, 3.0]}], "--any-answer",
-         [Problem("mine-0", "h?", (r"\frac{1}{2}", "0.5")), Problem("mine-1", "t?", "3")]),
-        ([HALVES], "--answer ground_truth.0", [Problem("mine-0", "h?", r"\frac{1}{2}")]),
-        ([EVEN], "--choices choices --any-answer",
-         [Problem("mine-0", "Which is even?\n\nA. two\nB. three\nC. four", ("A", "C"))]),
+        (SVAMP, "--problem Body+Question", [("c-3", "Ann has 3.\n\nWhat?", "3"), ("c-4", "Bob has 4.\n\nWhat?", "4")]),
+        (OLYMPIAD, "--ignore unit --ignore error", [("1", "x?", "2"), ("2", "y?", "3.1")]),
+        (CONTEXTS, "--problem context+question", [("mine-0", "1+1?", "2"), ("mine-1", "x=1\n\nx+2?", "3")]),
+        ([NESTED], "--answer reward_model.ground_truth", [("mine-0", "1+1?", "2")]),
+        ([BAD[0], BAD[2]], "--new-ids", [("mine-0", "1+1?", "2"), ("mine-1", "1+2?", "3")]),
+        (SOME_IDS, "--new-ids", [("mine-0", "1+1?", "2"), ("mine-1", "1+2?", "3")]),
+        ([{"problem": "", "answer": "1"}, {"problem": "x?", "answer": "1"}], "--drop-bad", [("mine-1", "x?", "1")]),
+        ([MMLU], "--choices choices", MMLU_PRIME),
+        ([{**MMLU, "answer": "7"}], "--choices choices", MMLU_PRIME),
+        ([AQUA], "--answer correct --choices options", [("mine-0", "20+2?\n\nA. 21\nB. 21.5\nC. 22", "C")]),
+        ([LABELLED], "--choices choices", [("mine-0", "q?\n\nA. x\nB. y\nC. z", "B")]),
+        ([CHOSEN | {"choices": {"A": "x", "B": "y"}}], "--choices choices", [("mine-0", "q?\n\nA. x\nB. y", "B")]),
+        ([HALVES], "--any-answer", [("mine-0", "h?", (r"\frac{1}{2}", "0.5"))]),
+        ([{"problem": "t?", "ground_truth": [3, 3.0]}], "--any-answer", [("mine-0", "t?", "3")]),
+        ([HALVES], "--answer ground_truth.0", [("mine-0", "h?", r"\frac{1}{2}")]),
+        ([EVEN], "--choices choices --any-answer", [("mine-0", "Even?\n\nA. two\nB. three\nC. four", ("A", "C"))]),
     ],
-)  # fmt: skip
-def test_options_say_how_columns_make_problems(rows: list[Any], options: str, problems: list[Problem]) -> None:
+)
+def test_options_say_how_columns_make_problems(rows: list[Any], options: str, problems: list[Any]) -> None:
     of_rows(rows, *options.split())
-    assert read_problems(OUT) == problems
+    assert read_problems(OUT) == [Problem(*one) for one in problems]
     columns = SourceRecord.read(record_file(OUT)).columns
     assert ("+" in columns.problem, columns.choices is not None) == ("+" in options, "--choices" in options)
 
 
+LABEL = {"problem": "q?", "label": "1"}
+
+
 @pytest.mark.parametrize(
-    ("rows", "options", "told"),
+    ("rows", "options", "advised"),
     [
-        (SVAMP, "", ["['Body']", "--problem Body+Question", "--ignore 'Body'"]),
-        ([{"body": "Seven apples and two more.", "question": "How many?", "answer": "9"}], "",
-         ["['body']", "--problem body+question"]),
-        ([MMLU], "", ["['choices']", "--choices choices"]),
-        (AQUA, "--answer correct", ["['options']", "--choices options"]),
+        (SVAMP, "", ["--problem Body+Question", "--ignore 'Body'"]),
+        ([MMLU], "", ["--choices choices"]),
+        ([AQUA], "--answer correct", ["--choices options"]),
         (OLYMPIAD, "", ["['error', 'unit']", "--ignore 'unit'"]),
-        ([{**OLYMPIAD[1], "context": "A map."}], "", ["['context']", "--problem context+question"]),
-        ([{**OLYMPIAD[1], "error": "0.1,0.2"}], "", ["['error', 'unit']"]),
-        (OLYMPIAD, "--ignore units", ["units", "--ignore unit"]),
-        ([{"question": "q?", "answer": "B", "A": "1", "B": "2"}], "", ["--ignore 'A'"]),
-        ([{"question": "q?", "answer": "B", "A": 1, "B": 2}], "", ["--ignore 'A'"]),
-        ([{"question": "q?", "answer": "B", "tolerance": 0.01}], "", ["--ignore 'tolerance'"]),
-        ([{"question": "q?", "answer": "B", "precision": 2}], "", ["--ignore 'precision'"]),
-        ([{"problem": "q?", "label": "1"}], "", ["--answer COLUMN"]),
-        ([{"problem": "q?", "label": "1"}], "--answer lable", ["lable", "--answer label"]),
-        ([{"problem": "q?", "label": "1"}], "--answer label --problem text", ["text", "--problem COLUMN"]),
+        ([{**OLYMPIAD[1], "context": "A map."}], "", ["--problem context+question"]),
+        (OLYMPIAD, "--ignore units", ["--ignore unit"]),
+        ([CHOSEN | {"A": "1", "B": "2"}], "", ["--ignore 'A'"]),
+        ([CHOSEN | {"A": 1, "B": 2}], "", ["--ignore 'A'"]),
+        ([CHOSEN | {"tolerance": 0.01}], "", ["--ignore 'tolerance'"]),
+        ([LABEL], "--answer lable", ["--answer label"]),
+        ([LABEL], "--answer label --problem text", ["--problem COLUMN"]),
         ([BAD[0], BAD[2]], "", ["line 2", "--new-ids"]),
         (SOME_IDS, "", ["line 2", "--new-ids"]),
         ([HALVES], "", ["line 1", "--any-answer", "--answer ground_truth.0"]),
         ([EVEN], "--choices choices", ["line 1", "--any-answer"]),
-        *(([{"question": "x?", "choices": choices, "answer": answer}], "--choices choices", ["line 1"])
+        *(([CHOSEN | {"choices": choices, "answer": answer}], "--choices choices", ["line 1"])
           for choices, answer in ((["5", "6", "1"], "1"), ({"text": ["x", "y"], "label": ["1"]}, "1"), (["1", "2"], 2),
                                   (["1", "2"], "F"), (["1"], 0), ("1, 2", 0))),
         *((ROWS, f"{option} test", [f"leave out {option}"]) for option in ("--split", "--config", "--revision")),
     ],
 )  # fmt: skip
-def test_what_makes_no_problem_is_refused_with_the_options_that_help(
-    rows: list[Any], options: str, told: list[str]
-) -> None:
+def test_what_makes_no_problem_is_refused(rows: list[Any], options: str, advised: list[str]) -> None:
     refused = of_rows(rows, *options.split(), code=ExitCode.FATAL)
-    for word in told:
-        assert word in refused
+    assert [word for word in advised if word not in refused] == []
     assert not OUT.exists()
 
-
-def test_columns_that_are_not_read_and_solutions_with_several_answers_are_told() -> None:
-    Path("rows.parquet").write_bytes(parquet(SVAMP))
-    assert "--problem Body+Question" in prepared("rows.parquet", code=ExitCode.FATAL)
-    assert "not read: Equation" in prepared("rows.parquet", "--problem", "Body+Question")
-    rows = [
-        {"problem": "x^2=9?", "solution": r"\boxed{3} or \boxed{-3}"},
-        {"problem": "1+1?", "solution": r"It is \boxed{2}, \boxed{2}."},
-    ]
-    told = of_rows(rows, "--force")
-    assert ("rows.jsonl, line 1" in told, "rows.jsonl, line 2" in told) == (True, False)
-
-
-# -- the parts of a data set ------------------------------------------------------------------------------------------
 
 CARD = """---
 configs:
@@ -349,12 +291,7 @@ configs:
 - {config_name: socratic, data_files: [{split: train, path: "socratic/**/*.parquet"}]}
 ---
 """
-NO_DEFAULT = CARD.replace("  default: true\n", "")
-BROKEN = "---\nconfigs: [\n---\n"
 DECLARED = ["main/train-0.jsonl", "main/test-0.jsonl", "socratic/a/b.parquet"]
-SHARDED = [f"data/{part}.parquet" for part in ("train-00001-of-00002", "train-00000-of-00002", "test-00000-of-00001")]
-HARD = "data/hard-00000-of-00001.parquet"
-TWO = ["train.jsonl", "test.jsonl"]
 
 
 def set_of(names: list[str], card: str = "") -> str:
@@ -367,40 +304,40 @@ def set_of(names: list[str], card: str = "") -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize(
-    ("names", "card", "asked", "part", "chosen"),
-    [
+SHARDED = [f"data/{part}.parquet" for part in ("train-00001-of-00002", "train-00000-of-00002", "test-00000-of-00001")]
+
+
+def test_the_files_of_a_split() -> None:
+    hard = "data/hard-00000-of-00001.parquet"
+    for names, card, asked, part, chosen in (
         (["deepscaler.json"], "", Selection(), "default train", ["deepscaler.json"]),
         (SHARDED, "", Selection(split="train"), "default train", [SHARDED[1], SHARDED[0]]),
-        ([HARD], "", Selection(), "default hard", [HARD]),
+        ([hard], "", Selection(), "default hard", [hard]),
         (["dev/a.json", "train/a.json"], "", Selection(split="validation"), "default validation", ["dev/a.json"]),
         (DECLARED, CARD, Selection(split="test"), "main test", ["main/test-0.jsonl"]),
         (DECLARED, CARD, Selection(config="socratic"), "socratic train", ["socratic/a/b.parquet"]),
         ([".cache/train.jsonl", "test.jsonl"], "", Selection(), "default test", ["test.jsonl"]),
         (["test.jsonl", "more.jsonl", "test.csv"], "", Selection(split="test"), "default test", ["test.jsonl"]),
-    ],
-)  # fmt: skip
-def test_the_files_of_a_split(names: list[str], card: str, asked: Selection, part: str, chosen: list[str]) -> None:
-    place = set_of(names, card)
-    assert choose(place, asked, "here") == (*part.split(), [f"{place}/{name}" for name in chosen])
+    ):
+        place = set_of(names, card)
+        assert choose(place, asked, "here") == (*part.split(), [f"{place}/{name}" for name in chosen])
+        shutil.rmtree(place)
 
 
-@pytest.mark.parametrize(
-    ("names", "card", "asked", "told"),
-    [
-        (TWO, "", Selection(), "--split test"),
-        (TWO, "", Selection(split="tset"), "--split test"),
-        (DECLARED, NO_DEFAULT, Selection(), "--config"),
+def test_a_choice_that_is_open_is_refused() -> None:
+    two = ["train.jsonl", "test.jsonl"]
+    for names, card, asked, option in (
+        (two, "", Selection(), "--split test"),
+        (two, "", Selection(split="tset"), "--split test"),
+        (DECLARED, CARD.replace("  default: true\n", ""), Selection(), "--config"),
         (DECLARED, CARD, Selection(config="platonic"), "--config"),
         (["loader.py"], "", Selection(), "--config"),
-        (DECLARED, BROKEN, Selection(), "--config"),
-    ],
-)
-def test_a_choice_that_is_open_is_refused(names: list[str], card: str, asked: Selection, told: str) -> None:
-    with pytest.raises(UserError) as caught:
-        choose(set_of(names, card), asked, "here")
-    assert told in str(caught.value.advice)
-    assert caught.value.where == "here"
+        (DECLARED, "---\nconfigs: [\n---\n", Selection(), "--config"),
+    ):
+        place = set_of(names, card)
+        refused = refusal(choose, place, asked, "here")
+        assert (option in str(refused.advice), refused.where) == (True, "here")
+        shutil.rmtree(place)
 
 
 def test_a_folder_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,39 +347,25 @@ def test_a_folder_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
     record = SourceRecord.read(record_file(OUT))
     assert (record.config, record.split, [f.name for f in record.files]) == ("default", "test", ["data/test.jsonl"])
     monkeypatch.setitem(sys.modules, "datasets", None)  # as in a light installation
-    with pytest.raises(UserError) as caught:
-        open_source(place, Selection())
-    assert "pip install datasets" in str(caught.value.advice)
+    assert "pip install datasets" in str(refusal(open_source, place, Selection()).advice)
 
 
-# -- the hub, and the data sets of the paper by their names ------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "name"),
-    [
-        ("hub:a/b", Selection(), ("a/b", Selection())),
+def test_names_of_the_hub() -> None:
+    for text, options, name in (
         ("hub:a/b.c-d/test", Selection(config="x"), ("a/b.c-d", Selection(None, "x", "test"))),
         ("hub:a/b@v1.0/test", Selection(), ("a/b", Selection("v1.0", None, "test"))),
         ("hub:a/b@v1", Selection(split="test"), ("a/b", Selection("v1", None, "test"))),
         ("hub:a/b", Selection("refs/convert/parquet"), ("a/b", Selection("refs/convert/parquet"))),
-    ],
-)
-def test_names_of_the_hub(text: str, options: Selection, name: tuple[str, Selection]) -> None:
-    assert hub_name(text, options) == name
+    ):
+        assert hub_name(text, options) == name
     for wrong, asked in (("hub:b", None), ("hub:a/b/test/more", None), ("hub:a/b/test", "train")):
-        with pytest.raises(UserError):
-            hub_name(wrong, Selection(split=asked))
+        refusal(hub_name, wrong, Selection(split=asked))
 
 
 def numina(rows: int) -> list[dict[str, Any]]:
     """Rows as those of NuminaMath-CoT; every fifth has no answer in a box."""
     solutions = (rf"It is $\boxed{{{i + 1}}}$." if i % 5 else "It is clear." for i in range(rows))
     return [{"problem": f"What is {i}+1?", "solution": text, "messages": []} for i, text in enumerate(solutions)]
-
-
-def questions(rows: int) -> list[dict[str, Any]]:
-    return [{"id": 60 + i, "question": f"Is it {i}?", "answer": i, "url": ""} for i in range(rows)]
 
 
 def problems(rows: int) -> list[dict[str, Any]]:
@@ -458,7 +381,7 @@ AIME = "ID,Year,Problem Number,Question,Answer,Part\n" + "".join(
 FILES = {
     "HuggingFaceH4/aime_2024": {"data/train-00000-of-00001.parquet": parquet(problems(30))},
     "math-ai/aime25": {"test.jsonl": json_lines(problems(30))},
-    "math-ai/amc23": {"test-00000-of-00001.parquet": parquet(questions(40))},
+    "math-ai/amc23": {"test-00000-of-00001.parquet": parquet([{"question": f"{i}?", "answer": i} for i in range(40)])},
     "math-ai/minervamath": {"test.jsonl": json_lines([{"question": f"Is it {i}?", "answer": "1"} for i in range(272)])},
     "HuggingFaceH4/MATH-500": {"test.jsonl": json_lines(problems(500))},
     "AI-MO/NuminaMath-CoT": {
@@ -495,23 +418,15 @@ def on_hub(hub: dict[str, str], *arguments: str, code: ExitCode = ExitCode.OK) -
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("hub:lab/none", "hf auth login"),
-        ("hub:lab/sums@v9/test", "hf auth login"),
-        ("hub:lab/sums", "--split test"),
+def test_what_the_hub_does_not_have_or_does_not_answer(hub: dict[str, str]) -> None:
+    for name, advised in (
+        ("hub:lab/none", "hf auth login"), ("hub:lab/sums@v9/test", "hf auth login"), ("hub:lab/sums", "--split test"),
         ("hub:lab--x/sums", "correct the name"),
-    ],
-)
-def test_what_the_hub_does_not_have(hub: dict[str, str], name: str, told: str) -> None:
-    assert told in on_hub(hub, "prepare", name, "mine.jsonl", code=ExitCode.FATAL)
-
-
-def test_a_hub_that_is_away_may_be_tried_again(hub: dict[str, str]) -> None:
+    ):  # fmt: skip
+        assert advised in on_hub(hub, "prepare", name, "mine.jsonl", code=ExitCode.FATAL)
     away = {**hub, "HF_ENDPOINT": "http://127.0.0.1:9"}
-    told = on_hub(away, "prepare", "hub:lab/sums", "mine.jsonl", code=ExitCode.RETRYABLE)
-    assert "hf download --repo-type dataset lab/sums" in told
+    shown = on_hub(away, "prepare", "hub:lab/sums", "mine.jsonl", code=ExitCode.RETRYABLE)
+    assert "hf download --repo-type dataset lab/sums" in shown
 
 
 def test_a_data_set_of_the_hub_is_prepared_and_fetched_by_its_own_name(hub: dict[str, str]) -> None:
@@ -540,34 +455,30 @@ FOUND = {
 
 @pytest.mark.parametrize("source", [s for s in SOURCES if s.sample is None], ids=lambda source: source.name)
 def test_each_name_gives_its_problems(source: NamedSource, hub: dict[str, str]) -> None:
-    told = on_hub(hub, "fetch", source.name)
+    on_hub(hub, "fetch", source.name)
     found, record = of(source.name)
     assert len(found) == source.problems
     assert (record.source, record.revision, record.split) == (source.source, source.revision, source.split)
-    assert f"next: mrt-hpc data check data/{source.name}.jsonl" in told
     number, problem = FOUND.get(source.name, (0, found[0]))
     assert found[number] == problem
     assert not any(problem.id.startswith("2024-") for problem in found), "AIME ends with 2023"
 
 
 def test_the_smaller_sample_is_a_part_of_the_larger_one_and_is_not_taken_for_it(hub: dict[str, str]) -> None:
-    told = [on_hub(hub, "fetch", f"numina_math_{number}") for number in (4000, 10000)]
+    for number in (4000, 10000):
+        on_hub(hub, "fetch", f"numina_math_{number}")
     (small, record), (large, _) = of("numina_math_4000"), of("numina_math_10000")
     assert (record.rows, record.dropped, record.sampled_of, record.sample_seed) == (20_000, 4_000, 16_000, 0)
-    assert "parquet, row" not in told[0], "rows that a sample leaves out are counted, not listed"
-    assert (len(small), len(large)) == (4_000, 10_000)
-    assert set(small) < set(large)
+    assert (len(small), len(large), set(small) < set(large)) == (4_000, 10_000, True)
     assert [p.id for p in small] == sorted((p.id for p in small), key=lambda name: int(name.split("-")[1]))
     assert all(p.id == f"numina_math-{int(p.answer) - 1}" for p in small), "whatever the name of the file"
-    assert "--force" in printed(
-        "data", "fetch", "numina_math_10000", "data/numina_math_4000.jsonl", code=ExitCode.FATAL
-    )
+    printed("data", "fetch", "numina_math_10000", "data/numina_math_4000.jsonl", code=ExitCode.FATAL)
 
 
 def test_a_file_that_is_there_is_not_fetched_again(hub: dict[str, str]) -> None:
     on_hub(hub, "fetch", "aime25")
     assert not fetch_data("aime25", None).new
-    assert "--force" in printed("data", "fetch", "aime24", "data/aime25.jsonl", code=ExitCode.FATAL)
+    printed("data", "fetch", "aime24", "data/aime25.jsonl", code=ExitCode.FATAL)
     with Path("data/aime25.jsonl").open("a") as stream:
         stream.write("\n")
     assert "--force" in printed("data", "fetch", "aime25", code=ExitCode.FATAL)
@@ -575,34 +486,18 @@ def test_a_file_that_is_there_is_not_fetched_again(hub: dict[str, str]) -> None:
     assert not fetch_data("aime25", None).new
 
 
-def test_a_source_with_another_number_of_problems_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_with_another_number_of_problems_is_refused() -> None:
     Path("rows.jsonl").write_bytes(json_lines(problems(31)))
-    with pytest.raises(UserError) as caught:
-        prepare(Order("rows.jsonl", Path("out.jsonl"), problems=30))
-    assert (caught.value.value, caught.value.expected) == ("31 problems of 31 rows", "30 problems")
-    assert not Path("out.jsonl").exists()
-    monkeypatch.setitem(named.BY_NAME, "aime24", replace(BY_NAME["aime24"], repository="b"))
-    with pytest.raises(UserError, match="hub:OWNER/NAME"):
-        fetch_data("aime24", None)
-
-
-def test_names_are_listed_and_unknown_ones_are_refused_with_the_nearest() -> None:
-    assert "mrt-hpc data fetch aime24" in printed("data", "fetch", "aime-24", code=ExitCode.FATAL)
-    assert "--list" in printed("data", "fetch", code=ExitCode.FATAL)
-    told = printed("data", "fetch", "--list")
-    assert [s.name for s in SOURCES if s.name not in told or s.repository not in told] == []
-    assert not list(Path().iterdir())
+    refused = refusal(prepare, Order("rows.jsonl", OUT, problems=30))
+    assert (refused.value, OUT.exists()) == ("31 problems of 31 rows", False)
 
 
 def test_plan_and_submit_say_how_to_fetch_data() -> None:
-    own = "evaluation.benchmarks=[{name: own, samples: 1, problems: {type: jsonl, path: data/own.jsonl}}]"
-    changes = ("--set", "data={type: jsonl, path: data/aime24.jsonl, limit: null}", "--set", own)
+    change = ("--set", "data={type: jsonl, path: data/aime24.jsonl, limit: null}")
     Path("mine.yaml").write_text("extends: quickstart\nname: mine\n")
-    path = Path("data/aime24.jsonl").resolve()
-    planned = printed("plan", "mine.yaml", *changes)
-    assert f"mrt-hpc data fetch aime24 {path}\n" in planned
-    assert f"benchmark own {path.with_name('own.jsonl')}\n" in planned
-    assert f"mrt-hpc data fetch aime24 {path}" in printed("submit", "mine.yaml", *changes[:2], code=ExitCode.FATAL)
+    fetch = f"mrt-hpc data fetch aime24 {Path('data/aime24.jsonl').resolve()}\n"
+    assert fetch in printed("plan", "mine.yaml", *change)
+    assert fetch in printed("submit", "mine.yaml", *change, code=ExitCode.FATAL)
     assert not Path("runs").exists()
 
 
@@ -614,9 +509,6 @@ def test_every_data_file_of_the_recipes_has_a_command_and_the_number_of_problems
             if source.type == "jsonl":
                 assert fetch_command(Path(source.path)) is not None, source
                 assert source.limit in (None, BY_NAME[Path(source.path).stem].problems), source
-
-
-# -- samples and rows -------------------------------------------------------------------------------------------------
 
 
 def numbered(count: int) -> list[Problem]:
@@ -633,24 +525,3 @@ def test_a_sample_depends_on_texts_and_seed_alone() -> None:
     assert [p.answer for p in Sample(3).of(numbered(10))] == ["1", "3", "9"]
     twice = [*numbered(10), *(replace(p, id=f"again-{p.id}") for p in numbered(10))]
     assert len(Sample(15).of(twice)) == 10, "no text is taken twice"
-    assert Sample(4).of(twice) == Sample(4).of(numbered(10))
-
-
-def test_a_limit_needs_a_number() -> None:
-    assert [AtMost("Year", 2023).keeps({"Year": year}) for year in ("2023", 2024)] == [True, False]
-    with pytest.raises(BadRowError, match="Year"):
-        AtMost("Year", 2023).keeps({"Year": None})
-
-
-def test_only_the_columns_that_are_needed_are_read() -> None:
-    Path("rows.parquet").write_bytes(parquet(numina(3)))
-    rows = read_rows(SourceFile("rows.parquet", Path("rows.parquet")), ["problem", "solution"])
-    assert [sorted(row.value) for row in rows if isinstance(row.value, dict)] == [["problem", "solution"]] * 3
-
-
-def test_prepared_shared_sets_have_the_same_problems(shared_data: Path) -> None:
-    for name in ("aime24", "aime25", "amc23", "math500", "minerva_math", "math_train", "aime_1983_2023"):
-        source = shared_data / f"{name}.jsonl"
-        prepared(source, "--force")
-        expected = [Problem(p.id, p.problem.strip(), p.answer.strip()) for p in read_problems(source)]
-        assert read_problems(OUT) == expected, name

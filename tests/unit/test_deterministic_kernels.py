@@ -27,8 +27,8 @@ print(json.dumps([chosen("cpu", None, None), chosen("cpu", False, None), chosen(
 def test_deterministic_is_an_error_where_it_is_asked_for_and_a_workspace_of_the_site_stays() -> None:
     """By case: deterministic, warning only, cuDNN's, cuBLAS's workspace, whether CUDA was touched."""
     command = [sys.executable, "-c", SCRIPT]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    on_cpu, refused_on_cpu, on_gpu, asked_for_on_gpu, with_workspace = json.loads(told.splitlines()[-1])
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    on_cpu, refused_on_cpu, on_gpu, asked_for_on_gpu, with_workspace = json.loads(printed.splitlines()[-1])
     assert on_cpu == asked_for_on_gpu == [True, False, True, ":4096:8", False]
     assert on_gpu == refused_on_cpu == [False, False, False, None, False]
     assert with_workspace[3] == ":16:8"

@@ -12,15 +12,13 @@ import shutil
 import subprocess
 import sys
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from basics import ROOT
 from commands import typed
+from data_files import parquet
 from documents import (
-    ARCHITECTURE,
     DOCS,
     PAGES,
     README,
@@ -33,21 +31,13 @@ from documents import (
     resolved,
     spans,
 )
-from ruamel.yaml import YAML
+from run_of import run_of
 
-import mrt_hpc
-from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.cli.fields import recipe_fields, reference_pages, site_fields
-from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.find import SUITES, find
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems
-from mrt_hpc.submit.create import create_or_open
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.run.layout import RunLayout
 
 EVERY_COMMAND = [command for page in PAGES for command in commands(page)]
 REHEARSED = {name: name for name in ("plan", "validate", "fields", "recipes", "data")} | {"submit": "plan"}
@@ -57,9 +47,6 @@ RUN_PAGES = [*GUIDES, ROOT / "recipes" / "README.md"]
 NAMED = re.compile(r"^# (\w+\.yaml)\n")
 """The first line of a block that is a file of this name."""
 FILE = re.compile(r"^(?:mrt_hpc|tests|slurm|env|containers|recipes|docs)(?:/[\w.-]+)+/?$")
-
-
-# -- commands
 
 
 @pytest.mark.parametrize("command", EVERY_COMMAND, ids=str)
@@ -72,8 +59,7 @@ def test_every_command_has_help_and_every_suite_is_there() -> None:
         assert words[0].startswith("-") or resolved(words)[0].name in words
         typed(*words, *([] if words[0].startswith("-") else ["--help"]))
     suites = {name for command in EVERY_COMMAND for option, name in pairwise(command.words) if option == "--suite"}
-    for name in suites - {"NAME"}:
-        assert find(SUITES, name).is_file()
+    assert all(find(SUITES, name).is_file() for name in suites - {"NAME"})
 
 
 @pytest.fixture
@@ -85,13 +71,16 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (profiles.parent / "settings.yaml").write_text("site: mycluster\n")
     work = tmp_path / "work"
     (work / "data").mkdir(parents=True)
-    (work / "rows.jsonl").write_text('{"question": "What is 1 + 1?", "answer": "2"}\n')
-    pq.write_table(pa.Table.from_pylist([{"question": "What is 1 + 2?", "answer": "3"}]), work / "rows.parquet")
-    (work / "rows.json").write_text('[{"text": "What is 1 + 3?", "label": "4"}]')
-    (work / "svamp.json").write_text('[{"Body": "Ann has 5 bags.", "Question": "How many are there?", "Answer": 5}]')
     quiz = b'{"question": "1 + 5?", "options": ["A)6", "B)7"], "rationale": "Add.", "correct": "A"}\n'
-    (work / "quiz.jsonl.gz").write_bytes(gzip.compress(quiz))
-    (work / "data" / "math500.jsonl").write_text('{"id": "m-0", "problem": "What is 1 + 4?", "answer": "5"}\n')
+    for name, content in {
+        "rows.jsonl": b'{"question": "What is 1 + 1?", "answer": "2"}\n',
+        "rows.parquet": parquet([{"question": "What is 1 + 2?", "answer": "3"}]),
+        "rows.json": b'[{"text": "What is 1 + 3?", "label": "4"}]',
+        "svamp.json": b'[{"Body": "Ann has 5 bags.", "Question": "How many are there?", "Answer": 5}]',
+        "quiz.jsonl.gz": gzip.compress(quiz),
+        "data/math500.jsonl": b'{"id": "m-0", "problem": "What is 1 + 4?", "answer": "5"}\n',
+    }.items():
+        (work / name).write_bytes(content)
     for example in (ROOT / "tests" / "examples").glob("*.py"):
         shutil.copy(example, work)
     monkeypatch.chdir(work)
@@ -121,21 +110,15 @@ def test_commands_of_the_pages_run(page: Path, workplace: Path) -> None:
         typed(REHEARSED[command.words[0]], *command.words[1:])
 
 
-# -- what pages name
-
-
 def test_readme_is_a_tour_and_leads_to_every_page() -> None:
     assert len(README.read_text().splitlines()) <= 200, "README is a tour of ten minutes; docs/ has the rest"
     for page, folder in ((README, ROOT), (ROOT / "docs" / "index.md", ROOT / "docs")):
         named = {(folder / link.partition("#")[0]).resolve() for link in links(page)}
         assert [other.name for other in DOCS if other.name != "index.md" and other not in named] == []
     assert sum(len(rehearsed(page)) for page in RUN_PAGES) >= 20
-
-
-def test_the_algorithm_of_readme_is_the_example() -> None:
     example = (ROOT / "tests" / "examples" / "my_method.py").read_text().splitlines()
     (shown,) = [text.splitlines() for language, text in blocks(README) if language == "python"]
-    assert [line for line in shown if line not in example] == []
+    assert [line for line in shown if line not in example] == [], "the algorithm of README is the example"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -164,7 +147,7 @@ def test_every_field_and_recipe_of_a_page_is_there(page: Path) -> None:
 
 
 def test_architecture_names_every_room_and_classes_that_are_there() -> None:
-    text = ARCHITECTURE.read_text()
+    text = (ROOT / "ARCHITECTURE.md").read_text()
     rooms = {path.parent.name for path in (ROOT / "mrt_hpc").glob("*/__init__.py")}
     rooms |= {path.name for path in (ROOT / "mrt_hpc").glob("[!_]*.py")}
     assert set(re.findall(r"^\| `([\w.]+)/?`", text, re.MULTILINE)) == rooms
@@ -174,9 +157,8 @@ def test_architecture_names_every_room_and_classes_that_are_there() -> None:
     assert {name for name in classes if f"class {name}" not in code} == set()
 
 
-def test_every_function_of_the_method_is_in_its_module() -> None:
-    page = (ROOT / "docs" / "method.md").read_text()
-    found = re.findall(r"`(mrt_hpc/[\w/]+)\.py`: ((?:`\w+`(?:, )?)+)", page)
+def test_every_function_of_the_method_and_every_message_of_troubleshooting_is_in_the_package() -> None:
+    found = re.findall(r"`(mrt_hpc/[\w/]+)\.py`: ((?:`\w+`(?:, )?)+)", (ROOT / "docs" / "method.md").read_text())
     assert len(found) >= 12
     for module, names in found:
         nodes = ast.walk(ast.parse((ROOT / f"{module}.py").read_text()))
@@ -184,9 +166,6 @@ def test_every_function_of_the_method_is_in_its_module() -> None:
         assert set(re.findall(r"`(\w+)`", names)) <= functions, module
     modules = {path.stem for path in (ROOT / "mrt_hpc" / "mrt").glob("*.py")} - {"__init__", "planner"}
     assert {module.rpartition("/")[2] for module, _ in found} >= modules
-
-
-def test_every_message_of_troubleshooting_is_one_of_the_package() -> None:
     trees = [ast.parse(file.read_text()) for file in (ROOT / "mrt_hpc").rglob("*.py")]
     constants = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     texts = "\n".join(value for value in constants if isinstance(value, str))
@@ -195,26 +174,16 @@ def test_every_message_of_troubleshooting_is_one_of_the_package() -> None:
     assert [message for message in messages if message not in texts] == []
 
 
-# -- the reference and the site
-
-
-def test_the_reference_is_made_from_the_schema_and_has_every_field() -> None:
-    committed = {path.name: path.read_text() for path in (ROOT / "docs" / "reference").iterdir()}
+def test_the_reference_is_made_from_the_schema_and_has_every_field(tmp_path: Path) -> None:
     pages = reference_pages()
-    assert committed == pages, "type: mrt-hpc fields --markdown docs/reference"
+    typed("fields", "--markdown", tmp_path)
+    for folder in (tmp_path, ROOT / "docs" / "reference"):
+        assert {path.name: path.read_text() for path in folder.iterdir()} == pages, "mrt-hpc fields --markdown FOLDER"
     for name, fields in (("recipe.md", recipe_fields()), ("site.md", site_fields())):
         named = [field.name for field in fields if field.text and field.values != "a section"]
         assert [field for field in named if field.split("[")[0].split(".")[-1] not in pages[name]] == []
-    assert "| `training.learning_rate` | a number from 1e-12 to 1 | required |" in pages["recipe.md"]
     assert "&lt;think>" not in "".join(re.findall(r"`[^`]*`", pages["recipe.md"])), "code spans stay as they are"
-
-
-def test_pages_are_written_where_the_command_says(tmp_path: Path) -> None:
-    typed("fields", "--markdown", tmp_path)
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == reference_pages()
     assert f"mkdir -p {tmp_path / 'none'}" in typed("fields", "--markdown", tmp_path / "none", exits=2).output
-    both = typed("fields", "training", "--markdown", tmp_path, exits=2).output
-    assert f"mrt-hpc fields --markdown {tmp_path}" in both
 
 
 def test_the_site_builds_without_a_warning_and_takes_nothing_from_another_host(tmp_path: Path) -> None:
@@ -229,17 +198,7 @@ def test_the_site_builds_without_a_warning_and_takes_nothing_from_another_host(t
     assert [url for page in site.rglob("*.html") for url in re.findall(f"{loaded}|{styles}", page.read_text())] == []
 
 
-def test_the_citation_names_this_version_and_the_paper() -> None:
-    citation = YAML(typ="safe").load(ROOT / "CITATION.cff")
-    assert {"message", "title", "authors", "license"} <= citation.keys()
-    assert (citation["cff-version"], str(citation["version"])) == ("1.2.0", mrt_hpc.__version__)
-    paper = citation["preferred-citation"]
-    assert paper["title"] == "Optimizing Test-Time Compute via Meta Reinforcement Fine-Tuning"
-    assert paper["identifiers"][0]["value"] == "arXiv:2503.07572"
-    assert "CITATION.cff" in README.read_text()
-
-
-# -- docs/extending.md: what it tells to add can be added as it says
+# -- docs/extending.md: what it says to add can be added as it says
 
 EXTENDING = (ROOT / "docs" / "extending.md").read_text()
 
@@ -262,16 +221,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def made(folder: Path, text: str, name: str = "run") -> RunLayout:
     """The directory of a run of this recipe."""
     (folder / "my_recipe.yaml").write_text(text)
-    recipe = load_recipe(folder / "my_recipe.yaml")
-    return create_or_open(folder / name, recipe, compile_plan(recipe, LocalSite()))
+    return run_of(folder / name, recipe=load_recipe(folder / "my_recipe.yaml"))
 
 
-@pytest.mark.parametrize(
-    "heading",
-    ["an algorithm", "a prover", "a verifier", "a verifier that is a function", "a benchmark", "a way of evaluating"],
-)
-def test_what_is_added_to_a_recipe_makes_a_run(folder: Path, heading: str) -> None:
-    found = section(f"Add {heading}")
+ADDED = ("algorithm", "prover", "verifier", "verifier that is a function", "benchmark", "way of evaluating")
+
+
+@pytest.mark.parametrize("what", ADDED)
+def test_what_is_added_to_a_recipe_makes_a_run(folder: Path, what: str) -> None:
+    found = section(f"Add an {what}" if what == "algorithm" else f"Add a {what}")
     (folder / "sums.jsonl").write_text(found.get("json", ""))
     layout = made(folder, found["yaml"])
     kept = {path.name for path in layout.code.glob("*.py")}
@@ -280,17 +238,14 @@ def test_what_is_added_to_a_recipe_makes_a_run(folder: Path, heading: str) -> No
         assert [p.answer for p in read_problems(layout.benchmark_data("sums"))] == ["4", "7"]
 
 
-@pytest.mark.parametrize(
-    ("heading", "recipe", "lines"),
-    [
+def test_a_site_and_a_back_end_are_a_file(folder: Path) -> None:
+    for heading, recipe, lines in (
         ("Add a site", "mrt_online", ["#SBATCH --account=my-project", "module load python"]),
         ("Add a back end", "quickstart", ["mrt_hpc.attempt.ranks"]),
-    ],
-)
-def test_a_site_and_a_back_end_are_a_file(folder: Path, heading: str, recipe: str, lines: list[str]) -> None:
-    (folder / "mine.yaml").write_text(section(heading)["yaml"])
-    printed = typed("plan", recipe, "--site", folder / "mine.yaml", "--sbatch").output
-    assert [line for line in lines if line not in printed] == []
+    ):
+        (folder / "mine.yaml").write_text(section(heading)["yaml"])
+        printed = typed("plan", recipe, "--site", folder / "mine.yaml", "--sbatch").output
+        assert [line for line in lines if line not in printed] == []
 
 
 def test_a_data_set_has_the_fields_that_it_shows(folder: Path) -> None:

@@ -8,16 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrt_hpc.mrt.episodes import cut_episodes, episode_starts, merge_steps, paragraph_starts
+from mrt_hpc.mrt.episodes import cut_episodes, episode_starts, paragraph_starts
 from mrt_hpc.recipe.sections import Episodes
 
 ONE = Episodes(markers=("Wait", "Alternatively"), min_paragraphs=1, max_episodes=6)
-
-
-def words(text: str) -> list[bytes]:
-    """Tokens of up to three bytes, so that boundaries and characters do not fall together."""
-    raw = text.encode()
-    return [raw[i : i + 3] for i in range(0, len(raw), 3)]
 
 
 PARAGRAPHS = {
@@ -35,29 +29,22 @@ PARAGRAPHS = {
 REFERENCE = {"min_paragraphs": 3, "max_cuts": 49, "group_size": 1, "max_episodes": 100}
 CASES: list[tuple[str, dict[str, int]]] = [
     # no cut; the last has two paragraphs where three are asked for
-    *((drawn, {}) for drawn in ("p", "pppppp", "W", "Wpp", "pWp", "ppW")),
+    *((drawn, {}) for drawn in ("p", "pppppp", "W", "ppW")),
     # the first cut comes three paragraphs after the beginning, at any of the markers
-    *((drawn, {}) for drawn in ("ppp|W", "ppp|B", "ppp|A", "ppp|T", "ppp|C", "ppp|H", "ppp|Wpp", "pppp|A")),
+    *((drawn, {}) for drawn in ("ppp|W", "ppp|B", "ppp|A", "ppp|T", "ppp|C", "ppp|H", "pppp|A")),
     # what looks like a marker and is none: blanks before a paragraph belong to it
     *((drawn, {}) for drawn in ("pppl", "pppq", "pppi")),
     # the next one three paragraphs after the last
-    *((drawn, {}) for drawn in ("ppp|WWW|W", "ppp|Wpp|W", "ppp|WpW|A", "ppp|WpWp|A", "WWW|WWW|WWW|W", "pWp|Wpp|Hpp|C")),
-    # other distances
-    ("p|W|W|W", {"min_paragraphs": 1}),
+    *((drawn, {}) for drawn in ("ppp|WpWp|A", "WWW|WWW|WWW|W", "pWp|Wpp|Hpp|C")),
     ("pW|Wp|A", {"min_paragraphs": 2}),
-    ("pppWp|Wpppp|H", {"min_paragraphs": 5}),
     # at most so many cuts
     ("p|W|WWWW", {"min_paragraphs": 1, "max_cuts": 2}),
-    ("ppp|WppWppWpp", {"max_cuts": 1}),
     ("pppWpp", {"max_cuts": 0}),
     # every group of steps is one episode, counted from the beginning
     ("pW|WW|WW", {"min_paragraphs": 1, "group_size": 2}),
-    ("pWW|WWW|W", {"min_paragraphs": 1, "group_size": 3}),
     ("pWW", {"min_paragraphs": 1, "group_size": 3}),
-    ("pppWpp|WppWpp|W", {"group_size": 2}),
     ("pW|WWWW", {"min_paragraphs": 1, "group_size": 2, "max_cuts": 3}),  # steps are cut first, then merged
     # what lies beyond the cap joins the last episode
-    ("p|W|WWWW", {"min_paragraphs": 1, "max_episodes": 3}),
     ("pWWW", {"min_paragraphs": 1, "max_episodes": 1}),
     ("pW|WWWW", {"min_paragraphs": 1, "group_size": 2, "max_episodes": 2}),
 ]
@@ -76,31 +63,18 @@ def test_the_rule_cuts_where_it_is_drawn(drawn: str, changes: dict[str, int]) ->
 # -- of texts and tokens
 
 
-@pytest.mark.parametrize(
-    "text", ["a\n\nb", "a\n\n\nWait", "a\n\n\n\nWait", "a\n\n\n\n\nb\nc\n\nd", "a\n\n  Wait", "\n\na", "a"]
-)
+@pytest.mark.parametrize("text", ["a\n\n\nWait", "a\n\n\n\n\nb\nc\n\nd", "a\n\n  Wait", "\n\na", "a"])
 def test_paragraphs_are_those_of_a_split_at_two_newlines(text: str) -> None:
     ends = [0, *paragraph_starts(text.encode())]
     found = [text[a:b].removesuffix("\n\n") for a, b in pairwise([*ends, len(text)])]
     assert found == text.split("\n\n")
 
 
-def test_an_empty_paragraph_counts_but_one_at_the_end_of_the_text_is_none() -> None:
-    rule = Episodes(min_paragraphs=3)
-    assert episode_starts(b"a\n\n\n\nb\n\nWait", rule) == [8]
-    assert paragraph_starts(b"a\n\nb\n\n") == [3]
-
-
-def test_a_marker_opens_an_episode_only_at_the_start_of_a_paragraph() -> None:
-    assert episode_starts(b"Try 3.\n\nWait, try 4. Wait.\n\nAnd so on.\n\nWait, 5.", ONE) == [8, 40]
-    for between in ("\n\n\n", "\n \n", "\n\n "):
+def test_an_empty_paragraph_counts_and_a_marker_opens_an_episode_only_at_the_start_of_a_paragraph() -> None:
+    assert episode_starts(b"a\n\n\n\nb\n\nWait", Episodes(min_paragraphs=3)) == [8]
+    assert paragraph_starts(b"a\n\nb\n\n") == [3], "one at the end of the text is none"
+    for between in ("\n\n\n", "\n \n", "\n\n ", "\n\nNo. "):
         assert episode_starts(f"a{between}Wait".encode(), ONE) == []
-
-
-def test_steps_merge_in_groups_counted_from_the_start() -> None:
-    # steps start at 0, 10, 20, 30, 40, 50; groups of three: 0-20 and 30-50
-    assert merge_steps([10, 20, 30, 40, 50], 3) == [30]
-    assert merge_steps([10, 20], 1) == [10, 20]
 
 
 @pytest.mark.parametrize(
@@ -126,12 +100,12 @@ paragraphs = st.lists(
 def test_episodes_concatenate_to_the_trace_for_any_text_and_rule(
     parts: list[str], gap: int, cuts: int, group: int, cap: int
 ) -> None:
-    pieces = words("\n\n".join(parts))
+    raw = "\n\n".join(parts).encode()
+    pieces = [raw[i : i + 3] for i in range(0, len(raw), 3)]  # boundaries and characters do not fall together
     rule = Episodes(min_paragraphs=gap, max_cuts=cuts, group_size=group, max_episodes=cap)
     boundaries = cut_episodes(pieces, rule)
     assert boundaries[0] == 0
     assert boundaries[-1] == len(pieces)
     assert all(a < b for a, b in pairwise(boundaries))
     assert len(boundaries) - 1 <= cap
-    episodes = [b"".join(pieces[a:b]) for a, b in pairwise(boundaries)]
-    assert b"".join(episodes) == "\n\n".join(parts).encode()
+    assert b"".join(b"".join(pieces[a:b]) for a, b in pairwise(boundaries)) == raw

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.intervals import IntervalEstimate, mean_of_shares
+from mrt_hpc.analysis.intervals import mean_of_shares
 from mrt_hpc.analysis.measures import EvaluationSummary
-from mrt_hpc.analysis.number_formats import decimal_text, points, share_text
+from mrt_hpc.analysis.number_formats import points, share_text
 from mrt_hpc.analysis.rows import (
     accuracy_of,
     majority_estimates,
@@ -33,10 +33,8 @@ SUMMARY = summarise_evaluation(
 def test_every_k_and_every_stage_has_its_interval_over_problems() -> None:
     assert pass_estimates(SUMMARY) == {1: accuracy_of(SUMMARY), 2: mean_of_shares({"p": 1.0, "q": 1.0, "r": 0.0})}
     assert majority_estimates(SUMMARY)[2] == mean_of_shares({"p": 0.5, "q": 1.0, "r": 0.0})
-    assert stage_estimates(SUMMARY) == {
-        "first": mean_of_shares({"p": 0.0, "q": 0.5, "r": 0.0}),
-        "second": accuracy_of(SUMMARY),
-    }
+    first = mean_of_shares({"p": 0.0, "q": 0.5, "r": 0.0})
+    assert stage_estimates(SUMMARY) == {"first": first, "second": accuracy_of(SUMMARY)}
 
 
 def test_pass_at_1_has_the_same_interval_everywhere_also_of_single_samples() -> None:
@@ -63,15 +61,9 @@ def test_a_summary_stays_small_and_keeps_its_order_in_its_file(tmp_path: Path) -
     summary.write(tmp_path / "summary.json")
     assert (tmp_path / "summary.json").stat().st_size < 150_000
     read = EvaluationSummary.read(tmp_path / "summary.json")
-    assert read == summary
-    assert pass_estimates(read) == pass_estimates(summary)
-    assert [*pass_estimates(read)] == [1, 2, 4, 8, 16, 32, 64]
-    means = [estimate.mean for estimate in pass_estimates(read).values()]
-    assert means == sorted(means)
+    assert (read, [*pass_estimates(read)]) == (summary, [1, 2, 4, 8, 16, 32, 64])
 
 
-def test_estimates_are_written_with_their_ends_where_they_have_some() -> None:
-    found = IntervalEstimate(0.28125, 0.2041, 0.3732)
-    assert (share_text(found), decimal_text(found)) == ("28.1 % (20.4 % to 37.3 %)", "0.281 (0.204 to 0.373)")
+def test_what_has_no_ends_is_written_without_and_a_small_difference_has_no_sign_of_its_own() -> None:
     assert (share_text(without_interval(0.5)), without_interval(0.5).low) == ("50.0 %", -math.inf)
     assert (points(-0.0003), points(0.0), points(-0.0005)) == ("+0.0", "+0.0", "−0.1")

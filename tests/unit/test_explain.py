@@ -10,19 +10,19 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
-from basics import INFERENCE, QUICKSTART, ROOT, TRAINER
+from basics import INFERENCE, ROOT, TRAINER
 from canned_queue import PREPARE, CannedRun, canned_run, submitted_run
 from commands import typed
 from many_tasks import many_tasks
+from run_of import task_of
 
 from mrt_hpc.attempt.end import STOPPED
-from mrt_hpc.attempt.entry import load_task, record_after
-from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.attempt.entry import record_after
 from mrt_hpc.attempt.run_progress import failed
 from mrt_hpc.errors import UserError
 from mrt_hpc.roles.task.peers import PeersFailedError
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.retries import PAUSED, SHORTAGES
+from mrt_hpc.run.retries import PAUSED, SHORTAGES, Shortage
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, task_file
 
 if TYPE_CHECKING:
@@ -60,15 +60,13 @@ def test_a_failure_comes_with_its_last_traceback_and_before_what_follows_from_it
     assert TRAINER in follows
 
 
-@pytest.mark.parametrize("number", range(len(SHORTAGES)))
-def test_a_task_that_waits_for_room_on_the_disk_says_so(run: CannedRun, number: int) -> None:
-    lacking = SHORTAGES[number]
+@pytest.mark.parametrize("lacking", SHORTAGES)
+def test_a_task_that_waits_for_room_on_the_disk_says_so(run: CannedRun, lacking: Shortage) -> None:
     run.queue("13|RUNNING|1|None|node1")
     run.task(TRAINER, TaskState.RUNNING, attempt="13.0")
     run.log(f"{TRAINER}/13_0_log.err", f"working\n2026 WARNING {PAUSED}: {lacking.what} (no space). The task waits\n")
     sentence, command = first(explain(run))
-    assert lacking.what in sentence
-    assert f"`{lacking.shown_by} RUN`" in command
+    assert lacking.what in sentence and f"`{lacking.shown_by} RUN`" in command
     assert lacking.what in typed("status", run.layout.root).output
     run.log(f"{TRAINER}/13_0_log.err", f"{PAUSED}: {lacking.what}\nworking again\n")
     assert lacking.what not in explain(run)
@@ -93,11 +91,6 @@ def test_where_the_queue_is_not_reached_the_files_and_hearts_speak(run: CannedRu
     assert f"{TRAINER} runs since" in explain(run, TRAINER)
 
 
-def test_a_finished_run_leads_to_its_report(run: CannedRun) -> None:
-    run.done()
-    assert first(explain(run))[1] == "mrt-hpc report RUN"
-
-
 def test_a_local_run_says_what_its_tasks_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = canned_run(tmp_path, monkeypatch)
     run.claim(os.getpid())
@@ -119,12 +112,11 @@ def test_a_run_that_was_killed_here_needs_the_same_command(tmp_path: Path) -> No
 
 
 def test_5000_tasks_are_explained_in_a_few_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    large = many_tasks(tmp_path, QUICKSTART)
-    monkeypatch.setenv("PATH", f"{large.commands}:{os.environ['PATH']}")
+    large = many_tasks(tmp_path, monkeypatch)
     shown = typed("explain", large.layout.root).output
     assert len(shown.splitlines()) < 20
     assert "608 of 640 tasks" in shown
-    assert sorted((large.commands / "calls").read_text().split()) == ["sacct", "squeue"]
+    assert sorted(large.calls) == ["sacct", "squeue"]
 
 
 # -- the reason of a run's failure, from the records of its tasks
@@ -139,35 +131,33 @@ def ends(task: Task, error: BaseException, time: float) -> str:
 
 
 @pytest.fixture
-def trainer(run: CannedRun) -> Task:
-    return load_task(run.layout, TRAINER, 0, Placement(0, 1, 0, "a"))
+def tasks(run: CannedRun) -> tuple[Task, Task]:
+    """Of the trainer and of the inference."""
+    return task_of(run.layout, TRAINER), task_of(run.layout, INFERENCE)
 
 
-@pytest.fixture
-def inference(run: CannedRun) -> Task:
-    return load_task(run.layout, INFERENCE, 0, Placement(0, 1, 0, "a"))
-
-
-def test_the_reason_is_the_failure_that_was_first_in_time(trainer: Task, inference: Task) -> None:
+def test_the_reason_is_the_failure_that_was_first_in_time(tasks: tuple[Task, Task]) -> None:
+    trainer, inference = tasks
     ends(inference, UserError("the later one"), 2000.0)
     reason = ends(trainer, UserError("the earlier one"), 1000.0)
     assert "the earlier one" in reason and "the later one" not in reason
     assert f"mrt-hpc logs {trainer.layout.root} trainer" in reason
 
 
-def test_a_consequence_hides_no_cause_whatever_the_clocks_of_the_nodes_say(trainer: Task, inference: Task) -> None:
+def test_a_consequence_hides_no_cause_whatever_the_clocks_of_the_nodes_say(tasks: tuple[Task, Task]) -> None:
+    trainer, inference = tasks
     consequence = PeersFailedError("weights", inference.peers(trainer.job.role), "mrt-hpc status")
     assert "weights" in ends(inference, consequence, 1000.0), "where only a consequence is known it is shown"
     assert read_task(inference.layout, INFERENCE, 0).awaited == (TRAINER,)
     assert "its own words" in ends(trainer, UserError("its own words"), 2000.0)
 
 
-def test_a_reason_is_shown_whole_and_a_defect_with_its_type_and_place(trainer: Task) -> None:
+def test_a_reason_is_shown_whole_and_a_defect_with_its_type_and_place(tasks: tuple[Task, Task]) -> None:
     error = UserError("two parts: both are shown", where="a file", value=7, expected="8", advice="put 8 there")
-    reason = ends(trainer, error, 1.0)
+    reason = ends(tasks[0], error, 1.0)
     assert all(part in reason for part in ("two parts: both are shown", "a file", "7", "8", "put 8 there"))
     with pytest.raises(ValueError) as defect:
         b"text".partition(b"")
-    reason = ends(trainer, defect.value, 1.0)
+    reason = ends(tasks[0], defect.value, 1.0)
     assert "Traceback" not in reason
     assert all(part in reason for part in ("ValueError: empty separator", "test_explain.py", "mrt-hpc logs"))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
-from basics import QUICKSTART
 from commands import recipe, refusal, typed
 from pydantic.fields import FieldInfo
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-OF_THE_LIBRARY = re.compile(r"Undefined|pydantic|Annotated|typing|<|\^|\[A-Z|Input should|=")
 JARGON = re.compile(
     r"Input|input|Field required|should (be|have|match)|Undefined|pydantic|\^|Extra |valid (string|int|num)"
 )
@@ -37,58 +35,36 @@ JARGON = re.compile(
 def test_every_field_and_all_choices_of_an_enumeration_have_words_of_their_own() -> None:
     for field in (field for model in (Recipe, SlurmSite) for field in documented_fields(model)):
         assert field.values, field.name
-        assert not OF_THE_LIBRARY.search(field.values), f"{field.name}: {field.values}"
+        assert not re.search(r"Annotated|typing|<|\[A-Z|=", field.values), f"{field.name}: {field.values}"
+        assert not JARGON.search(field.values), f"{field.name}: {field.values}"
         assert "Undefined" not in (field.default or ""), field.name
         assert all(choice.value in field.values for choice in field.choices), field.name
         assert len(field.choices) in (0, len(field.values.removeprefix("one of ").split(", "))), field.name
-    swaps = next(field for field in documented_fields(Recipe) if field.name == "schedule.weight_swap")
-    assert [choice.value for choice in swaps.choices] == ["drain", "keep", "recompute"]
-    assert len({choice.text for choice in swaps.choices}) == 3
-
-
-DATA_TYPES = "one of jsonl, small_world, conversations, suffixes, small_world_samples"
 
 
 @pytest.mark.parametrize(
     ("setting", "field", "expected"),
     [
         ("training.learning_rat=1", "training.learning_rat", "learning_rate is the nearest"),
-        ("algorithm.alpa=2", "algorithm.alpa", "alpha is the nearest"),
         ("algorithm.type=grp", "algorithm.type", "grpo is the nearest"),
         ("resources.trainer.gpu=1", "resources.trainer.gpu", "gpus is the nearest"),
         ("sampling.top_p=0.9", "sampling.top_p", "refused in training"),
         ("name=a/b", "name", "text of letters, digits"),
         ("seed=-1", "seed", "a whole number from 0 to 9,223,372,036,854,775,807"),
         ("sampling.max_tokens=1.5", "sampling.max_tokens", "a whole number from 1 to 10,000,000"),
-        ("schedule.iterations=1000001", "schedule.iterations", "a whole number from 1 to 1,000,000"),
         ("training.learning_rate=fast", "training.learning_rate", "a number from 1e-12 to 1: The peak"),
-        ("training.learning_rate=.inf", "training.learning_rate", "a finite number from 1e-12 to 1"),
         ("training.learning_rate=.nan", "training.learning_rate", "a finite number from 1e-12 to 1"),
-        ("training.learning_rate=1e9", "training.learning_rate", "(below it no weight changes"),
-        ("training={}", "training.learning_rate", "a number from 1e-12 to 1"),
         ("training.precision=fp8", "training.precision", "one of fp32, bf16, bf16_autocast"),
-        ("training.betas=[0.9, 3]", "training.betas.1", "a number from 0 to below 1"),
         ("training.betas=[0.9, 1]", "training.betas.1", "divides by zero"),
-        ("training.betas=[0.9]", "training.betas", "a list of 2, each a number from 0 to below 1"),
         ("training.betas=3", "training.betas", "a list of 2, each a number from 0 to below 1"),
-        ("training.gradient_checkpointing=perhaps", "training.gradient_checkpointing", "true or false"),
         ("training.deterministic=3", "training.deterministic", "true or false, or null"),
-        ("training.warmup_steps=-1", "training.warmup_steps", "a whole number from 0 to 1,000,000, or null"),
-        ("evaluation.regret_budgets=[0]", "evaluation.regret_budgets.0", "a whole number from 1 to 10,000,000"),
         ("evaluation.benchmarks.0.problems.split=test", "evaluation.benchmarks.0.problems.split", "one of train, held"),
-        ("evaluation.temperature=1e6", "evaluation.temperature", "from 0 to 10"),
         ("evaluation.results=' '", "evaluation.results", "the path of a file or folder"),
         ("algorithm=3", "algorithm", "a section with type: one of grpo"),
-        ("resources=3", "resources", "a section"),
-        ("prover.branches=2.5", "prover.branches", "a whole number from 1 to"),
-        ("prover.model=/", "prover.model", "the path of a file or folder"),
         ("data={type: conversations}", "data.path", "text: "),
-        ("data={}", "data.type", DATA_TYPES),
-        ("data={type: 3}", "data.type", DATA_TYPES),
+        ("data={}", "data.type", "one of jsonl, small_world, conversations"),
         ("training={? [a] : b}", "training", "names of fields, each a text"),
-        ("training={2: {? [a] : b}}", "training.2", "names of fields, each a text"),
         ("serving.stall_limit_s=1e-300", "serving.stall_limit_s", "less is over at once"),
-        ("serving.kv_cache_gib=1e300", "serving.kv_cache_gib", "no node has more"),
         ("resources.trainer.gpus=18446744073709551616", "resources.trainer.gpus", "no node has more"),
         ('episodes.markers=["\\t"]', "episodes.markers.0", "white space"),
     ],
@@ -108,20 +84,13 @@ def test_a_wrong_value_is_refused_with_field_range_meaning_and_option(setting: s
         ("sbatch: {--qos: x}", "sbatch", "without its two hyphens"),
         ("sbatch: {array: 0-3}", "sbatch.array", ""),
         ("sbatch: {dependency: singleton}", "sbatch.dependency", ""),
-        ("sbatch: {time: '5'}", "sbatch.time", ""),
-        ("sbatch: {clusters: other}", "sbatch.clusters", ""),
         (r'sbatch: {constraint: "ib\n"}', "sbatch.constraint", "line break"),
         (r'account: "lab\n#SBATCH --uid=0"', "account", "line break"),
-        (r'partitions: {cpu: "short\rx"}', "partitions.cpu", "line break"),
-        (r'container: {image: "a\tb.sif"}', "container.image", "line break"),
         (r'scratch: "/s\n"', "scratch", "line break"),
         ("scratch: ~/scratch", "scratch", ""),
-        ("scratch: scratch/me", "scratch", ""),
         ("gpu_type: 'a100:2'", "gpu_type", ""),
-        ("gpu_type: a b", "gpu_type", ""),
         ("gpu_type: ''", "gpu_type", ""),
         ("partition: {cpu: short}", "partition", "partitions is the nearest"),
-        ("partitions: {cpu: ''}", "partitions.cpu", ""),
         ("partitions: {gpu: gpu --wrap=x}", "partitions.gpu", ""),
     ],
 )
@@ -232,9 +201,7 @@ def test_every_number_has_a_lowest_and_a_highest_value() -> None:
 @pytest.mark.parametrize(
     ("words", "there", "absent"),
     [
-        ([], "schedule.max_staleness", "partitions"),
         (["training"], "training.learning_rate", "schedule.iterations"),
-        (["recipe", "prover.branches"], "prover[majority].branches", "prover[majority].max_tokens"),
         (["algorithm.mrt_online"], "algorithm[mrt_online].alpha", "algorithm[mrt].alpha"),
         (["site", "environment"], "environment", "partitions"),
     ],
@@ -245,28 +212,19 @@ def test_fields_can_be_narrowed(words: list[str], there: str, absent: str) -> No
     assert absent not in lines
 
 
-def test_fields_have_choices_defaults_and_requirements_and_a_wrong_name_the_nearest() -> None:
-    shown = typed("fields", "training", columns=100).output
-    assert "one of fp32, bf16, bf16_autocast; default bf16" in shown
-    assert "a number from 1e-12 to 1; required" in shown
+def test_fields_follow_the_width_of_the_terminal_and_a_wrong_name_has_the_nearest() -> None:
+    for columns in (50, 100):
+        widest = max(map(len, typed("fields", "training", columns=columns).output.splitlines()))
+        assert columns - 15 < widest <= columns
     assert "`" not in typed("fields", "schedule.weight_swap").output
     assert "training is the nearest" in typed("fields", "trainig", exits=2).stderr
 
 
-@pytest.mark.parametrize("columns", [50, 100])
-def test_fields_follow_the_width_of_the_terminal(columns: int) -> None:
-    widest = max(map(len, typed("fields", "training", columns=columns).output.splitlines()))
-    assert columns - 15 < widest <= columns
-
-
-def test_a_plan_can_be_read_on_a_narrow_terminal_and_a_pipe_gets_whole_sentences() -> None:
-    lines = typed("plan", QUICKSTART, columns=60).output.splitlines()
+def test_a_plan_can_be_read_on_a_narrow_terminal_and_a_width_that_is_none_changes_nothing() -> None:
+    lines = typed("plan", "quickstart", columns=60).output.splitlines()
     assert "segment-000.trainer, iterations 0-19" in lines
     assert max(len(line) for line in lines if "Run directory" not in line) <= 60
-    wide = typed("plan", QUICKSTART).output.splitlines()
-    assert any("The time limits allot" in line and line.endswith(".") for line in wide)
-
-
-@pytest.mark.parametrize("columns", ["0", "-3", "wide"])
-def test_a_width_that_is_none_changes_nothing(columns: str) -> None:
-    assert typed("plan", QUICKSTART, columns=columns).output == typed("plan", QUICKSTART).output
+    piped = typed("plan", "quickstart").output
+    assert any("The time limits allot" in line and line.endswith(".") for line in piped.splitlines())
+    for columns in ("0", "-3", "wide"):
+        assert typed("plan", "quickstart", columns=columns).output == piped

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from basics import EVALUATION, INFERENCE, ROOT, TRAINER
 from canned_queue import PREPARE, CannedRun, submitted_run
-from commands import typed
+from commands import HELP, typed
 from golden import assert_golden
 from slurm_texts import RecordedSlurm
 from synthetic_run import Shape, SyntheticRun
@@ -34,37 +34,17 @@ from mrt_hpc.run.task_state import TaskState
 if TYPE_CHECKING:
     from pathlib import Path
 
-WIDE = 160
-"""Columns of a terminal on which a plan is a table."""
+WIDE = 160  # columns of a terminal on which a plan is a table
 DAY = r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d\d \w{3} |\d{4}-\d\d-\d\d )?"
 TIMES = re.compile(rf"\b{DAY}\d\d:\d\d(?::\d\d)?\b")
 
 
 def compare(name: str, text: str, **places: object) -> None:
-    """Compare what was printed with a golden file, or write the file where an update is asked for.
-
-    Args:
-        name: of the file.
-        text: what was printed.
-        places: paths and the words that stand for them.
-    """
+    """Compare what was printed with a golden file; words stand for places."""
     for word, place in {**places, "CHECKOUT": ROOT, "VERSION": mrt_hpc.__version__}.items():
         text = text.replace(str(place), word)
     lines = [TIMES.sub("TIME", line).rstrip() for line in text.splitlines()]
     assert_golden(name, "".join(f"{line}\n" for line in lines))
-
-
-HELP = """
-from click import Group
-from mrt_hpc.cli.main import main
-def show(command, *words):
-    main([*words, "--help"], prog_name="mrt-hpc", standalone_mode=False)
-    for name, below in sorted(command.commands.items()) if isinstance(command, Group) else ():
-        print("\\n")
-        show(below, *words, name)
-show(main)
-"""
-"""Click keeps the help option of a command that other tests have called, so a process of its own prints the help."""
 
 
 def test_help() -> None:
@@ -101,14 +81,12 @@ def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class Situated(NamedTuple):
-    """What a run is in when it is explained."""
+    """What a run is in when it is explained: its queue, its trainer with the reason, and what sacct prints."""
 
     task: str = ""
     queue: tuple[str, ...] = ()
     trainer: tuple[TaskState, str] | None = None
-    """The state of its trainer, and the reason."""
     accounts: str = ""
-    """What sacct prints."""
 
 
 RUNS, LATER, HALF = "13|RUNNING|1|None|node1", "13|PENDING|N/A|BeginTime|", "14_0|PENDING|N/A|Dependency|"

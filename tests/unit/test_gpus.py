@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from basics import TRAINER, executable, look_first_in, resources
+from commands import refusal
 from run_of import run_of
 
 from mrt_hpc.attempt import gpus
@@ -44,7 +44,6 @@ def test_gpus_that_can_be_used_are_used() -> None:
         replace(HOPPERS, driver="535.104.05"),  # with cuda-compat: the library counts, not the kernel's part
         replace(HOPPERS, torch_cuda="12.8", driver="535.104.05", driver_cuda=(12, 2)),
         replace(HOPPERS, driver=None, devices=("/dev/dxg",)),  # other ways to a GPU
-        replace(HOPPERS, container="/images/mrt-hpc-cuda.sif"),
     ):
         assert verdict(view, NEEDS) is None, view
 
@@ -53,11 +52,9 @@ def test_gpus_that_can_be_used_are_used() -> None:
     ("view", "what", "advice"),
     [
         (NO_GPU, "sees 0", "partitions.gpu"),
-        (replace(NO_GPU, container="/i.sif"), "sees 0", "partitions.gpu"),
         (replace(BEHIND, container="/i.sif"), "sees 0", "--nv"),
         (BEHIND, "sees 0", "nvidia-smi"),
         (replace(BEHIND, visible="", problem=NO_DEVICE), "sees 0", "gpu_request"),
-        (replace(BEHIND, visible=None, problem=NO_DEVICE), "sees 0", "gpu_request"),
         (replace(HOPPERS, visible="0,1", capabilities=((9, 0),) * 2), "sees 2", "nvidia-smi"),
         (replace(HOPPERS, visible="MIG-5c89852c-ff3f-5b3a", capabilities=((9, 0),)), "MIG", "sinfo"),
         (replace(HOPPERS, names=("NVIDIA H100 MIG 1g.12gb",) * 4), "MIG", "gpu_type"),
@@ -79,18 +76,14 @@ def test_gpus_that_cannot_be_used_end_the_task(view: GpuView, what: str, advice:
 
 def test_a_profile_names_whole_gpus_by_a_text(tmp_path: Path) -> None:
     profile = tmp_path / "lab.yaml"
-    for line, expected in {
-        "gpu_type: 1g.10gb": "MIG",
-        "gpu_type: nvidia_h100_nvl_1g.12gb": "MIG",
-        "sbatch: {gres: 'gpu:a100_3g.20gb:1'}": "MIG",
-        "sbatch: {gpus-per-task: '1g.5gb:1'}": "MIG",
-        "gpu_type: 3090": '"3090"',
-    }.items():
+    for line, expected in (
+        ("gpu_type: 1g.10gb", "MIG"), ("gpu_type: nvidia_h100_nvl_1g.12gb", "MIG"),
+        ("sbatch: {gres: 'gpu:a100_3g.20gb:1'}", "MIG"), ("gpu_type: 3090", '"3090"'),
+    ):  # fmt: skip
         profile.write_text(f"type: slurm\nname: lab\n{line}\n")
-        with pytest.raises(UserError) as refused:
-            load_site(profile)
-        assert line.partition(":")[0] in refused.value.message()
-        assert expected in str(refused.value.expected)
+        refused = refusal(load_site, profile)
+        assert line.partition(":")[0] in refused.message()
+        assert expected in str(refused.expected)
     profile.write_text("type: slurm\nname: lab\ngpu_type: '3090'\n")
     assert gpu_memory(load_site(profile)).known
 
@@ -130,10 +123,8 @@ int cuDeviceGetName(char *name, int size, int device) { __builtin_snprintf(name,
 
 def stand_in(folder: Path, version: int, error: int = 0, seconds: int = 0) -> None:
     """A library that answers as a driver does."""
-    compiler = shutil.which("g++")
-    assert compiler
     meaning = [f"-DVERSION={version}", f"-DERROR={error}", f"-DSECONDS={seconds}"]
-    command = [compiler, "-shared", "-fPIC", *meaning, "-x", "c++", "-", "-o", str(folder / "libcuda.so.1")]
+    command = ["g++", "-shared", "-fPIC", *meaning, "-x", "c++", "-", "-o", str(folder / "libcuda.so.1")]
     subprocess.run(command, input=DRIVER, text=True, check=True)
 
 

@@ -43,8 +43,7 @@ def everything(layout: RunLayout) -> dict[int, Group]:
 def test_nothing_is_archived_while_a_group_is_missing(layout: RunLayout) -> None:
     archive_groups(layout, 3, GROUPS + 1)
     archive_groups(layout, COLLECTION, 0)  # which was never sampled
-    assert not layout.group_archive(3).exists()
-    assert not layout.iteration(COLLECTION).exists()
+    assert not layout.group_archive(3).exists() and not layout.iteration(COLLECTION).exists()
     assert complete_groups(layout.groups(3)) == set(range(GROUPS))
 
 
@@ -120,12 +119,8 @@ def test_whatever_bit_is_changed_among_the_names_an_archive_is_whole_or_damaged(
     ("record", "field", "value"),
     [
         ("rollouts", "reward", math.nan),
-        ("rollouts", "logprobs", [-0.5, math.nan, -0.5]),
-        ("rollouts", "logprobs", [-0.5, -math.inf, -0.5]),
-        ("rollouts", "logprobs", [-0.5, 0.01, -0.5]),
-        ("values", "value", math.nan),
-        ("values", "value", math.inf),
-        ("values", "baseline", math.nan),
+        *(("rollouts", "logprobs", [-0.5, wrong, -0.5]) for wrong in (math.nan, -math.inf, 0.01)),
+        *(("values", *wrong) for wrong in (("value", math.nan), ("value", math.inf), ("baseline", math.nan))),
     ],
 )
 def test_a_group_with_a_number_that_cannot_be_learnt_is_neither_kept_nor_taken(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -117,10 +116,3 @@ def test_a_request_that_comes_when_all_is_done_is_heeded_too() -> None:
     with pytest.raises(RequeueRequested):
         run_until_asked_to_leave(request := ShutdownRequest(), done(request))
     assert not request.interrupt(Interrupted(128 + signal.SIGTERM)), "it leaves already"
-
-
-def test_work_that_is_not_disturbed_gives_its_result() -> None:
-    async def work() -> int:
-        return os.getpid()
-
-    assert run_until_asked_to_leave(ShutdownRequest(), work()) == os.getpid()

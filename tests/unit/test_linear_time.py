@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import timeit
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -34,12 +35,12 @@ ATOMS = (
     "\\frac{1}", "\\frac{1}{2}", "\\left", "\\text{", "\\text{B}", "^", "^{", "_", "_{1}", "%", "=", "-", "+", "/", "*",
     ".", ",", "!", ":", "1", "12345", "1,000", "1 000", "1.", ".5", "a", "B", "(B)", "é", "answer", "Wait", "</think>",
     "</", "```", "```python\n", "'", '"', "x=", "and ", "°", "~",
+    "\\boxed{x}", "\\boxed{{}", "answer 5 ", "5 +", "(5", ",123", "5" + " " * 50,
 )  # fmt: skip
 """What the functions look for, and other characters."""
 PREFIXES = ("", "\\boxed{", "\\boxed{A", "```python\n", "(A", "1", "$", "[1,", "**")
 SUFFIXES = ("", "x}", "!")
-FIRST_CHARS, SUSPECT_S = 2_000, 0.003
-"""Texts that take longer are looked at closely."""
+FIRST_CHARS, SUSPECT_S = 2_000, 0.003  # texts that take longer are looked at closely
 LENGTHS, ENOUGH_S, MOST_FOR_TWICE = (2_500, 5_000, 10_000, 20_000, 40_000, 80_000), 0.25, 3.0
 
 
@@ -92,12 +93,7 @@ def text_of(prefix: str, atom: str, suffix: str, length: int) -> str:
 
 def seconds(seeing: Seeing, text: str, times: int) -> float:
     """Of the processor, the least of some trials."""
-    found = []
-    for _ in range(times):
-        began = time.thread_time()
-        seeing(text)
-        found.append(time.thread_time() - began)
-    return min(found)
+    return min(timeit.repeat(lambda: seeing(text), timer=time.thread_time, number=1, repeat=times))
 
 
 def is_linear(seeing: Seeing, parts: tuple[str, str, str], lengths: Sequence[int] = LENGTHS) -> bool:

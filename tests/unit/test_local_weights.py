@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
+from basics import INFERENCE, TRAINER
 from run_of import run_of, task_of
 from small_weights import Gathered, publish_full, read_model, tensors
 
@@ -31,13 +32,12 @@ from mrt_hpc.run.weights import CHANGES, Weights, is_delta, published_versions
 from mrt_hpc.run.weights_delta import BrokenChainError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from mrt_hpc.run.layout import RunLayout
 
 SEGMENT = ("schedule.iterations=12", "schedule.iterations_per_job=12", "training.keep_weights=3")
-TRAINER, INFERENCE = "segment-000.trainer", "segment-000.inference"
 FILE = "model-2.safetensors"
 
 
@@ -77,12 +77,17 @@ def flip(path: Path) -> None:
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
 
+def failing(error: Exception) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
 # -- the trainer
 
 
-def test_the_trainer_publishes_changes_between_whole_models(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_are_published_between_whole_models(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifacts, "pinned_versions", lambda _: {5})
     assert publish(publisher, *range(1, 11)) == [False, *[True] * 3, False, *[True] * 2, False, *[True] * 2]
     again = Publisher(publisher.task, lambda: None)
@@ -90,7 +95,9 @@ def test_the_trainer_publishes_changes_between_whole_models(
 
 
 @pytest.mark.parametrize("other", [False, True])
-def test_no_delta_is_made_of_a_version_that_is_gone_or_another(publisher: Publisher, other: bool) -> None:
+def test_no_delta_is_made_of_what_is_gone_or_another(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, other: bool
+) -> None:
     publish(publisher, 1, 2)
     lose(publisher, 2)
     if other:
@@ -99,22 +106,13 @@ def test_no_delta_is_made_of_a_version_that_is_gone_or_another(publisher: Publis
     lose(publisher, 3)
     assert publish(publisher, 3, in_full=True) == [False]
     assert publish(publisher, 4) == [True], "one that is asked for in full is a base like any other"
-
-
-def test_tensors_that_are_stored_under_other_names_are_no_base(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(artifacts, "tensor_kinds", lambda _: [])
-    assert publish(publisher, 1, 2) == [False, False]
+    assert publish(Publisher(publisher.task, lambda: None), 5, 6) == [False, False]
 
 
-def test_a_delta_of_a_superseded_attempt_is_not_committed(publisher: Publisher) -> None:
+def test_no_delta_of_a_superseded_attempt_is_committed(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(publisher, 1)
-
-    def refuse() -> None:
-        raise DamagedError("another attempt", where="here")
-
-    publisher.refuse_if_superseded = refuse
+    monkeypatch.setattr(publisher, "refuse_if_superseded", failing(DamagedError("another attempt", where="here")))
     with pytest.raises(DamagedError, match="another attempt"):
         publish(publisher, 2)
     assert published_versions(publisher.task.layout) == [1]
@@ -182,21 +180,15 @@ def test_a_full_disk_of_the_node_leaves_no_part(
     publisher: Publisher, local: LocalWeights, node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(publisher, 1, 2)
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(weights_on_node, "put_together", full)
+        patched.setattr(weights_on_node, "put_together", failing(OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space"):
             local.of(2)
     assert [path.name for path in node.glob(f"{PREFIX}*/*")] == [MARK]
     assert holds(local.of(2), 2)
 
 
-def test_a_damaged_link_is_set_aside_with_all_that_follow_and_the_trainer_publishes_in_full(
-    publisher: Publisher, local: LocalWeights
-) -> None:
+def test_a_damaged_link_is_set_aside_with_all_that_follow(publisher: Publisher, local: LocalWeights) -> None:
     publish(publisher, *range(1, 5))
     layout, task = publisher.task.layout, task_of(publisher.task.layout, INFERENCE)
     flip(layout.weights_version(3) / CHANGES)
@@ -304,7 +296,7 @@ def test_what_was_verified_or_put_together_while_sampling_is_loaded_without_read
     assert list(node.iterdir()) == []
 
 
-def test_a_round_of_sampling_verifies_what_is_published_meanwhile(
+def test_a_round_verifies_what_is_published_meanwhile(
     worker: Worker, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def sample(worker: Worker, *_: object) -> None:
@@ -321,25 +313,17 @@ def test_a_round_of_sampling_verifies_what_is_published_meanwhile(
     assert worker.weights == Weights(1, verify(one).digest, one)
 
 
-def test_a_file_that_changes_after_it_was_verified_is_found(worker: Worker, publisher: Publisher) -> None:
+def test_a_version_that_changes_or_goes_is_not_the_one_verified(worker: Worker, publisher: Publisher) -> None:
     ahead = verified_ahead(worker, publisher, 1)
     path = worker.task.layout.weights_version(1)
+    assert ahead.weights(2) is None, "another version"
     flip(path / FILE)
-    assert ahead.weights(1) is None
-    assert ahead.newer_than(0) is None
+    assert (ahead.weights(1), ahead.newer_than(0)) == (None, None)
     assert switched(worker, 1) == []
     assert not path.exists(), "the damaged version is set aside, as without a prefetch"
-
-
-def test_a_version_that_was_replaced_or_removed_is_not_taken_for_the_one_verified(
-    worker: Worker, publisher: Publisher
-) -> None:
-    ahead = verified_ahead(worker, publisher, 1)
-    lose(publisher, 1)
     assert ahead.weights(1) is None
     publish_full(publisher.task.layout, 1)
     assert ahead.weights(1) is None
-    assert ahead.weights(2) is None, "another version"
 
 
 def test_nothing_more_is_sampled_with_weights_that_were_set_aside(worker: Worker, publisher: Publisher) -> None:

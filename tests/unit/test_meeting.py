@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import json
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from torch._C._distributed_c10d import PrefixStore
@@ -16,9 +16,6 @@ from torch._C._distributed_c10d import PrefixStore
 from mrt_hpc.errors import UserError
 from mrt_hpc.training.accelerator import backend
 from mrt_hpc.training.rendezvous import FolderStore, Ranks, _find_folder, join
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PACKAGE = Path(__file__).parents[2] / "mrt_hpc"
 SHORT = timedelta(seconds=0.1)
@@ -29,27 +26,13 @@ def private(folder: Path) -> Path:
     return folder
 
 
-def is_open(folder: Path) -> None:
-    private(folder).chmod(0o750)
-
-
-def is_a_link(folder: Path) -> None:
-    folder.symlink_to(private(folder.with_name("elsewhere")))
-
-
-def is_anothers(folder: Path) -> None:
-    os.chown(private(folder), 65534, 65534)
-
-
-def is_a_file(folder: Path) -> None:
-    folder.touch(mode=0o700)
-
-
-def is_gone(_: Path) -> None:
-    pass
-
-
-BY_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+UNSAFE: dict[str, Callable[[Path], object]] = {
+    "open": lambda folder: private(folder).chmod(0o750),
+    "a link": lambda folder: folder.symlink_to(private(folder.with_name("elsewhere"))),
+    "another's": lambda folder: os.chown(private(folder), 65534, 65534),
+    "a file": lambda folder: folder.touch(mode=0o700),
+    "gone": lambda _: None,
+}
 
 
 @pytest.fixture
@@ -59,10 +42,12 @@ def address(tmp_path: Path) -> Path:
     return tmp_path / "address.json"
 
 
-@pytest.mark.parametrize("make", [is_open, is_a_link, pytest.param(is_anothers, marks=BY_ROOT), is_a_file, is_gone])
+@pytest.mark.parametrize("what", UNSAFE)
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_ranks_meet_in_no_folder_that_others_may_enter(make: Callable[[Path], None], nodes: int, address: Path) -> None:
-    make(address.with_name("folder"))
+def test_ranks_meet_in_no_folder_that_others_may_enter(what: str, nodes: int, address: Path) -> None:
+    if what == "another's" and os.geteuid() != 0:
+        pytest.skip("only root gives folders away")
+    UNSAFE[what](address.with_name("folder"))
     with pytest.raises(UserError, match="other users") as caught:
         join(Ranks(1, 2, 1, nodes), address, timeout_s=1)
     assert caught.value.where == address.with_name("folder")
@@ -98,12 +83,10 @@ def test_a_key_that_does_not_come_is_told_with_its_folder(tmp_path: Path) -> Non
         PrefixStore("0", store).wait(["rank_1"], SHORT)
 
 
-@pytest.mark.parametrize(("gpus", "libraries"), [(False, "gloo"), (True, "cpu:gloo,cuda:nccl")])
-def test_messages_cross_by_gloo_so_that_a_rank_that_waits_leaves_its_gpu_idle(
-    gpus: bool, libraries: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus)
-    assert backend() == libraries
+def test_messages_cross_by_gloo_so_that_a_rank_that_waits_leaves_its_gpu_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    for gpus, libraries in ((False, "gloo"), (True, "cpu:gloo,cuda:nccl")):
+        monkeypatch.setattr("torch.cuda.is_available", lambda gpus=gpus: gpus)
+        assert backend() == libraries
 
 
 def test_nothing_is_unpickled() -> None:

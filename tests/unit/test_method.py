@@ -21,47 +21,29 @@ from mrt_hpc.mrt.mrt_online import ScoredTrace, branch_advantages, outcome_token
 from mrt_hpc.mrt.progress import normalise, per_token, progress
 
 
-def test_progress_is_the_change_of_value() -> None:
+def test_progress_is_the_change_of_value_spread_over_the_tokens_of_its_episode() -> None:
     assert progress(np.array([0.25, 0.75, 0.5])).tolist() == [0.5, -0.25]
+    assert per_token(np.array([0.5, -0.25]), [0, 2, 3], 5).tolist() == [0.5, 0.5, -0.25, 0.0, 0.0], "none in the answer"
+    for boundaries in ([0, 2, 3], [0, 9]):
+        with pytest.raises(ValueError, match="do not match"):
+            per_token(np.array([0.5]), boundaries, 5)
 
 
 def test_progress_is_normalised_over_all_episodes_of_the_batch() -> None:
     # values -1, 0, 1: mean 0, standard deviation sqrt(2/3)
     normalised = normalise([np.array([-1.0, 0.0]), np.array([1.0])])
     assert np.concatenate(normalised) == pytest.approx([-(1.5**0.5), 0.0, 1.5**0.5])
-
-
-def test_progress_without_spread_says_nothing() -> None:
-    assert normalise([np.array([0.3, 0.3])])[0].tolist() == [0.0, 0.0]
     assert normalise([np.full(3, 0.1)])[0].tolist() == [0.0] * 3  # whose mean rounds to another number
-
-
-def test_progress_is_spread_over_the_tokens_of_its_episode_and_not_over_the_answer() -> None:
-    assert per_token(np.array([0.5, -0.25]), [0, 2, 3], 5).tolist() == [0.5, 0.5, -0.25, 0.0, 0.0]
-
-
-def test_boundaries_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="do not match"):
-        per_token(np.array([0.5]), [0, 2, 3], 5)
-    with pytest.raises(ValueError, match="do not match"):
-        per_token(np.array([0.5]), [0, 9], 5)
 
 
 def test_outcome_advantages_compare_within_the_group() -> None:
     rewards = np.array([1.0, 0.0, 1.0, 1.0])
     # group a: 1, 1 -> mean 1; group b: 0, 1 -> mean 1/2
     assert outcome_advantages(rewards, ["a", "b", "a", "b"], divide_by_std=False).tolist() == [0, -0.5, 0, 0.5]
-
-
-def test_dividing_by_the_standard_deviation() -> None:
-    rewards = np.array([1.0, 0.0, 0.0, 0.0])
     # mean 1/4, standard deviation sqrt(3)/4
-    got = outcome_advantages(rewards, ["a"] * 4, divide_by_std=True)
-    assert got == pytest.approx([3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)], rel=1e-5)
-
-
-def test_a_branch_is_compared_with_the_others_at_its_boundary() -> None:
-    # the others of a right one: 0, 0, 1 -> mean 1/3; of a wrong one: 1, 0, 1 -> mean 2/3
+    divided = outcome_advantages(np.array([1.0, 0.0, 0.0, 0.0]), ["a"] * 4, divide_by_std=True)
+    assert divided == pytest.approx([3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)], rel=1e-5)
+    # the others of a right branch: 0, 0, 1 -> mean 1/3; of a wrong one: 1, 0, 1 -> mean 2/3
     assert branch_advantages(np.array([1.0, 0.0, 0.0, 1.0])) == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
 
 
@@ -85,23 +67,14 @@ TRACES = [
 ]
 
 
-def test_mrt_online_adds_progress_to_the_outcome_of_each_episode() -> None:
+def test_mrt_online_adds_progress_to_the_outcome_of_each_episode_and_alpha_zero_is_grpo() -> None:
     first, second = token_advantages(TRACES, alpha=2.0, divide_by_std=False, normalise_progress=False)
     # outcome +-0.5; progress 0.5, 0.5 and -0.25, times two; the answer token gets the outcome only
     assert first.tolist() == [1.5, 1.5, 1.5, 1.5, 0.5]
     assert second.tolist() == [-1.0, -1.0, -1.0]
-
-
-def test_alpha_zero_is_grpo() -> None:
     mrt = token_advantages(TRACES, alpha=0.0, divide_by_std=True, normalise_progress=False)
-    grpo = outcome_token_advantages(TRACES, divide_by_std=True)
-    for a, b in zip(mrt, grpo, strict=True):
+    for a, b in zip(mrt, outcome_token_advantages(TRACES, divide_by_std=True), strict=True):
         assert a == pytest.approx(b)
-
-
-def test_progress_telescopes_to_the_value_of_the_whole_thought() -> None:
-    values = np.array([0.1, 0.7, 0.4, 0.9])
-    assert progress(values).sum() == pytest.approx(0.8)
 
 
 # -- the offline form
@@ -112,51 +85,43 @@ GROUP = PrefixGroup(
     terminated=np.array([1.0, 0.0, 0.0, 0.0]),
     next_values=np.array([1.0, 0.5, 0.25, 0.0]),
 )
-PLAIN = {"alpha": 2.0, "divide_by_std": False}
 
 
-def test_end_of_trace_adds_alpha_times_what_going_on_brought() -> None:
-    # outcome +-0.5, V = 0.25: 0.5 + 2 * 0.75 and -0.5 - 2 * 0.25
-    got = continued_advantages(GROUP, bonus=Bonus.END_OF_TRACE, baseline=Baseline.GROUP, **PLAIN)
-    assert got.tolist() == [2.0, 2.0, -1.0, -1.0]
+ALL_WRONG = PrefixGroup(np.zeros(2), np.array([1.0, 0.0]))
 
 
-def test_next_episode_adds_alpha_times_its_progress() -> None:
-    # progress 0.75, 0.25, 0, -0.25
-    got = continued_advantages(GROUP, bonus=Bonus.NEXT_EPISODE, baseline=Baseline.GROUP, **PLAIN)
-    assert got.tolist() == [2.0, 1.0, -0.5, -1.0]
+@pytest.mark.parametrize(
+    ("group", "bonus", "baseline", "divide_by_std", "expected"),
+    [
+        # outcome +-0.5, V = 0.25: 0.5 + 2 * 0.75 and -0.5 - 2 * 0.25
+        (GROUP, Bonus.END_OF_TRACE, Baseline.GROUP, False, [2.0, 2.0, -1.0, -1.0]),
+        # progress 0.75, 0.25, 0, -0.25
+        (GROUP, Bonus.NEXT_EPISODE, Baseline.GROUP, False, [2.0, 1.0, -0.5, -1.0]),
+        # compared with stopping, alpha has no part
+        *((GROUP, bonus, Baseline.TERMINATION, False, [0.75, 0.75, -0.25, -0.25]) for bonus in Bonus),
+        # the spread leaves the bonus as it is
+        (GROUP, Bonus.END_OF_TRACE, Baseline.GROUP, True, [2.5, 2.5, -1.5, -1.5]),
+        # what stopping would have brought is a signal where all went wrong
+        (ALL_WRONG, Bonus.END_OF_TRACE, Baseline.GROUP, False, [-1.0, -1.0]),
+    ],
+)
+def test_what_going_on_brought_by_hand(
+    group: PrefixGroup, bonus: Bonus, baseline: Baseline, divide_by_std: bool, expected: list[float]
+) -> None:
+    got = continued_advantages(group, alpha=2.0, bonus=bonus, baseline=baseline, divide_by_std=divide_by_std)
+    assert got == pytest.approx(expected, rel=1e-5)
 
 
-def test_next_episode_needs_its_values() -> None:
-    group = PrefixGroup(GROUP.continued, GROUP.terminated)
+def test_the_next_episode_needs_its_values() -> None:
+    bonus, baseline, group = Bonus.NEXT_EPISODE, Baseline.GROUP, PrefixGroup(GROUP.continued, GROUP.terminated)
     with pytest.raises(ValueError, match="first new episode"):
-        continued_advantages(group, bonus=Bonus.NEXT_EPISODE, baseline=Baseline.GROUP, **PLAIN)
+        continued_advantages(group, alpha=2.0, bonus=bonus, baseline=baseline, divide_by_std=False)
 
 
-def test_termination_compares_with_stopping_and_knows_no_alpha() -> None:
-    for bonus in Bonus:
-        got = continued_advantages(GROUP, bonus=bonus, baseline=Baseline.TERMINATION, **PLAIN)
-        assert got.tolist() == [0.75, 0.75, -0.25, -0.25]
-
-
-def test_dividing_by_the_spread_leaves_the_bonus_as_it_is() -> None:
-    got = continued_advantages(GROUP, alpha=2.0, bonus=Bonus.END_OF_TRACE, baseline=Baseline.GROUP, divide_by_std=True)
-    assert got == pytest.approx([2.5, 2.5, -1.5, -1.5], rel=1e-5)
-
-
-def test_a_group_that_all_went_wrong_has_a_signal_by_what_stopping_would_have_brought() -> None:
-    group = PrefixGroup(np.zeros(2), np.array([1.0, 0.0]))
-    got = continued_advantages(group, bonus=Bonus.END_OF_TRACE, baseline=Baseline.GROUP, **PLAIN)
-    assert got.tolist() == [-1.0, -1.0]
-
-
-def test_an_answer_is_left_out_of_its_own_baseline() -> None:
+def test_an_answer_is_left_out_of_its_own_baseline_and_the_choice_to_stop_compared_with_going_on() -> None:
     # the others' means are 0, 1/3, 1/3, 1/3
     assert answer_advantages(GROUP) == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
     assert answer_advantages(PrefixGroup(GROUP.continued, np.array([1.0]))).tolist() == [0.0]
-
-
-def test_the_choice_to_stop_is_compared_with_going_on() -> None:
     assert stop_advantages(GROUP).tolist() == [0.5, -0.5, -0.5, -0.5]
 
 

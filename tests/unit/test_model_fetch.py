@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import huggingface_hub.constants as hub_constants
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from basics import QUICKSTART
+from commands import refusal, typed
 from hub_server import COMMIT, Faults, Repository, serving
 from huggingface_hub import scan_cache_dir, snapshot_download
 from ruamel.yaml import YAML
@@ -23,8 +24,7 @@ from run_of import run_of
 from safetensors.numpy import save
 
 from mrt_hpc.backends.slurm.containers import folders_read
-from mrt_hpc.cli.main import main
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import ExitCode
 from mrt_hpc.evaluate.asked_models import models_asked
 from mrt_hpc.hub import fetch_model
 from mrt_hpc.recipe import hub_models
@@ -36,7 +36,6 @@ from mrt_hpc.submit.submission import kept_recipe
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-QUICKSTART = str(Path(__file__).parents[2] / "recipes" / "quickstart.yaml")
 AWAY = "http://127.0.0.1:9"
 NAME = "lab/tiny-0.1B"
 HUB = f"hub:{NAME}"
@@ -84,12 +83,6 @@ def fetched(endpoint: str, name: str = NAME) -> Path:
     return fetch_model(HubModel.of(name), endpoint=endpoint)
 
 
-def printed(*arguments: str, code: ExitCode = ExitCode.OK) -> str:
-    done = CliRunner().invoke(main, arguments)
-    assert done.exit_code == code, done.output
-    return done.output
-
-
 def started(endpoint: str, *options: str) -> subprocess.Popen[str]:
     """The command as a process of its own."""
     env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0"}
@@ -97,7 +90,7 @@ def started(endpoint: str, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
-def test_only_what_a_run_needs_is_fetched_and_the_hubs_own_client_fills_the_same_cache(
+def test_only_what_a_run_needs_is_fetched_as_by_the_hubs_client(
     endpoint: str, repository: Repository, cache: Path
 ) -> None:
     directory = fetched(endpoint)
@@ -112,15 +105,12 @@ def test_only_what_a_run_needs_is_fetched_and_the_hubs_own_client_fills_the_same
     assert snapshot_download(NAME, cache_dir=cache, endpoint=endpoint) == found_in_cache(HUB)
 
 
-def test_the_command_says_what_to_type_next(endpoint: str, cache: Path) -> None:
+def test_the_command_fills_the_cache_that_is_asked_for(endpoint: str, cache: Path) -> None:
     process = started(endpoint, "--cache", "elsewhere")
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    place = cache.parent / "elsewhere"
-    path = f'model: {{type: hugging_face, path: "{HUB}@{COMMIT}"}}'
-    for told in (f"export HF_HUB_CACHE={place}", path, f"mrt-hpc plan RECIPE --set model.path={HUB}"):
-        assert told in out
-    assert CachedModel(HubModel(NAME), place).fault() is None
+    assert f'model: {{type: hugging_face, path: "{HUB}@{COMMIT}"}}' in out
+    assert CachedModel(HubModel(NAME), cache.parent / "elsewhere").fault() is None
 
 
 def test_a_stopped_command_goes_on_with_the_files_that_are_missing(cache: Path) -> None:
@@ -159,13 +149,11 @@ def test_a_broken_connection_is_taken_up_where_it_broke(cache: Path, monkeypatch
 def test_a_file_that_differs_from_the_hubs_checksum_is_refused(name: str) -> None:
     repository = tiny(faults=Faults(changed={name}))
     for endpoint in serving(repository):
-        with pytest.raises(UserError) as caught:
-            fetched(endpoint)
-        assert (Path(str(caught.value.where)).name, caught.value.exit_code) == (name, ExitCode.RETRYABLE)
+        refused = refusal(fetched, endpoint)
+        assert (Path(str(refused.where)).name, refused.exit_code) == (name, ExitCode.RETRYABLE)
         assert found_in_cache(HUB) == HUB
-
         repository.faults.changed.clear()
-        for path in (caught.value.advice or "").removeprefix("rm ").partition(",")[0].split():
+        for path in (refused.advice or "").removeprefix("rm ").partition(",")[0].split():
             Path(path).unlink()
         assert (fetched(endpoint) / name).read_bytes() == NEEDED[name]
 
@@ -174,28 +162,20 @@ def test_a_pinned_model_needs_no_hub_and_its_checksums_are_read_again(endpoint: 
     directory = fetched(endpoint)
     assert fetched(AWAY, f"{NAME}@{COMMIT}") == directory
     (directory / LAST).resolve().write_bytes(b"\0" * len(NEEDED[LAST]))
-    with pytest.raises(UserError) as caught:
-        fetched(AWAY, f"{NAME}@{COMMIT}")
-    assert caught.value.where == directory / LAST
+    assert refusal(fetched, AWAY, f"{NAME}@{COMMIT}").where == directory / LAST
 
 
-def test_what_the_hub_does_not_have_is_told_from_a_hub_that_is_away(endpoint: str, cache: Path) -> None:
+def test_what_the_hub_does_not_have_is_told_from_a_hub_that_is_away(endpoint: str) -> None:
     for name in ("lab/none", f"{NAME}@v9"):
-        with pytest.raises(UserError) as caught:
-            fetched(endpoint, name)
-        assert (caught.value.value, caught.value.exit_code) == (name, ExitCode.FATAL)
-    with pytest.raises(UserError) as caught:
-        fetched(AWAY)
-    assert caught.value.exit_code == ExitCode.RETRYABLE
-    for told in (f"mrt-hpc model fetch {NAME}", str(cache)):
-        assert told in str(caught.value.advice)
+        refused = refusal(fetched, endpoint, name)
+        assert (refused.value, refused.exit_code) == (name, ExitCode.FATAL)
+    assert refusal(fetched, AWAY).exit_code == ExitCode.RETRYABLE
 
 
 def test_a_model_without_safetensors_is_refused_and_no_other_weights_are_fetched(cache: Path) -> None:
     repository = tiny(files={"config.json": b"{}", "pytorch_model.bin": b"\1" * 5000})
     for endpoint in serving(repository):
-        with pytest.raises(UserError, match="safetensors"):
-            fetched(endpoint)
+        assert "safetensors" in refusal(fetched, endpoint).message()
         assert [name for name, _ in repository.fetched] == ["config.json"]
         assert not CachedModel(HubModel(NAME), cache).ref.exists()
 
@@ -205,9 +185,7 @@ def test_names_of_models() -> None:
     assert HubModel.of("hub:a/b.c-1@refs/pr/1") == HubModel("a/b.c-1", "refs/pr/1")
     assert HubModel.of(f"a/b@{COMMIT}").command == f"mrt-hpc model fetch a/b@{COMMIT}"
     for text in ("b", "a/b/c", "a/b@", "a/b@../../x", "a/../b", "a--b/c", "a b/c", "hub:", "/a/b", "a/b@v/.."):
-        with pytest.raises(UserError) as caught:
-            HubModel.of(text)
-        assert caught.value.value == text
+        assert refusal(HubModel.of, text).value == text
     here, there = f"/a/models--lab--m/snapshots/{COMMIT}", f"/b/models--lab--m/snapshots/{COMMIT}"
     others = ("hub:lab/m@v2", f"/a/models--lab--m/snapshots/{OTHER}", "/models/m")
     assert [is_same_model(here, other) for other in (there, "hub:lab/m", *others)] == [True, True, False, False, False]
@@ -216,21 +194,18 @@ def test_names_of_models() -> None:
     assert hub_models.hub_model_of(f"/a/datasets--lab--m/snapshots/{COMMIT}") is None
 
 
-PLACES = [
-    ({"HF_HUB_CACHE": "/a/hub", "HF_HOME": "/b"}, "/a/hub"),
-    ({"HUGGINGFACE_HUB_CACHE": "/c", "HF_HOME": "/b"}, "/c"),
-    ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/x"}, "/b/hub"),
-    ({"HF_HOME": "$SCRATCH/hf", "SCRATCH": "/s"}, "/s/hf/hub"),
-    ({"XDG_CACHE_HOME": "/x"}, "/x/huggingface/hub"),
-    ({"HOME": "/home/me"}, "/home/me/.cache/huggingface/hub"),
-    ({"HOME": "/home/me", "HF_HOME": "~/hf"}, "/home/me/hf/hub"),
-]
-
-
-@pytest.mark.parametrize(("variables", "place"), PLACES)
-def test_the_cache_is_that_of_the_hubs_client(
-    variables: dict[str, str], place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({"HF_HUB_CACHE": "/a/hub", "HF_HOME": "/b"}, "/a/hub"),
+        ({"HUGGINGFACE_HUB_CACHE": "/c", "HF_HOME": "/b"}, "/c"),
+        ({"HF_HOME": "$SCRATCH/hf", "SCRATCH": "/s", "XDG_CACHE_HOME": "/x"}, "/s/hf/hub"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/huggingface/hub"),
+        ({"HOME": "/home/me"}, "/home/me/.cache/huggingface/hub"),
+        ({"HOME": "/home/me", "HF_HOME": "~/hf"}, "/home/me/hf/hub"),
+    ],
+)
+def test_the_cache_is_that_of_the_hub(variables: dict[str, str], place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -261,9 +236,9 @@ def put(cache: Path, commit: str = COMMIT, *, ref: str | None = "main") -> Path:
     ("field", "change"), [("model.path", model(f"{HUB}@v1")), ("prover.model", f"prover.model={HUB}@v1")]
 )
 def test_plan_says_what_to_fetch_and_submit_refuses_with_the_same_facts(cache: Path, field: str, change: str) -> None:
-    planned = printed("plan", QUICKSTART, "--set", change)
+    planned = typed("plan", QUICKSTART, "--set", change).output
     line = next(line for line in planned.splitlines() if "not there yet" in line)
-    refused = printed("submit", QUICKSTART, "--set", change, code=ExitCode.FATAL)
+    refused = typed("submit", QUICKSTART, "--set", change, exits=ExitCode.FATAL).output
     for fact in (field, f"{NAME}@v1", str(cache), f"mrt-hpc model fetch {NAME}@v1"):
         assert fact in line
         assert fact in refused
@@ -272,10 +247,8 @@ def test_plan_says_what_to_fetch_and_submit_refuses_with_the_same_facts(cache: P
 
 def test_a_model_that_is_not_whole_is_told_by_its_files_and_a_wrong_name_with_its_field(endpoint: str) -> None:
     (fetched(endpoint) / LAST).unlink()
-    planned = printed("plan", QUICKSTART, "--set", model(HUB))
-    assert LAST in planned
-    assert f"mrt-hpc model fetch {NAME}" in planned
-    assert "model.path" in printed("plan", QUICKSTART, "--set", model("hub:tiny"), code=ExitCode.FATAL)
+    assert LAST in typed("plan", QUICKSTART, "--set", model(HUB)).output
+    assert "model.path" in typed("plan", QUICKSTART, "--set", model("hub:tiny"), exits=ExitCode.FATAL).output
 
 
 def test_a_recipe_and_its_base_take_the_directory_in_the_cache_and_the_lock_keeps_the_commit(cache: Path) -> None:
@@ -288,7 +261,7 @@ def test_a_recipe_and_its_base_take_the_directory_in_the_cache_and_the_lock_keep
     assert recipe.prover is not None
     assert recipe.prover.model == str(directory)
     assert str(cache) in folders_read(recipe), "a container binds the whole cache"
-    assert "not there yet" not in printed("plan", QUICKSTART, "--set", model(HUB))
+    assert "not there yet" not in typed("plan", QUICKSTART, "--set", model(HUB)).output
     lock = YAML(typ="safe").load(run_of(Path("run"), recipe=recipe).recipe_lock.read_text())
     assert lock["hub_models"] == {"model.path": f"{NAME}@{COMMIT}", "prover.model": f"{NAME}@{COMMIT}"}
     assert lock["recipe"]["model"]["path"] == str(directory)
@@ -296,11 +269,10 @@ def test_a_recipe_and_its_base_take_the_directory_in_the_cache_and_the_lock_keep
 
 def test_a_run_goes_on_with_its_commit_wherever_the_cache_is(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = put(cache)
-    layout = run_of(Path("run"), recipe=load_recipe(Path(QUICKSTART), (model(HUB),)))
+    layout = run_of(Path("run"), recipe=load_recipe(QUICKSTART, (model(HUB),)))
 
     def differing(text: str = HUB) -> list[str]:
-        """The fields in which a submission differs, those that are refused with a mark."""
-        kept = kept_recipe(layout, load_recipe(Path(QUICKSTART), (model(text),)), lambda _: None)
+        kept = kept_recipe(layout, load_recipe(QUICKSTART, (model(text),)), lambda _: None)
         return [change.field + ("!" if change.refused else "") for change in changes(layout, kept)]
 
     monkeypatch.setenv("HF_HUB_CACHE", str(cache.parent / "moved"))
@@ -318,10 +290,10 @@ def test_a_run_goes_on_with_its_commit_wherever_the_cache_is(cache: Path, monkey
 
 def test_models_of_the_hub_are_evaluated_by_their_names(cache: Path) -> None:
     command = ("eval", HUB, "--suite", "small_world")
-    for told in (printed(*command, "--plan"), printed(*command, code=ExitCode.FATAL)):
+    for told in (typed(*command, "--plan").output, typed(*command, exits=ExitCode.FATAL).output):
         assert f"mrt-hpc model fetch {NAME}" in told
     first, second = put(cache), put(cache, OTHER, ref="v2")
-    planned = printed(*command, "--plan")
+    planned = typed(*command, "--plan").output
     assert ("not there yet" in planned, "eval-small_world-tiny-0.1B-" in planned) == (False, True)
     assert {m.name: m.path for m in models_asked([HUB]).models} == {"tiny-0.1B": str(first)}
     both = models_asked([HUB, f"{HUB}@v2", f"{HUB}@{COMMIT}"]).models

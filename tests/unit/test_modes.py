@@ -6,15 +6,15 @@ import asyncio
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
 import samples
+from commands import recipe, refusal
 from run_of import run_of
 
 from mrt_hpc.domains.small_world.model import build_tokenizer
-from mrt_hpc.errors import UserError
 from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.protocol import SamplingSettings
@@ -25,7 +25,7 @@ from mrt_hpc.modes.base import Mode
 from mrt_hpc.modes.budget_forcing import BudgetForcing
 from mrt_hpc.modes.extrapolation import Extrapolation
 from mrt_hpc.modes.revision import HistoryConditioned, Linearised
-from mrt_hpc.modes.writer import Draft, Writer, paragraph_break, whole_paragraphs
+from mrt_hpc.modes.writer import Writer, paragraph_break, whole_paragraphs
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.sections import Prompt
 from mrt_hpc.roles.evaluation_summary import stage_rewards
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.protocol import Request
     from mrt_hpc.inference.traces import SampledTrace
 
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "my_mode.py"
 TOKENIZER = build_tokenizer()
 TOKENS = TokenBytes(TOKENIZER)
@@ -91,28 +90,13 @@ def inserted(trace: SampledTrace) -> list[str]:
     return [TOKENS.text(trace.completion.token_ids[at : at + length]) for at, length in trace.inserted]
 
 
-WHOLE = {b"a|\n\n|b": 2, b"a|.\n\n|b|\n\n|c|d": 4, b"a|\n\n": 2, b"a|\n|\n|b": 3, b"a|\n\nb|c": 1, b"a|b": 2, b"": 0}
-"""The tokens of some texts, and how many of them stand in whole paragraphs."""
-GAPS = {b"": "", b"so x=7": "\n\n", b"so x=7\n": "\n", b"so x=7\n\n": ""}
-
-
-def test_an_unfinished_paragraph_is_what_follows_the_last_blank_line() -> None:
-    assert {text: whole_paragraphs(text.split(b"|") if text else []) for text in WHOLE} == WHOLE
-    assert {text: paragraph_break(text) for text in GAPS} == GAPS
-
-
-def test_a_draft_tells_sampled_from_inserted_tokens() -> None:
-    one = Completion(0, 0, 11, [5, 6, 7], [-1.0, -2.0, -3.0], FinishReason.LENGTH, 3, 10, 8, [], 1.0, 2.0)
-    two = Completion(0, 0, 12, [8], [-4.0], FinishReason.STOP, 3, 14, 13, [], 4.0, 0.5)
-    draft = Draft([1, 2]).sampled(one).kept(2).with_inserted([20, 21]).sampled(two)
-    assert draft.all_ids == [1, 2, 5, 6, 20, 21, 8]
-    assert draft.inserted == ((2, 2),)
-    whole = draft.completion()
-    assert whole.logprobs == [-1.0, -2.0, 0.0, 0.0, -4.0]
-    assert (whole.seed, whole.finish_reason) == (11, FinishReason.STOP)
-    assert (whole.prompt_tokens, whole.cached_tokens, whole.started, whole.seconds) == (24, 21, 1.0, 2.5)
-    assert draft.kept(3).inserted == ((2, 1),)
-    assert draft.kept(2).inserted == ()
+@pytest.mark.parametrize(
+    ("text", "whole"), [(b"a|\n\n|b", 2), (b"a|.\n\n|b|\n\n|c|d", 4), (b"a|\n|\n|b", 3), (b"a|\n\nb|c", 1), (b"a|b", 2)]
+)
+def test_an_unfinished_paragraph_is_what_follows_the_last_blank_line(text: bytes, whole: int) -> None:
+    assert whole_paragraphs(text.split(b"|")) == whole
+    gaps = {b"": "", b"so x=7": "\n\n", b"so x=7\n": "\n", b"so x=7\n\n": ""}
+    assert {before: paragraph_break(before) for before in gaps} == gaps
 
 
 ROTATION = Extrapolation(words=("Wait", "First"), extensions=4, tokens=12, value_every=2, forced_text=FORCED)
@@ -134,7 +118,9 @@ def test_words_are_inserted_in_rotation_in_place_of_the_closing_tag() -> None:
 
 
 def test_a_paragraph_that_the_limit_cuts_is_dropped_and_the_rest_stays_in_the_prompt() -> None:
-    """The first extension ends inside its second paragraph; the second one, inside its first, leaves nothing."""
+    """The first extension ends inside its second paragraph; the second one, inside its first, leaves nothing. A thought
+    that the first limit cuts goes on after its last paragraph.
+    """
     mode = ROTATION.model_copy(update={"extensions": 2, "value_every": 1})
     server = Scripted(["x=3\n\n</think>", ", x=4\n\n" + ", x=5" * 9, ", x=8" * 9, "7}"])
     [trace] = traces(mode, server)
@@ -143,14 +129,12 @@ def test_a_paragraph_that_the_limit_cuts_is_dropped_and_the_rest_stays_in_the_pr
     first, second = len(ids("x=3\n\n")), len(ids("x=3\n\nWait, x=4\n\n"))
     assert trace.boundaries == [0, first, second, second]
     assert server.asked[2].prompt_ids == [*PROMPT, *ids("x=3\n\nWait, x=4\n\nFirst")]
-    assert len(trace.completion.logprobs) == len(trace.completion.token_ids)
-
-
-def test_a_thought_that_the_first_limit_cuts_goes_on_after_its_last_paragraph() -> None:
+    given = {n for at, length in trace.inserted for n in range(at, at + length)}
+    assert trace.completion.logprobs == [0.0 if n in given else -0.5 for n in range(len(trace.completion.token_ids))]
     server = Scripted(["x=3\n\nx=4", *[", x=5\n\n</think>"] * 4, "7}"])
     [trace] = traces(ROTATION, server, max_tokens=len(ids("x=3\n\nx")))
     assert trace.text.startswith("x=3\n\nWait, x=5\n\nFirst, x=5\n\n")
-    assert trace.boundaries[1] == len(ids("x=3\n\n"))
+    assert trace.boundaries[1] == first
 
 
 def test_a_closing_tag_of_several_tokens_is_found_in_the_text_and_what_follows_is_dropped() -> None:
@@ -172,6 +156,8 @@ def test_one_thought_is_cut_at_every_budget() -> None:
     assert {t.text for t in found[2:]} == {thought + "</think>\\boxed{7}"}, "both budgets lie beyond the thought"
     assert [t.boundaries for t in found] == [[0, 2], [0, 2, 4], [0, 2, 4, budgets[2]], [0, 2, 4, budgets[2]]]
     assert [inserted(t) for t in found] == [[FORCED], [FORCED], [], []]
+    [unclosed] = traces(BudgetForcing(budgets=(50,), forced_text=FORCED), Scripted(["x=3", "7}"]))
+    assert unclosed.text == "x=3" + FORCED + "7}"
 
 
 def test_with_extend_the_end_of_the_thought_is_suppressed_up_to_the_largest_budget() -> None:
@@ -184,11 +170,6 @@ def test_with_extend_the_end_of_the_thought_is_suppressed_up_to_the_largest_budg
     assert "</think>" not in last.text.partition(FORCED)[0]
     left = [14 - len(ids(before)) for before in ("", "x=3\n\nWait", "x=3\n\nWait, x=4\n\nFirst")]
     assert [request.settings.max_tokens for request in server.asked[:3]] == left
-
-
-def test_a_completion_that_ends_without_closing_its_thought_is_forced_to_answer() -> None:
-    [trace] = traces(BudgetForcing(budgets=(50,), forced_text=FORCED), Scripted(["x=3", "7}"]))
-    assert trace.text == "x=3" + FORCED + "7}"
 
 
 def test_the_second_attempt_sees_the_first_behind_the_same_prompt() -> None:
@@ -208,9 +189,8 @@ def test_the_second_attempt_sees_the_first_behind_the_same_prompt() -> None:
         ("x=3</think>3", HistoryConditioned(backtrack=None), "x=3</think>3<|end|>\nSolve 2*x+1=15\n<think>\n"),
         ("x=3\n\nx=4", HistoryConditioned(backtrack="Again", attempt_tokens=3), "x=3</think><|end|>\nAgain\n<think>\n"),
     ],
-    ids=["the problem is said again", "an attempt that its limit cuts is closed"],
 )
-def test_what_stands_before_the_second_attempt(attempt: str, mode: HistoryConditioned, turn: str) -> None:
+def test_the_problem_is_said_again_and_an_attempt_that_is_cut_is_closed(attempt: str, mode: Mode, turn: str) -> None:
     _, second = traces(mode, Scripted([attempt, "x=7</think>7"]))
     assert TOKENS.text(second.start.context_ids[len(PROMPT) :]) == turn
 
@@ -240,46 +220,35 @@ def benchmark(mode: str) -> str:
     return f"evaluation.benchmarks=[{{name: b, problems: {{type: small_world, problems: 4}}, mode: {mode}}}]"
 
 
-TAGLESS = 'prompt={instruction: "", thought_start: "", thought_end: ""}'
-
-
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("mode", "fact"),
     [
-        ([benchmark("{type: budget_forcing, budgets: [64, 32]}")], "ascending"),
-        ([benchmark("{type: budget_forcing, budgets: []}")], "budgets"),
-        ([benchmark("{type: budget_forcing, budgets: [64], forced_text: Stop.}")], "forced_text"),
-        ([benchmark("{type: extrapolation, extensions: 3}")], "value_every"),
-        ([benchmark('{type: extrapolation, words: [Wait, ""]}')], "is empty"),
-        ([benchmark("{type: extrapolated}")], "extrapolation is the nearest"),
-        ([benchmark("{type: linearised, rounds: 1}")], "from 2"),
-        ([TAGLESS, benchmark("{type: extrapolation}")], "prompt.thought_end"),
+        ("{type: budget_forcing, budgets: [64, 32]}", "ascending"),
+        ("{type: budget_forcing, budgets: [64], forced_text: Stop.}", "forced_text"),
+        ("{type: extrapolation, extensions: 3}", "value_every"),
+        ('{type: extrapolation, words: [Wait, ""]}', "is empty"),
+        ("{type: linearised, rounds: 1}", "from 2"),
     ],
 )
-def test_what_cannot_work_is_refused(changes: list[str], told: str) -> None:
-    with pytest.raises(UserError) as refused:
-        load_recipe(QUICKSTART, tuple(changes))
-    assert told in refused.value.message()
-    assert load_recipe(QUICKSTART, (TAGLESS, benchmark("{type: linearised}"))).evaluation.benchmarks[0].mode
+def test_what_cannot_work_is_refused(mode: str, fact: str) -> None:
+    assert fact in refusal(recipe, "quickstart", benchmark(mode)).message()
+    tagless = 'prompt={instruction: "", thought_start: "", thought_end: ""}'
+    refused = refusal(recipe, "quickstart", tagless, benchmark("{type: extrapolation}"))
+    assert "prompt.thought_end" in refused.message()
+    assert recipe("quickstart", tagless, benchmark("{type: linearised}")).evaluation.benchmarks[0].mode
 
 
 def test_the_way_of_evaluating_decides_the_digest_and_the_default_changes_none(tmp_path: Path) -> None:
-    layout = run_of(tmp_path / "run", recipe=load_recipe(QUICKSTART, (benchmark("null"),)))
-    modes = (
-        "null",
-        "{type: direct}",
-        "{type: linearised}",
-        "{type: linearised, rounds: 4}",
-        "{type: linearised, rounds: 5}",
-    )
-    digests = [evaluation_settings(layout, load_recipe(QUICKSTART, (benchmark(mode),)))["b"].sampled for mode in modes]
-    assert digests[0] == digests[1]
-    assert digests[2] == digests[3]
-    assert len(set(digests)) == 3
+    layout = run_of(tmp_path / "run", benchmark("null"))
+    modes = ("null", "{type: direct}", *(f"{{type: linearised{more}}}" for more in ("", ", rounds: 4", ", rounds: 5")))
+    asked = [recipe("quickstart", benchmark(mode)) for mode in modes]
+    usual, direct, linearised, four, five = [evaluation_settings(layout, one)["b"].sampled for one in asked]
+    assert (direct, four) == (usual, linearised)
+    assert len({usual, four, five}) == 3
 
 
-def rollout(sample: int, reward: float, **more: object) -> Rollout:
-    return replace(samples.rollout("p", sample, reward=reward), **more)  # type: ignore[arg-type]
+def rollout(sample: int, reward: float, **more: Any) -> Rollout:
+    return replace(samples.rollout("p", sample, reward=reward), **more)
 
 
 def test_records_without_inserted_tokens_are_written_as_before_and_read_again(tmp_path: Path) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 from basics import INFERENCE, QUICKSTART, TRAINER, executable
+from families import assert_gone
 from run_of import run_of
 
 from mrt_hpc.attempt import notify
@@ -31,7 +34,6 @@ from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.retries import NO_INODES, retrying
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,12 +72,6 @@ class Notified:
     def runs(self, job: str, role: Callable[[Task], None] = lambda _: None, place: Placement = HERE) -> None:
         run_task(str(self.layout.root), job, 0, place, role)
 
-    def fills(self, job: str) -> None:
-        """A task that has no time to wait for room on the disk."""
-        patience = replace(patience_of(self.layout, job, 1e-9), full_pause_s=0.0, long_wait_s=0.0)
-        with pytest.raises(UserError, match="stayed full"):
-            retrying(never_written, "a shard", patience)
-
     def returns(self, job: str, place: Placement = HERE, *, finishes: bool = False) -> None:
         """A task returns its nodes because the other role does not run."""
 
@@ -93,8 +89,11 @@ class Notified:
         notify_failure(self.layout, job, 0, TaskRecord(state, message="why"))
 
 
-def never_written(*_: object, **__: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
+def refused(error: Exception, *_: object, **__: object) -> None:
+    raise error
+
+
+never_written = partial(refused, OSError(errno.ENOSPC, "No space left on device"))
 
 
 @pytest.fixture
@@ -107,19 +106,13 @@ def run(tmp_path: Path) -> Notified:
     return run
 
 
-# -- the end
-
-
 def test_the_report_tells_how_a_run_has_ended_and_nobody_else(run: Notified) -> None:
-    def incomplete(_: Task) -> None:
-        raise UserError("the report is incomplete")
-
     run.runs("prepare")
     write_task(run.layout, "report", 0, TaskRecord(TaskState.RETRYING))
     notify_end(run.layout, "report", 0)
     assert run.told == [], "other jobs, and a report that comes back"
     with pytest.raises(UserError):
-        run.runs("report", incomplete)
+        run.runs("report", partial(refused, UserError("the report is incomplete")))
     assert run.told == ["failed"]
     run.runs("report")
     assert run.told == ["failed", "finished"]
@@ -149,36 +142,16 @@ def test_a_command_that_hangs_is_ended_with_what_it_has_started(
     notify_end(run.layout, "report", 0)
     assert time.monotonic() - started < 20
     assert "timed out" in caplog.text
-
-    def has_ended() -> bool:
-        try:
-            return psutil.Process(int(child.read_text())).status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
-
-    wait_until(has_ended, reason="the end of the child", deadline_s=60)
+    with suppress(psutil.NoSuchProcess):
+        assert_gone([psutil.Process(int(child.read_text()))])
 
 
-# -- a full disk
-
-
-@pytest.fixture
-def _links_within_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on BeeGFS, which links within one folder only."""
-
-    def linked(source: Path, path: Path, link: Callable[[Path, Path], None] = os.link) -> None:
-        if source.parent != path.parent:
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-        link(source, path)
-
-    monkeypatch.setattr(os, "link", linked)
-
-
-@pytest.mark.usefixtures("_links_within_folders")
 def test_a_full_disk_is_told_once_by_all_tasks_and_attempts(run: Notified) -> None:
     sign(run.layout, INFERENCE)
     for job in (INFERENCE, INFERENCE, TRAINER, INFERENCE):
-        run.fills(job)
+        patience = replace(patience_of(run.layout, job, 1e-9), full_pause_s=0.0, long_wait_s=0.0)
+        with pytest.raises(UserError, match="stayed full"):
+            retrying(never_written, "a shard", patience)
     assert run.told == ["stuck"]
     assert all(word in run.why for word in (INFERENCE, "a shard"))
 
@@ -221,10 +194,17 @@ def test_what_an_attempt_has_finished_since_takes_the_full_disk_back(run: Notifi
     assert not (run.layout.notices / FULL_DISK).exists()
 
 
-@pytest.mark.usefixtures("_links_within_folders")
 def test_a_disk_without_room_for_any_file_is_told_too(run: Notified, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a new name finds room."""
+    """Only a new name finds room, as a link; BeeGFS links within one folder only."""
+    link = os.link
+
+    def linked(source: Path, path: Path) -> None:
+        if source.parent != path.parent:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        link(source, path)
+
     with monkeypatch.context() as patch:
+        patch.setattr(os, "link", linked)
         patch.setattr(notify, "write_text", never_written)
         task = load_task(run.layout, INFERENCE, 0, HERE)
         sign_for(task)
@@ -233,11 +213,8 @@ def test_a_disk_without_room_for_any_file_is_told_too(run: Notified, monkeypatch
     assert run.told == ["stuck"]
 
 
-# -- roles that miss each other
-
-
 def test_roles_that_miss_each_other_again_and_again_are_told_once(run: Notified) -> None:
-    for outcomes in ([], [], ["stuck"], ["stuck"], ["stuck"]):
+    for outcomes in ([], [], ["stuck"], ["stuck"]):
         run.returns(INFERENCE)
         run.returns(TRAINER)
         assert run.told == outcomes
@@ -264,17 +241,19 @@ def test_near_the_time_limit_a_later_attempt_tells_of_the_waits(run: Notified) -
     assert run.told == ["stuck"]
 
 
-# -- failures that stop a run of three segments, of which each is evaluated
-
-
 @pytest.fixture
 def long_run(run: Notified) -> Notified:
+    """A run of three segments, each of which is evaluated."""
     changes = ("schedule.iterations=6", "schedule.iterations_per_job=2", "evaluation.every=2")
     write_json(run.layout.plan, compile_plan(load_recipe(QUICKSTART, changes), LocalSite()).as_json())
     return run
 
 
 def test_a_failure_that_stops_the_run_is_told_while_the_report_waits(long_run: Notified) -> None:
+    long_run.fails("prepare")  # all other jobs are cancelled, and the report starts
+    long_run.fails("segment-000.evaluation")  # no other job needs it
+    assert long_run.told == []
+    write_task(long_run.layout, "prepare", 0, TaskRecord(TaskState.DONE))
     write_task(long_run.layout, TRAINER, 0, TaskRecord(TaskState.DONE))
     long_run.fails(SECOND, TaskState.RETRYING)
     assert long_run.told == [], "it may be tried again"
@@ -285,12 +264,6 @@ def test_a_failure_that_stops_the_run_is_told_while_the_report_waits(long_run: N
     forget_notices(long_run.layout)
     long_run.fails(SECOND)
     assert long_run.told == ["stuck", "stuck"], "a submission lets every cause be told again"
-
-
-def test_a_failure_that_the_report_tells_at_once_is_left_to_it(long_run: Notified) -> None:
-    long_run.fails("prepare")  # all other jobs are cancelled, and the report starts
-    long_run.fails("segment-000.evaluation")  # no other job needs it
-    assert long_run.told == []
 
 
 def test_the_job_script_tells_of_a_killed_task(long_run: Notified, monkeypatch: pytest.MonkeyPatch) -> None:

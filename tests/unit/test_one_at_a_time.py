@@ -15,13 +15,13 @@ from threading import Barrier
 from typing import TYPE_CHECKING
 
 import pytest
-from basics import QUICKSTART, TRAINER
-from click.testing import CliRunner
-from run_of import run_of
+from basics import TRAINER
+from commands import recipe, refusal, typed
+from run_of import run_of, task_of
 
 from mrt_hpc.attempt import ledger
 from mrt_hpc.attempt import sole_attempt as holding
-from mrt_hpc.attempt.entry import load_task, run_task
+from mrt_hpc.attempt.entry import run_task
 from mrt_hpc.attempt.ledger import LocalProcess, claimed, local_process
 from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.attempt.sole_attempt import sole_attempt
@@ -29,12 +29,10 @@ from mrt_hpc.backends import queued_jobs
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm.after_srun import AttemptOutcome
 from mrt_hpc.backends.slurm.after_srun import main as after_srun
-from mrt_hpc.cli.main import main
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.run.heartbeats import BEATS_A_LIMIT, NO_BEAT, Beat, Heart, read_beat
+from mrt_hpc.run.heartbeats import BEATS_A_LIMIT, NO_BEAT, Heart, read_beat
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.submit.create import create_or_open
@@ -56,24 +54,16 @@ def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
     return run_of(tmp_path / "run", f"resilience.heartbeat_limit_s={LIMIT_S}")
 
 
-# -- a task
-
-
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The hearts that were read to learn whether another attempt works."""
     read: list[Path] = []
-
-    def looked(path: Path) -> Beat:
-        read.append(path)
-        return read_beat(path)
-
-    monkeypatch.setattr(holding, "read_beat", looked)
+    monkeypatch.setattr(holding, "read_beat", lambda path: read.append(path) or read_beat(path))
     return read
 
 
 def task(layout: RunLayout, attempt: str) -> Task:
-    return load_task(layout, TRAINER, 0, Placement(0, 1, 0, attempt))
+    return task_of(layout, TRAINER, attempt=attempt)
 
 
 @pytest.mark.parametrize("second", ["47.0", "45_0.0", "44.3"])
@@ -163,8 +153,6 @@ def test_of_many_that_begin_at_once_never_two_work_together(layout: RunLayout) -
     assert len(done) >= 5, "one of each turn works"
 
 
-# -- a run on this machine
-
 HOLD = """
 import signal, sys, time
 from pathlib import Path
@@ -209,13 +197,12 @@ def test_a_cancelled_process_has_ended(layout: RunLayout, monkeypatch: pytest.Mo
         with held(layout) as process:
             if suspended:
                 os.killpg(process.pid, signal.SIGSTOP)
-            assert CliRunner().invoke(main, ["cancel", str(layout.root)]).exit_code == 0
+            typed("cancel", layout.root)
             assert process.poll() is not None
     monkeypatch.setattr(queued_jobs, "ENDS_WITHIN_S", 0.3)
     with held(layout, "deaf") as process:
-        with pytest.raises(UserError) as left:
-            list(queued_jobs.cancel_run(layout))
-        assert all(str(process.pid) in text for text in (left.value.what, str(left.value.advice)))
+        left = refusal(lambda: list(queued_jobs.cancel_run(layout)))
+        assert all(str(process.pid) in text for text in (left.what, str(left.advice)))
 
 
 def test_of_two_hosts_the_first_to_beat_goes_on(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,10 +248,9 @@ def test_other_resources_are_taken_over_and_another_experiment_is_not(tmp_path: 
     with pytest.raises(UserError, match="more problems than there are"):
         run_of(tmp_path / "run", "data.problems=31")
     assert list(tmp_path.iterdir()) == []
-    assert run_of(tmp_path / "other", "data.problems=32")
-    layout, recipe = run_of(tmp_path / "run"), load_recipe(QUICKSTART)
-    assert not is_renewed(layout, recipe, compile_plan(recipe, LocalSite()))
-    more = load_recipe(QUICKSTART, ("resources.inference.tasks=4", "resilience.retries=7"))
+    layout = run_of(tmp_path / "run")
+    assert not is_renewed(layout, recipe("quickstart"), compile_plan(recipe("quickstart"), LocalSite()))
+    more = recipe("quickstart", "resources.inference.tasks=4", "resilience.retries=7")
     plan = compile_plan(more, LocalSite())
     assert create_or_open(layout.root, more, plan) == layout
     assert is_renewed(layout, more, plan)

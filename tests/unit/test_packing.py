@@ -10,15 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrt_hpc.training.packing import (
-    MicroStep,
-    blocks_of,
-    pack,
-    pack_end_to_end,
-    pack_shared,
-    padded_tokens,
-    split_by_group,
-)
+from mrt_hpc.training.packing import MicroStep, blocks_of, pack, pack_end_to_end, pack_shared, padded_tokens
+from mrt_hpc.training.packing import split_by_group as split
 from mrt_hpc.training.prefixes import SharedRow, SortedSequences
 
 if TYPE_CHECKING:
@@ -43,12 +36,6 @@ def test_padded(lengths: list[int], world_size: int, max_tokens: int) -> None:
     assert all(len(batch) <= 1 or padded_tokens(lengths, batch) <= max_tokens for batch in batches)
 
 
-@given(LENGTHS, st.integers(1, 300))
-def test_more_ranks_never_need_more_steps(lengths: list[int], max_tokens: int) -> None:
-    steps = [len(pack(lengths, world_size, max_tokens)) for world_size in (1, 2, 4)]
-    assert steps == sorted(steps, reverse=True)
-
-
 @given(LENGTHS, st.integers(1, 8), st.integers(1, 900))
 def test_end_to_end(lengths: list[int], world_size: int, max_tokens: int) -> None:
     """The budget is one of real tokens. First fit leaves at most one micro-batch less than half full, so that there are
@@ -64,26 +51,20 @@ def test_end_to_end(lengths: list[int], world_size: int, max_tokens: int) -> Non
     ("how", "lengths", "ranks", "most", "plan"),
     [
         (pack, [10, 2, 9, 2, 2], 1, 20, [((0, 2),), ((1, 3, 4),)]),  # like lengths go together
-        (pack, [10, 2, 9, 2, 2], 1, 25, [((0, 2),), ((1, 3, 4),)]),
         (pack, [8, 8, 8, 8], 2, 1000, [((0, 1), (2, 3))]),  # two ranks share the work that one pass could hold
         (pack, [5], 3, 100, [((0,), (), ())]),  # a rank without work gets a filler
         (pack, [300, 10, 10], 1, 100, [((0,),), ((1, 2),)]),  # a sequence beyond the budget goes alone
         (pack, [], 2, 100, []),
         (pack_end_to_end, [10, 2, 9, 2, 2], 1, 25, [((0, 1, 2, 3, 4),)]),  # unlike lengths share a micro-batch
         (pack_end_to_end, [8, 7, 2, 1], 2, 1000, [((0, 3), (1, 2))]),
-        (pack_end_to_end, [5], 3, 100, [((0,), (), ())]),
-        (pack_end_to_end, [], 2, 100, []),
-        (split_by_group, ["a", "a", "b", "c", "c"], [5, 5, 4, 3, 3], 2, [[0, 1], [2, 3, 4]]),  # of like size
-        (split_by_group, ["a", "a"], [1, 1], 3, [[0, 1]]),  # no more mini-batches than groups
+        (split, ["a", "a", "b", "c", "c"], [5, 5, 4, 3, 3], 2, [[0, 1], [2, 3, 4]]),  # of like size
+        (split, ["a", "a"], [1, 1], 3, [[0, 1]]),  # no more mini-batches than groups
     ],
 )
 def test_plans_by_hand(
     how: Callable[..., Any], lengths: list[int], ranks: int, most: int, plan: list[MicroStep]
 ) -> None:
     assert how(lengths, ranks, most) == plan
-
-
-# -- shared prefixes
 
 
 def sequences(ids: list[list[int]]) -> SortedSequences:
@@ -133,18 +114,11 @@ def branches(problem: int, prefix: int, count: int, tokens: int) -> list[list[in
     return [[start] * prefix + [start + 1 + n] * tokens for n in range(count)]
 
 
-def test_branches_of_one_prefix_stay_together_and_share_it() -> None:
-    order = [0, 5, 1, 6, 2, 7, 3, 8, 4, 9]
-    both = [*branches(1, 50, 5, 10), *branches(2, 50, 5, 10)]
-    ids = [both[i] for i in order]
-    plan = pack_shared(sequences(ids), 1, 120)
-    assert [{order[i] // 5 for i in share} for step in plan for share in step] in ([{0}, {1}], [{1}, {0}])
-    assert positions(ids, plan) == [100, 100]
-
-
 @pytest.mark.parametrize(
     ("ids", "ranks", "most", "expected"),
     [
+        # branches of one prefix stay together and share it
+        ([branches(problem, 50, 5, 10)[n] for n in range(5) for problem in (1, 2)], 1, 120, [100, 100]),
         # a prefix too long for one micro-batch is computed as seldom as the budget allows
         (branches(1, 50, 8, 10), 1, 100, [90, 90]),
         # equal sequences longer than the budget are computed once
@@ -154,7 +128,6 @@ def test_branches_of_one_prefix_stay_together_and_share_it() -> None:
         (branches(1, 60, 6, 10), 2, 1000, [90, 90]),
         # a short prefix of long sequences does not keep them together, which would fill the micro-batches badly
         ([[1, 1, *[10 + n] * 40] for n in range(3)] + [[2, 2, *[20] * 54]], 1, 100, [82, 98]),
-        ([[1, 2, 3]], 1, 100, [3]),
         ([[1, 2, 3]], 3, 100, [3, 0, 0]),
         ([], 3, 100, []),
     ],
@@ -186,7 +159,7 @@ def test_blocks_hold_every_sequence_once_and_are_as_full_as_asked(lengths: list[
 )
 def test_mini_batches_keep_groups_together(sequences: list[tuple[str, int]], parts: int) -> None:
     groups = [group for group, _ in sequences]
-    chosen = split_by_group(groups, [size for _, size in sequences], parts)
+    chosen = split(groups, [size for _, size in sequences], parts)
     assert sorted(i for part in chosen for i in part) == list(range(len(sequences)))
     for name in set(groups) - {""}:
         assert sum(any(groups[i] == name for i in part) for part in chosen) == 1

@@ -7,32 +7,25 @@ import os
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
-from click.testing import CliRunner
+from commands import refusal, typed
 from run_of import run_of, task_of
 
 from mrt_hpc.backends import queued_jobs
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.queued_jobs import LiveJob
-from mrt_hpc.cli.main import main
-from mrt_hpc.errors import UserError
 from mrt_hpc.evaluate import asked_models, evaluation_alone
 from mrt_hpc.evaluate.asked_models import models_asked, pin_models
 from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe, submit_evaluation
-from mrt_hpc.plan.compile import evaluation_plan
 from mrt_hpc.recipe.lock import read_lock, read_recipe_lock
 from mrt_hpc.roles import prepare
 from mrt_hpc.roles.training.artifacts import prune_weights
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.weights import pin, pinned_versions, prune, published_versions, release
 from mrt_hpc.submit import create
-from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.submit.submission import Listener
-
-if TYPE_CHECKING:
-    from mrt_hpc.recipe.schema import EvaluationRecipe
 
 
 @pytest.fixture
@@ -59,23 +52,15 @@ def train(run: RunLayout, last: int) -> list[int]:
     return published_versions(run)
 
 
-def asked_for(name: str) -> EvaluationRecipe:
-    return evaluation_recipe(models_asked([name]), "small_world", results=Path(name).parent / "results")
-
-
 def submitted(root: Path, name: str, warnings: list[str] | None = None) -> RunLayout:
     """The directory of an evaluation of these models, as a submission leaves it before its first job. The queue of
     these tests is that of the fixture, so the ids of its jobs are not waited for.
     """
     warn = pytest.fail if warnings is None else warnings.append
     listener = Listener(show=print, warn=warn, display=lambda _: nullcontext(lambda: None))
-    submit_evaluation(asked_for(name), (), LocalSite(), root, listener)
+    asked = evaluation_recipe(models_asked([name]), "small_world", results=Path(name).parent / "results")
+    submit_evaluation(asked, (), LocalSite(), root, listener)
     return RunLayout(root)
-
-
-def prepared(layout: RunLayout) -> None:
-    """Run the first job."""
-    prepare.run(task_of(layout, "prepare"))
 
 
 def test_a_version_that_is_pinned_stays_whether_it_is_there_or_to_come(
@@ -94,48 +79,37 @@ def test_the_first_job_takes_the_weights_over_and_releases_them(run: RunLayout, 
     layout = submitted(tmp_path / "eval", f"{run.root}@20")
     other = submitted(tmp_path / "other", f"{run.root}@20,21")
     train(run, 30)
-    prepared(layout)
+    prepare.run(task_of(layout, "prepare"))
     assert (layout.weights_version(0) / "config.json").read_text() == '{"version": 20}'
     assert train(run, 31) == [0, 20, 21, 29, 30, 31], "the other evaluation wants it, too"
-    prepared(other)
+    prepare.run(task_of(other, "prepare"))
     assert train(run, 32) == [0, 30, 31, 32]
-    prepared(layout)  # a second attempt
+    prepare.run(task_of(layout, "prepare", attempt="b"))
     assert submitted(tmp_path / "eval", f"{run.root}@20").root == layout.root, "it has what it evaluates"
     assert pinned_versions(run) == set()
 
 
-def test_a_version_that_was_removed_is_refused_though_its_trainer_still_runs(run: RunLayout, tmp_path: Path) -> None:
+def test_a_version_that_was_removed_before_or_during_the_submission_is_refused(
+    run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train(run, 40)
-    with pytest.raises(UserError, match="20 is not there: it was pruned") as told:
-        submitted(tmp_path / "eval", f"{run.root}@20")
-    assert told.value.expected == "one of 0, 38, 39, 40"
-    command = ["eval", f"{run.root}@20", "--suite", "small_world", "--plan", "--run", str(tmp_path / "eval")]
-    out = CliRunner().invoke(main, command)
-    assert (out.exit_code != 0, "one of 0, 38, 39, 40" in out.output) == (True, True)
+    refused = refusal(submitted, tmp_path / "eval", f"{run.root}@20")
+    assert "20 is not there: it was pruned" in refused.what
+    assert refused.expected == "one of 0, 38, 39, 40"
     assert not (tmp_path / "eval").exists()
-
-
-def test_a_version_that_is_removed_during_the_submission_is_refused(run: RunLayout, tmp_path: Path) -> None:
-    train(run, 20)
-    recipe = asked_for(f"{run.root}@19,20")
-    layout = create_or_open(tmp_path / "eval", recipe, evaluation_plan(recipe, LocalSite()))
-    prune(run, {0, 20})
-    with pytest.raises(UserError, match="19 is not there"):
-        pin_models(recipe, layout, pytest.fail)
+    monkeypatch.setattr(evaluation_alone, "pin_models", lambda *asked: (prune(run, {0, 40}), pin_models(*asked)))
+    assert "39 is not there" in refusal(submitted, tmp_path / "eval", f"{run.root}@39,40").what
     assert pinned_versions(run) == set()
 
 
 def test_pins_of_one_evaluation_are_written_once_and_removed_by_it_alone(run: RunLayout, tmp_path: Path) -> None:
-    def released(layout: RunLayout) -> list[str]:
-        return release(read_lock(layout.recipe_lock), layout)
-
     one, two = (submitted(tmp_path / name, f"{run.root}@7") for name in ("one", "two"))
     (tmp_path / "link").symlink_to(tmp_path / "one")
     pin(run, 7, RunLayout(tmp_path / "link"))
     assert len(list(run.pins.iterdir())) == 2
-    assert (released(RunLayout(tmp_path / "link")), released(one)) == (["grpo@7"], [])
-    assert pinned_versions(run) == {7}
-    assert released(two) == ["grpo@7"]
+    for layout, released in ((RunLayout(tmp_path / "link"), ["grpo@7"]), (one, []), (two, ["grpo@7"])):
+        assert pinned_versions(run) == {7}
+        assert release(read_lock(layout.recipe_lock), layout) == released
     assert pinned_versions(run) == set()
 
 
@@ -164,11 +138,9 @@ def test_a_pin_that_cannot_be_read_counts(run: RunLayout, content: str) -> None:
 def test_a_cancelled_evaluation_keeps_nothing(run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = submitted(tmp_path / "eval", f"{run.root}@7,20")
     monkeypatch.setattr(queued_jobs, "job_queues", lambda *_: [])
-    out = CliRunner().invoke(main, ["cancel", str(layout.root)])
-    assert (out.exit_code, "grpo@7, grpo@20" in out.output) == (0, True), out.output
+    assert "grpo@7, grpo@20" in typed("cancel", layout.root).output
     assert pinned_versions(run) == set()
-    with pytest.raises(UserError):  # nothing of it is running
-        list(queued_jobs.cancel_run(layout))
+    refusal(lambda: list(queued_jobs.cancel_run(layout)))  # nothing of it is running
     submitted(tmp_path / "eval", f"{run.root}@7,20")
     assert pinned_versions(run) == {7, 20}, "the same command continues"
 
@@ -177,15 +149,10 @@ def test_of_a_run_that_is_closed_only_versions_that_are_there_or_stay_anyway_are
     run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run of somebody else. The tests may run as root, to whom nothing is closed."""
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(run.pins))
-
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) != run.root)
-    monkeypatch.setattr(asked_models, "pin", refuse)
-    with pytest.raises(UserError) as told:
-        submitted(tmp_path / "eval", f"{run.root}@20")
-    assert told.value.expected == "a version that the training keeps anyway: 0, 246, 247, 248"
+    monkeypatch.setattr(asked_models, "pin", Mock(side_effect=PermissionError(errno.EACCES, "closed", str(run.pins))))
+    refused = refusal(submitted, tmp_path / "eval", f"{run.root}@20")
+    assert refused.expected == "a version that the training keeps anyway: 0, 246, 247, 248"
     assert not (tmp_path / "eval").exists(), "it is refused before anything is made"
     train(run, 20)
     warnings: list[str] = []

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import samples
 from basics import INFERENCE, TRAINER
-from run_of import run_of
+from commands import refusal
+from run_of import publish_some, run_of, task_of
 
-from mrt_hpc.attempt.entry import load_task
-from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.errors import UserError
 from mrt_hpc.roles.sampling.collected import Collection
 from mrt_hpc.roles.sampling.weights_on_node import verified_weights
@@ -28,7 +28,6 @@ from mrt_hpc.run.weights import publish
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mrt_hpc.roles.task.context import Task
 
 SEED, GROUPS = 3, 3
 ANOTHER_PLACE = "belongs to another place"
@@ -54,13 +53,9 @@ def layout(tmp_path: Path) -> RunLayout:
     return run_at(tmp_path / "run")
 
 
-def task(layout: RunLayout, job: str = TRAINER) -> Task:
-    return load_task(layout, job, 0, Placement(0, 1, 0, "b"))
-
-
 def is_complete(layout: RunLayout) -> bool:
     """Whether the trainer finds all groups of iteration 0; it sets damaged ones aside, to be sampled again."""
-    return RolloutReader(task(layout), 0).is_complete()
+    return RolloutReader(task_of(layout, TRAINER), 0).is_complete()
 
 
 def put(source: Path, path: Path) -> None:
@@ -96,7 +91,7 @@ def test_a_group_of_another_problem_or_position_than_the_drawn_ones_is_set_aside
 
 
 def test_collected_groups_of_other_problems_are_set_aside_at_once(layout: RunLayout) -> None:
-    collection, positions = Collection(task(layout), 0), range(len(read_problems(layout.train_data)))
+    collection, positions = Collection(task_of(layout, TRAINER), 0), range(len(read_problems(layout.train_data)))
     for read in (lambda: collection.group(0), lambda: next(iter(collection.groups()))):
         for position in positions:
             if not layout.group(COLLECTION, position).exists():
@@ -107,15 +102,11 @@ def test_collected_groups_of_other_problems_are_set_aside_at_once(layout: RunLay
     assert not [position for position in positions if layout.group(COLLECTION, position).exists()]
 
 
-def fill(directory: Path) -> None:
-    (directory / "model.safetensors").write_bytes(directory.parent.parent.name.encode())
-
-
 def test_weights_of_another_run_or_version_are_set_aside(layout: RunLayout) -> None:
-    sampler, other = task(layout, INFERENCE), run_at(layout.root.with_name("other"))
-    for run in (layout, other):
-        for version in (0, 1, 2):
-            publish(run, version, fill)
+    sampler, other = task_of(layout, INFERENCE), run_at(layout.root.with_name("other"))
+    publish_some(layout, 0, 1, 2)
+    for version in (0, 1):
+        publish(other, version, lambda directory: (directory / "model.safetensors").write_text("other") and None)
     assert verified_weights(sampler, 1).digest == verify(layout.weights_version(1)).digest
     put(other.weights_version(1), layout.weights_version(1))
     put(layout.weights_version(0), layout.weights_version(2))
@@ -131,13 +122,8 @@ def test_weights_of_another_run_or_version_are_set_aside(layout: RunLayout) -> N
 
 
 def test_stored_samples_of_another_problem_are_damaged(tmp_path: Path) -> None:
-    class Fingerprint:
-        digest = "f" * 64
-
-        def model_dump(self, mode: str) -> dict[str, str]:
-            return {"mode": mode}
-
-    store = StoredSamples.of(tmp_path, cast("Any", Fingerprint()))
+    fingerprint: Any = SimpleNamespace(digest="f" * 64, model_dump=lambda mode: {"mode": mode})
+    store = StoredSamples.of(tmp_path, fingerprint)
     for position in range(2):
         store.commit(position, range(1), sampled(0, f"p{position}"), "0" * 64)
     mine, other = store.batches(0)[0], store.batches(1)[0]
@@ -147,21 +133,18 @@ def test_stored_samples_of_another_problem_are_damaged(tmp_path: Path) -> None:
         store.read(mine, [0])
 
 
-def test_a_moved_or_copied_run_is_the_same_run(layout: RunLayout, tmp_path: Path) -> None:
+def test_a_run_that_is_moved_or_copied_is_the_same_and_one_without_its_name_is_not_damaged(
+    layout: RunLayout, tmp_path: Path
+) -> None:
     moved = RunLayout(layout.root.rename(tmp_path / "moved"))
     assert is_complete(moved)
-    shutil.copytree(moved.root, tmp_path / "copy")
-    assert is_complete(RunLayout(tmp_path / "copy"))
-
-
-def test_a_run_without_its_name_is_told_from_damage(layout: RunLayout, tmp_path: Path) -> None:
+    layout = RunLayout(shutil.copytree(moved.root, tmp_path / "copy"))
     name = layout.identity.read_text()
     layout.identity.unlink()
-    with pytest.raises(UserError) as refusal:
-        is_complete(layout)
-    assert not isinstance(refusal.value, DamagedError)
+    refused = refusal(is_complete, layout)
+    assert not isinstance(refused, DamagedError)
     assert layout.group(0, 0).exists()
-    assert name.strip() in str(refusal.value.advice)
+    assert name.strip() in str(refused.advice)
     layout.identity.write_text(name)
     assert is_complete(layout)
     commit_whole(tmp_path / "alone", lambda directory: (directory / "w").write_text("w") and None)

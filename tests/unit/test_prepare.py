@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from commands import recipe, refusal
-from run_of import run_of
+from run_of import run_of, task_of
 from safetensors.numpy import load_file, save_file
 from transformers import LlamaConfig, Qwen3NextConfig
 
-from mrt_hpc.attempt.entry import load_task
-from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.inference.prompting import Prompter
@@ -48,8 +46,7 @@ def fill(directory: Path) -> None:
 
 
 def prepare_task(run: Path, *settings: str, name: str = "quickstart") -> Task:
-    run_of(run, *settings, recipe=name)
-    return load_task(RunLayout(run), "prepare", 0, Placement(0, 1, 0, "a"))
+    return task_of(run_of(run, *settings, recipe=name), "prepare")
 
 
 @pytest.fixture(scope="module")
@@ -88,47 +85,40 @@ def make_infinite(model: Path) -> None:
     save_file(tensors, model / "model.safetensors", {"format": "pt"})
 
 
-# -- models
-
-
-def test_a_run_starts_from_a_weights_version_of_another(other: Path, tmp_path: Path) -> None:
-    task = prepare_task(tmp_path / "run", f"model={{type: hugging_face, path: {other}}}")
-    prepare.run(task)
-    manifest = verify(task.layout.weights_version(0))
+def test_a_run_starts_from_a_weights_version_of_another_unless_it_is_damaged(other: Path, tmp_path: Path) -> None:
+    whole, damaged = (prepare_task(tmp_path / run, f"model={{type: hugging_face, path: {other}}}") for run in "ab")
+    prepare.run(whole)
+    manifest = verify(whole.layout.weights_version(0))
     assert (sorted(manifest.files), manifest.about["source"]) == (FILES, str(other))
-
-
-def test_a_damaged_weights_version_of_another_run_is_refused(other: Path, tmp_path: Path) -> None:
     save_file({"weight": np.ones(4, dtype=np.float32)}, other / "model.safetensors")
-    task = prepare_task(tmp_path / "run", f"model={{type: hugging_face, path: {other}}}")
     with pytest.raises(DamagedError):
-        prepare.run(task)
-    assert not task.layout.weights_version(0).exists()
+        prepare.run(damaged)
+    assert not damaged.layout.weights_version(0).exists()
 
 
 @pytest.mark.parametrize(
-    ("damage", "prover", "fact"),
+    ("damage", "field", "fact"),
     [
-        (make_infinite, False, "model.norm.weight"),
-        (make_lossy, False, "model.path"),
-        (make_lossy, True, "prover.model"),
+        (make_infinite, "model", "model.norm.weight"),
+        (make_lossy, "model", "model.path"),
+        (make_lossy, "prover.model", "prover.model"),
     ],
 )
 def test_a_model_that_cannot_be_used_is_never_published(
-    model: Path, tmp_path: Path, damage: Callable[[Path], None], prover: bool, fact: str
+    model: Path, tmp_path: Path, damage: Callable[[Path], None], field: str, fact: str
 ) -> None:
     damage(model)
-    setting = f"prover.model={model}" if prover else f"model={{type: hugging_face, path: {model}}}"
-    task = prepare_task(tmp_path / "run", setting, name="small_world/mrt_online")
+    value = f"{{type: hugging_face, path: {model}}}" if field == "model" else model
+    task = prepare_task(tmp_path / "run", f"{field}={value}", name="small_world/mrt_online")
     assert fact in refusal(prepare.run, task).message()
     assert not task.layout.weights_version(0).exists()
 
 
-def test_an_architecture_that_the_installed_packages_do_not_know_is_refused(tmp_path: Path) -> None:
-    for name, trained, fact in (("NoSuch", True, "transformers"), ("Qwen22", False, "Qwen2ForCausalLM")):
-        (tmp_path / "config.json").write_text(json.dumps({"architectures": [f"{name}ForCausalLM"]}))
-        refused = refusal(partial(prepare.check_architecture, tmp_path, "model.path", trained=trained)).message()
-        assert name in refused and fact in refused
+@pytest.mark.parametrize(("name", "trained", "fact"), [("NoSuch", True, "transf"), ("Qwen22", False, "Qwen2ForCausal")])
+def test_an_unknown_architecture_is_refused(name: str, trained: bool, fact: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [f"{name}ForCausalLM"]}))
+    refused = refusal(partial(prepare.check_architecture, tmp_path, "model.path", trained=trained)).message()
+    assert name in refused and fact in refused
 
 
 def test_a_model_that_is_not_trained_as_it_is_sampled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -143,16 +133,13 @@ def test_a_model_that_is_not_trained_as_it_is_sampled(tmp_path: Path, caplog: py
     assert "model.layers.77.norm" in refused.message()
 
 
-# -- prompts and gold answers
+def prompt_task(run: Path, *settings: str) -> Task:
+    return prepare_task(run, "data.problems=40", "sampling.problems_per_iteration=8", BENCHMARK, *settings)
 
 
 @pytest.fixture
 def task(tmp_path: Path) -> Task:
     return prompt_task(tmp_path / "run")
-
-
-def prompt_task(run: Path, *settings: str) -> Task:
-    return prepare_task(run, "data.problems=40", "sampling.problems_per_iteration=8", BENCHMARK, *settings)
 
 
 def lengths(task: Task, path: Path) -> list[int]:
@@ -166,10 +153,10 @@ def make_long(path: Path, count: int) -> None:
     write_problems(path, [*problems[count:], *long])
 
 
-def change_first(task: Task, **changes: object) -> str:
+def change_first(task: Task, **changes: Any) -> str:
     """Change the first training problem; returns its id."""
     first, *others = read_problems(task.layout.train_data)
-    write_problems(task.layout.train_data, [replace(first, **changes), *others])  # type: ignore[arg-type]
+    write_problems(task.layout.train_data, [replace(first, **changes), *others])
     return first.id
 
 
@@ -217,8 +204,7 @@ def test_long_prompts_are_left_out_where_the_recipe_says_so(tmp_path: Path, capl
 
 @pytest.mark.parametrize("text", ["Say <|end|> twice", "x</think>=3"])
 def test_a_problem_that_holds_a_special_token_is_refused(text: str, task: Task) -> None:
-    name = change_first(task, problem=text)
-    assert refusal(check_prompts, task, STARTING_MODEL).value == name
+    assert change_first(task, problem=text) == refusal(check_prompts, task, STARTING_MODEL).value
 
 
 def test_a_problem_that_the_template_changes_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from basics import executable
+from commands import recipe, refusal
 from sandboxes import needs_sandbox
 
 from mrt_hpc.backends.local.site import LocalSite
@@ -29,8 +31,8 @@ from mrt_hpc.domains.python import PythonVerifier, assertions
 from mrt_hpc.domains.sandbox import bwrap
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.typed_file import typed
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.submit.submission import objections_to, refuse_objections
 
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
 
 pytestmark = needs_sandbox
-
-RECIPES = Path(__file__).parents[2] / "recipes"
 
 DOUBLE = "def double(x):\n    return 2 * x\n"
 TRIPLE = "def double(x):\n    return 3 * x\n"
@@ -64,17 +64,16 @@ DEQUE = "from collections import deque\n"
 
 
 @pytest.mark.parametrize(
-    ("answer", "gold", "told"),
+    ("answer", "gold", "fact"),
     [
         ("def f(g): return g(1)", "assert f(lambda x: x + 1) == 2", "a function"),
         (CONTAINS, "assert 7 in f(1)", "only the answer"),
         (f"{DEQUE}def f(x): return deque([x])", f"{DEQUE}assert f(1) == deque([1])", "deque"),
     ],
 )
-def test_what_the_gold_answer_may_not_do_is_said_and_is_no_verdict(answer: str, gold: str, told: str) -> None:
+def test_what_the_gold_answer_may_not_do_is_said_and_is_no_verdict(answer: str, gold: str, fact: str) -> None:
     verdict = QUICK.judge(answer, gold)
-    assert (verdict.correct, verdict.readable) == (False, False)
-    assert told in str(verdict.error)
+    assert (verdict.correct, verdict.readable, fact in str(verdict.error)) == (False, False, True)
 
 
 GOLDS = {
@@ -162,12 +161,9 @@ ATTACKS = {
 
 
 STOPPED = """
-try:
-    attack()
-except (OSError, MemoryError, KeyError):
-    stopped = True
-else:
-    stopped = False
+stopped = False
+try: attack()
+except (OSError, MemoryError, KeyError): stopped = True
 assert stopped
 """
 
@@ -193,7 +189,6 @@ def test_a_program_does_not_get_out_of_its_sandbox(
 def test_nothing_of_a_program_is_alive_after_the_verdict() -> None:
     verifier = PythonVerifier(time_limit_s=0.25, memory_limit_gib=0.437)
     marker = str(int(0.437 * 2**30))
-    assert not verifier.judge("import time\ndef double(x): time.sleep(600)", GOLD).correct
     assert not verifier.judge("import os, time\ntry: os.setsid()\nfinally: time.sleep(600)", GOLD).correct
 
     def is_over() -> bool:
@@ -205,8 +200,8 @@ def test_nothing_of_a_program_is_alive_after_the_verdict() -> None:
 
 BWRAPS = {
     "no bubblewrap": "",
-    "No permissions to create": "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n",
-    "none can be made": '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n',
+    "No permissions to create": "echo 'bwrap: No permissions to create new namespace' >&2\nexit 1",
+    "none can be made": 'while [ "$1" != -- ]; do shift; done\nshift\nexec "$@"',
 }
 """Missing, without permission, and one that does nothing, by what the refusal tells."""
 
@@ -215,65 +210,57 @@ BWRAPS = {
 def no_sandbox(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A machine without one; what the refusal tells."""
     if BWRAPS[request.param]:
-        (tmp_path / "bwrap").write_text(BWRAPS[request.param])
-        (tmp_path / "bwrap").chmod(0o755)
+        executable(tmp_path / "bwrap", BWRAPS[request.param])
     monkeypatch.setenv("PATH", str(tmp_path))
     return request.param
 
 
 @pytest.fixture
-def recipe() -> Recipe:
-    """One whose answers are programs."""
-    return load_recipe(RECIPES / "small_world" / "grpo.yaml", ("data.verifier=python",))
+def programs() -> Recipe:
+    """A recipe whose answers are programs."""
+    return recipe("small_world/grpo", "data.verifier=python")
 
 
 def test_without_a_sandbox_nothing_is_judged(no_sandbox: str) -> None:
-    refusal = PythonVerifier().refusal()
-    assert refusal is not None
-    assert no_sandbox in refusal.message()
-    assert "doctor" in str(refusal.advice)
-    with pytest.raises(UserError, match=no_sandbox):  # it is no wrong answer
-        judge_timed(QUICK, DOUBLE, GOLD, 2.0)
+    found = PythonVerifier().refusal()
+    assert found is not None
+    assert no_sandbox in found.message() and "doctor" in str(found.advice)
+    assert no_sandbox in refusal(judge_timed, QUICK, DOUBLE, GOLD, 2.0).message(), "it is no wrong answer"
     with pytest.raises(UserError, match=no_sandbox), GraderPool(QUICK):  # a task stops before it samples
         pass
 
 
 def test_submit_and_plan_refuse_where_tasks_would_run_without_a_sandbox(
-    recipe: Recipe, no_sandbox: str, capsys: pytest.CaptureFixture[str]
+    programs: Recipe, no_sandbox: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     local, cluster = LocalSite().backend(), SlurmSite(name="c", python="/shared/env/bin/python").backend()
-    plan = compile_plan(recipe, LocalSite())
+    plan = compile_plan(programs, LocalSite())
     with pytest.raises(UserError, match=no_sandbox):
-        refuse_objections(recipe, plan, local, lambda _: None)
-    assert no_sandbox in objections_to(recipe, plan, local).refused[-1]
-    assert objections_to(recipe, plan, cluster).error is None
-    assert "mrt-hpc doctor --on-node" in objections_to(recipe, plan, cluster).doubts[-1]
-    assert objections_to(load_recipe(RECIPES / "quickstart.yaml"), plan, local).error is None
-    print_objections(console_of(sys.stdout), plan, recipe, ChosenSite(LocalSite()), "submit")
+        refuse_objections(programs, plan, local, lambda _: None)
+    assert no_sandbox in objections_to(programs, plan, local).refused[-1]
+    assert objections_to(programs, plan, cluster).error is None
+    assert "mrt-hpc doctor --on-node" in objections_to(programs, plan, cluster).doubts[-1]
+    assert objections_to(recipe("quickstart"), plan, local).error is None
+    print_objections(console_of(sys.stdout), plan, programs, ChosenSite(LocalSite()), "submit")
     assert no_sandbox in " ".join(capsys.readouterr().out.split())
 
 
 def test_doctor_finds_it_here_and_a_node_tries_the_verifiers_of_its_jobs(
-    recipe: Recipe, no_sandbox: str, tmp_path: Path
+    programs: Recipe, no_sandbox: str, tmp_path: Path
 ) -> None:
-    situation = Situation(SlurmSite(name="c"), recipe, tmp_path)
-    (here,) = local_checks.verifiers(Situation(LocalSite(), recipe, tmp_path))
-    assert (here.verdict, here.check) == (CheckVerdict.FAILS, "python")
+    situation = Situation(SlurmSite(name="c"), programs, tmp_path)
+    (here,) = local_checks.verifiers(Situation(LocalSite(), programs, tmp_path))
     (there,) = local_checks.verifiers(situation)
+    assert (here.verdict, here.check) == (CheckVerdict.FAILS, "python")
     assert (there.verdict, there.remedy) == (CheckVerdict.NOT_CHECKED, "add --on-node")
-    asked = on_node.verifiers_judging(situation, "cpu")
-    write_json(tmp_path / "order", asdict(NodeOrder(verifiers=asked)))
-    order = node_half.read_order(tmp_path / "order")
-    assert order.verifiers[0][1]["type"] == "python"
-    ((verifier, (evidence, advice)),) = node_half.refusals(order)
-    assert verifier == "python"
-    assert no_sandbox in evidence
-    assert "doctor" in advice
+    write_json(tmp_path / "order", asdict(NodeOrder(verifiers=on_node.verifiers_judging(situation, "cpu"))))
+    ((verifier, (evidence, advice)),) = node_half.refusals(typed((tmp_path / "order").read_bytes(), NodeOrder))
+    assert (verifier, no_sandbox in evidence, "doctor" in advice) == ("python", True, True)
 
 
-def test_where_there_is_a_sandbox_nothing_is_refused(recipe: Recipe, tmp_path: Path) -> None:
+def test_where_there_is_a_sandbox_nothing_is_refused(programs: Recipe, tmp_path: Path) -> None:
     assert Path(bwrap()).is_file()
     assert PythonVerifier().refusal() is None
-    assert objections_to(recipe, compile_plan(recipe, LocalSite()), LocalSite().backend()).error is None
-    (here,) = local_checks.verifiers(Situation(LocalSite(), recipe, tmp_path))
+    assert objections_to(programs, compile_plan(programs, LocalSite()), LocalSite().backend()).error is None
+    (here,) = local_checks.verifiers(Situation(LocalSite(), programs, tmp_path))
     assert here.verdict is CheckVerdict.OK

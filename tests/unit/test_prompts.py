@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from datetime import date
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from commands import recipe, refusal
 from run_of import run_of
 from tokenizers import AddedToken, processors
 
@@ -22,7 +24,6 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.mrt.sft import Conversation, Message
 from mrt_hpc.recipe.chat_template import StoredTemplate, check_stored, user
-from mrt_hpc.recipe.find import RECIPES, find
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_lock
 from mrt_hpc.recipe.sections import Prompt
@@ -30,17 +31,13 @@ from mrt_hpc.run.evaluation_settings import evaluation_settings, fingerprint_of
 from mrt_hpc.run.problems import read_examples
 from mrt_hpc.run.prompt_files import changed_prompt_files, copy_of, read_experiment
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-QUICKSTART = find(RECIPES, "quickstart")
 TURN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>{% endfor %}"
 CHAT = TURN + "{% if add_generation_prompt %}[assistant]{% endif %}"
 
 
 def opening(text: str) -> str:
     """A chat that begins the model's turn in this way."""
-    return TURN + "{% if add_generation_prompt %}[assistant]" + text + "{% endif %}"
+    return CHAT.replace("[assistant]", f"[assistant]{text}")
 
 
 def answering(text: str, start: str = "") -> str:
@@ -52,32 +49,33 @@ SWITCHED = (
     "{% if enable_thinking is defined and enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}"
 )
 OPEN = "[assistant]<think>\n"
-GOOD: dict[str, tuple[str, str]] = {
-    "plain": (CHAT, OPEN),
-    "opened by the template": (opening("<think>{{ '\n' }}"), OPEN),
-    "opened without a new line": (opening("<think>"), "[assistant]<think>"),
-    "opened, and closed in earlier turns": (answering("<think></think>", "<think>"), "[assistant]<think>"),
-    "closed in earlier turns alone": (answering("</think>"), OPEN),
-    "earlier turns not written": ("[user]{{ messages[0].content }}", "<think>\n"),
-    "content trimmed": (CHAT.replace("m.content", "m.content | trim"), OPEN),
-    "generation marked": (CHAT.replace("<|end|>", "{% generation %}<|end|>{% endgeneration %}"), OPEN),
+GOOD: dict[str, str] = {
+    CHAT: OPEN,
+    opening("<think>{{ '\n' }}"): OPEN,
+    opening("<think>"): "[assistant]<think>",
+    answering("<think></think>", "<think>"): "[assistant]<think>",
+    answering("</think>"): OPEN,
+    "[user]{{ messages[0].content }}": "<think>\n",
+    CHAT.replace("m.content", "m.content | trim"): OPEN,
+    CHAT.replace("<|end|>", "{% generation %}<|end|>{% endgeneration %}"): OPEN,
 }
-BAD: dict[str, tuple[str, str]] = {
-    "closed by default": (opening(SWITCHED), "closes the thought"),
-    "closed alone": (opening("</think>"), "closes the thought"),
-    "opened twice": (opening("<think><think>"), "opens the thought 2 times"),
-    "own tags, closed": (opening("<|begin_of_thought|><|end_of_thought|>"), r"its own, '<\|begin_of_thought\|>'"),
-    "own tags of other words, closed": (opening("<|channel>inner\n<channel|>"), r"a way of its own, '<\|channel>inner"),
-    "own tags, closed before too": (answering("<think:a></think:a>", "<think:a></think:a>"), "'<think:a>'"),
-    "opened in words": (opening("Here are my steps:"), "a way of its own, 'Here are my steps:'"),
-    "answers in a channel": (answering("<|channel|>final<|message|>"), r"its own, '<\|channel\|>final"),
-    "tools needed": ("{% for t in tools %}{% endfor %}" + CHAT, "cannot write this conversation: TypeError: .*None"),
-    "raises": ("{{ raise_exception('Only with a system prompt!') }}", "TemplateError: Only with a system prompt!"),
-    "undefined": ("{{ functions.x }}" + CHAT, "UndefinedError: 'functions' is undefined"),
-    "no template": ("{% for m in messages %}", "TemplateSyntaxError"),
-    "a list of contents": (CHAT.replace("m.content", "m.content[0].text"), "writes the question 0 times"),
-    "question twice": (CHAT + "{{ messages[-1].content }}", "writes the question 2 times"),
-}  # fmt: skip
+"""Templates that open one thought or none, and how a prompt of each ends."""
+BAD: dict[str, str] = {
+    opening(SWITCHED): "closes the thought",
+    opening("<think><think>"): "opens the thought 2 times",
+    opening("<|begin_of_thought|><|end_of_thought|>"): r"its own, '<\|begin_of_thought\|>'",
+    opening("<|channel>inner\n<channel|>"): r"a way of its own, '<\|channel>inner",
+    answering("<think:a></think:a>", "<think:a></think:a>"): "'<think:a>'",
+    opening("Here are my steps:"): "a way of its own, 'Here are my steps:'",
+    answering("<|channel|>final<|message|>"): r"its own, '<\|channel\|>final",
+    "{% for t in tools %}{% endfor %}" + CHAT: "cannot write this conversation: TypeError: .*None",
+    "{{ raise_exception('Only with a system prompt!') }}": "TemplateError: Only with a system prompt!",
+    "{{ functions.x }}" + CHAT: "UndefinedError: 'functions' is undefined",
+    "{% for m in messages %}": "TemplateSyntaxError",
+    CHAT.replace("m.content", "m.content[0].text"): "writes the question 0 times",
+    CHAT + "{{ messages[-1].content }}": "writes the question 2 times",
+}
+"""Templates that are refused, and with which words."""
 
 
 def model(directory: Path, template: str | None, **config: Any) -> Path:
@@ -90,27 +88,21 @@ def model(directory: Path, template: str | None, **config: Any) -> Path:
     return directory
 
 
-def prompter(directory: Path, template: str | None, prompt: Prompt | None = None) -> Prompter:
-    return Prompter.of(model(directory, template), prompt or Prompt())
-
-
-def checked(directory: Path, prompt: Prompt, refusal: str = "") -> list[UserError]:
+def checked(directory: Path, prompt: Prompt, words: str = "") -> list[UserError]:
     """Check a template as ``submit`` and as the first task do; the errors, where both refuse it with these words."""
     template = Prompter.of(directory, prompt).template
     assert template is not None
-    checks: list[Callable[[], None]] = [lambda: check_stored(directory, prompt, "model.path"), template.check]
     found = []
-    for check in checks:
-        with pytest.raises(UserError, match=refusal) if refusal else nullcontext() as refused:
+    for check in (partial(check_stored, directory, prompt, "model.path"), template.check):
+        with pytest.raises(UserError, match=words) if words else nullcontext() as refused:
             check()
         found += [refused.value] if refused else []
     return found
 
 
-@pytest.mark.parametrize("form", [*GOOD, *BAD])
-def test_templates_by_what_they_make_of_a_question(form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("template", [*GOOD, *BAD])
+def test_templates_by_what_they_make_of_a_question(template: str, tmp_path: Path) -> None:
     """One that leaves one thought open is accepted; jinja2 alone renders each as transformers does."""
-    template, told = (GOOD | BAD)[form]
     model(tmp_path, template)
     found = []
     for render in (Prompter.of(tmp_path, Prompt()).rendered, StoredTemplate(tmp_path, Prompt(), template).render):
@@ -119,13 +111,12 @@ def test_templates_by_what_they_make_of_a_question(form: str, tmp_path: Path) ->
         except Exception as error:
             found.append(f"{type(error).__name__}: {error}")
     assert found[0] == found[1]
-    if form in BAD:
-        stored, _ = checked(tmp_path, Prompt(), told)
-        assert "model.path" in str(stored.where)
+    if template in BAD:
+        assert "model.path" in str(checked(tmp_path, Prompt(), BAD[template])[0].where)
     else:
         checked(tmp_path, Prompt())
         text = Prompter.of(tmp_path, Prompt(instruction="?")).text("1+1")
-        assert text.endswith(told)
+        assert text.endswith(GOOD[template])
         assert (text.count("<think>"), text.count("1+1?")) == (1, 1)
 
 
@@ -144,9 +135,8 @@ def test_a_variable_opens_the_thought_that_the_template_closes(tmp_path: Path) -
     checked(tmp_path, Prompt(thought_start="", thought_end=""))  # no thought is wanted
     for name in ("thinking", "tools", "tokenize", "bos_token"):
         prompt = Prompt(thought_start="", thought_end="", template_variables={name: True})
-        with pytest.raises(UserError) as unread:
-            check_stored(tmp_path, prompt, "model.path")
-        assert (unread.value.value, unread.value.expected) == (name, "one of enable_thinking")
+        unread = refusal(check_stored, tmp_path, prompt, "model.path")
+        assert (unread.value, unread.expected) == (name, "one of enable_thinking")
 
 
 def test_the_models_own_tags_may_be_named_in_the_recipe(tmp_path: Path) -> None:
@@ -172,37 +162,37 @@ def test_the_template_is_found_in_each_file_that_may_hold_it(file: str, stored: 
     assert Prompter.of(tmp_path, Prompt()).text("1").startswith("[own][user]1")
     if stored is NAMED:
         path.write_text(path.read_text().replace('"default"', '"rag"'))
-        with pytest.raises(UserError) as refused:
-            check_stored(tmp_path, Prompt(), "model.path")
-        assert refused.value.value == "tool_use, rag", "none is guessed"
+        refused = refusal(check_stored, tmp_path, Prompt(), "model.path")
+        assert refused.value == "tool_use, rag", "none is guessed"
 
 
-def test_the_day_that_a_template_writes_is_the_recipes(tmp_path: Path) -> None:
-    template = "{{ strftime_now('%d %b %Y') }}{{ date_string }}" + CHAT
-    for prompt, told in (
+@pytest.mark.parametrize(
+    ("prompt", "day"),
+    [
         (Prompt(), "01 Jan 2025["),
         (Prompt(date=date(2024, 7, 26)), "26 Jul 2024["),
         (Prompt(template_variables={"date_string": "!"}), "01 Jan 2025!["),
-    ):
-        assert prompter(tmp_path, template, prompt).text("1").startswith(told)
-        assert StoredTemplate(tmp_path, prompt, template).render([user("1")], True).startswith(told)
+    ],
+)
+def test_the_day_that_a_template_writes_is_the_recipes(prompt: Prompt, day: str, tmp_path: Path) -> None:
+    template = "{{ strftime_now('%d %b %Y') }}{{ date_string }}" + CHAT
+    assert Prompter.of(model(tmp_path, template), prompt).text("1").startswith(day)
+    assert StoredTemplate(tmp_path, prompt, template).render([user("1")], True).startswith(day)
 
 
 def test_variables_and_the_day_are_kept_by_the_lock_and_decide_which_samples_are_the_same(tmp_path: Path) -> None:
     changes = ("prompt.template_variables={a: true, b: 1, c: 0.5, d: x, e: null}", "prompt.date=2024-07-26")
-    recipe = load_recipe(QUICKSTART, changes)
-    assert recipe.prompt.template_variables == {"a": True, "b": 1, "c": 0.5, "d": "x", "e": None}
-    assert recipe.prompt.date == date(2024, 7, 26)
-    (tmp_path / "recipe.lock.yaml").write_text(lock_text(recipe))
-    assert read_lock(tmp_path / "recipe.lock.yaml") == recipe
-    with pytest.raises(UserError, match="template_variables"):
-        load_recipe(QUICKSTART, ("prompt.template_variables={a: [1]}",))
+    asked = recipe("quickstart", *changes)
+    assert asked.prompt.template_variables == {"a": True, "b": 1, "c": 0.5, "d": "x", "e": None}
+    assert asked.prompt.date == date(2024, 7, 26)
+    (tmp_path / "recipe.lock.yaml").write_text(lock_text(asked))
+    assert read_lock(tmp_path / "recipe.lock.yaml") == asked
     found = []
     for change in ("", "template_variables={a: false}", "template_variables={a: 0.5}", "date=2024-07-26"):
-        recipe = load_recipe(QUICKSTART, (f"evaluation.prompt.{change}",) if change else ())
-        layout, benchmark = run_of(tmp_path / str(len(found)), recipe=recipe), recipe.evaluation.benchmarks[0]
-        sampled = evaluation_settings(layout, recipe)[benchmark.name].sampled
-        found.append((fingerprint_of(layout, recipe, benchmark, "w").digest, sampled))
+        asked = recipe("quickstart", *([f"evaluation.prompt.{change}"] if change else []))
+        layout, benchmark = run_of(tmp_path / str(len(found)), recipe=asked), asked.evaluation.benchmarks[0]
+        sampled = evaluation_settings(layout, asked)[benchmark.name].sampled
+        found.append((fingerprint_of(layout, asked, benchmark, "w").digest, sampled))
     assert [len({*digests}) for digests in zip(*found, strict=True)] == [4, 4]
 
 
@@ -258,7 +248,7 @@ def test_the_end_of_a_turn_stops_a_completion(between: str, at_end: str, added: 
 
 
 def test_special_tokens_are_found_in_a_text_and_so_is_a_tag_that_is_no_token(tmp_path: Path) -> None:
-    found = prompter(tmp_path, CHAT)
+    found = Prompter.of(model(tmp_path, CHAT), Prompt())
     assert found.special_in("1 < 2 and <|end|></think>") == ["<|end|>", "</think>"]
     assert found.special_in("|end| <end> think") == []
     tokenizer = build_tokenizer()
@@ -269,9 +259,7 @@ def test_special_tokens_are_found_in_a_text_and_so_is_a_tag_that_is_no_token(tmp
     own = Prompter.of(tmp_path, Prompt()).stop_token_ids
     more = Prompter.of(tmp_path, Prompt(stop_tokens=("=", "<|end|>")))
     assert more.stop_token_ids == (*own, *more.ids("=")), "further tokens may end a completion"
-    with pytest.raises(UserError) as refused:
-        Prompter.of(tmp_path, Prompt(stop_tokens=("1+1",)))
-    assert refused.value.value == "1+1"
+    assert refusal(Prompter.of, tmp_path, Prompt(stop_tokens=("1+1",))).value == "1+1"
 
 
 ONE, TWO, THREE = "1+1?\nIt is 2<|end|>\n", "1+2?\nIt is 3<|end|>\n", "1+3?\nIt is 4<|end|>\n"
@@ -294,38 +282,28 @@ def few_shot(examples: Path, shots: int, template: bool = True) -> Prompter:
     ("problem", "shots", "template", "before"),
     [
         ("5+5", 0, True, ""),
-        ("5+5", 1, True, ONE),
         ("5+5", 2, True, ONE + TWO),
         ("1+1", 2, True, TWO + THREE),
         ("5+5", 1, False, "1+1?\nIt is 2\n\n"),
     ],
-    ids=["none", "one", "two", "the problem itself is no example", "paragraphs without a template"],
 )
-def test_examples_stand_before_the_problem(
+def test_examples_stand_before_the_problem_which_is_none_of_them(
     examples: Path, problem: str, shots: int, template: bool, before: str
 ) -> None:
-    text = few_shot(examples, shots, template).text(problem)
-    assert text == f"{before}{problem}?\n<think>\n"
+    assert few_shot(examples, shots, template).text(problem) == f"{before}{problem}?\n<think>\n"
 
 
-def test_too_few_examples_are_refused_and_so_is_one_without_a_solution(examples: Path) -> None:
-    assert few_shot(examples, 3).text("5+5")
-    with pytest.raises(UserError) as refused:
-        few_shot(examples, 3).text("1+1")
-    assert "--set prompt.shots=2" in str(refused.value.advice)
-    examples.write_text('{"id": "a", "problem": "1+1", "answer": "2"}\n')
-    with pytest.raises(UserError, match="solution") as refused:
-        few_shot(examples, 1)
-    assert "line 1" in str(refused.value.where)
-
-
-def test_a_recipe_names_its_examples_beside_it_and_shots_need_them(examples: Path) -> None:
+def test_examples_stand_beside_the_recipe_and_too_few_or_unsolved_ones_are_refused(examples: Path) -> None:
     path = examples.with_name("mine.yaml")
     path.write_text("extends: quickstart\nprompt: {examples: examples.jsonl, shots: 2}\n")
     assert load_recipe(path).prompt.examples == str(examples)
     path.write_text("extends: quickstart\nprompt: {shots: 1}\n")
-    with pytest.raises(UserError, match=r"prompt\.examples"):
-        load_recipe(path)
+    assert "prompt.examples" in refusal(load_recipe, path).what
+    assert few_shot(examples, 3).text("5+5")
+    assert "--set prompt.shots=2" in str(refusal(few_shot(examples, 3).text, "1+1").advice)
+    examples.write_text('{"id": "a", "problem": "1+1", "answer": "2"}\n')
+    refused = refusal(few_shot, examples, 1)
+    assert "solution" in refused.what and "line 1" in str(refused.where)
 
 
 def test_a_run_keeps_its_own_copies_of_the_files_of_its_prompts(tmp_path: Path, examples: Path) -> None:
@@ -333,28 +311,24 @@ def test_a_run_keeps_its_own_copies_of_the_files_of_its_prompts(tmp_path: Path, 
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages[0].content }}")
     changes = (f"prompt={{examples: {examples}, shots: 2}}", f"evaluation.prompt={{chat_template: {template}}}")
-    recipe = load_recipe(QUICKSTART, changes)
-    layout = run_of(tmp_path / "run", recipe=recipe)
-    before = evaluation_settings(layout, recipe)
-    assert list(changed_prompt_files(layout, recipe)) == []
+    asked = recipe("quickstart", *changes)
+    layout = run_of(tmp_path / "run", recipe=asked)
+    before = evaluation_settings(layout, asked)
+    assert list(changed_prompt_files(layout, asked)) == []
     template.write_text("another")
     examples.unlink()
     kept = read_experiment(layout)
-    assert kept.prompt.examples is not None
-    assert len(read_examples(Path(kept.prompt.examples))) == 3
-    assert kept.evaluation.prompt is not None
-    assert kept.evaluation.prompt.chat_template == str(copy_of(layout, template))
+    assert len(read_examples(Path(str(kept.prompt.examples)))) == 3
+    assert kept.evaluation.prompt and kept.evaluation.prompt.chat_template == str(copy_of(layout, template))
     assert copy_of(layout, template).read_text() == "{{ messages[0].content }}"
-    assert evaluation_settings(layout, recipe) == evaluation_settings(layout, kept) == before
-    assert list(changed_prompt_files(layout, recipe)) == [template]
-    assert read_lock(layout.recipe_lock) == recipe, "the lock names the files that were given"
+    assert evaluation_settings(layout, asked) == evaluation_settings(layout, kept) == before
+    assert list(changed_prompt_files(layout, asked)) == [template]
+    assert read_lock(layout.recipe_lock) == asked, "the lock names the files that were given"
 
 
 @pytest.mark.parametrize("field", ["examples", "chat_template"])
 def test_a_file_of_a_prompt_that_is_not_there_is_refused_before_anything_is_made(tmp_path: Path, field: str) -> None:
-    recipe = load_recipe(QUICKSTART, (f"evaluation.prompt={{{field}: {tmp_path}/nowhere}}",))
-    with pytest.raises(UserError) as refused:
-        run_of(tmp_path / "run", recipe=recipe)
-    assert refused.value.where == f"evaluation.prompt.{field}"
-    assert any("nowhere" in missing for missing in missing_inputs(recipe))
+    asked = recipe("quickstart", f"evaluation.prompt={{{field}: {tmp_path}/nowhere}}")
+    assert refusal(lambda: run_of(tmp_path / "run", recipe=asked)).where == f"evaluation.prompt.{field}"
+    assert any("nowhere" in missing for missing in missing_inputs(asked))
     assert not (tmp_path / "run").exists()

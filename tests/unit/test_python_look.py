@@ -7,25 +7,22 @@ import sys
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import Mock
 
-import click
 import pytest
-from basics import QUICKSTART
-from click.testing import CliRunner
+from commands import recipe, refusal
 
 from mrt_hpc.attempt import entry, python_look
 from mrt_hpc.attempt.entry import role_function
-from mrt_hpc.attempt.python_look import PythonLookError, light_installation, look_at_python, no_tasks_here
+from mrt_hpc.attempt.python_look import PythonLookError, look_at_python, no_tasks_here
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm import backend as slurm_backend
 from mrt_hpc.backends.slurm.site import Container, SlurmSite
-from mrt_hpc.cli.options import CommandGroup
 from mrt_hpc.cluster.doctor import local_checks
 from mrt_hpc.cluster.doctor.situation import Situation
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.submit.submission import objections_to
 
 if TYPE_CHECKING:
@@ -42,22 +39,18 @@ def test_tasks_are_refused_where_they_would_run_with_a_light_python(monkeypatch:
     image = Container(image="/images/cuda.sif")
     elsewhere = (SlurmSite(name="c", python="/shared/env/bin/python"), SlurmSite(name="c", container=image))
     for site in (LocalSite(), SlurmSite(name="c"), *elsewhere):
-        error = site.backend().objections(compile_plan(load_recipe(QUICKSTART), site)).error
+        error = site.backend().objections(compile_plan(recipe("quickstart"), site)).error
         assert (error is None) is (site in elsewhere)
         assert error is None or ("torch, vllm" in error.what and "container build" in str(error.advice))
 
 
 def test_a_task_without_a_package_says_so_and_may_be_tried_on_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(name: str) -> None:
-        raise ModuleNotFoundError(f"No module named {name}", name="tokenizers")
-
     monkeypatch.setattr(entry, "require_gpus", lambda _: None)
-    monkeypatch.setattr(importlib, "import_module", fails)
+    monkeypatch.setattr(importlib, "import_module", Mock(side_effect=ModuleNotFoundError(name="tokenizers")))
     task: Any = SimpleNamespace(job=SimpleNamespace(does=lambda _: False))
-    with pytest.raises(UserError, match="tokenizers") as refused:
-        role_function(task, Role.PREPARE)
-    assert refused.value.exit_code is ExitCode.RETRYABLE
-    assert "doctor" in str(refused.value.advice)
+    refused = refusal(role_function, task, Role.PREPARE)
+    assert "tokenizers" in refused.message() and "doctor" in str(refused.advice)
+    assert refused.exit_code is ExitCode.RETRYABLE
 
 
 @pytest.mark.parametrize(
@@ -77,11 +70,11 @@ def test_sampling_without_gpus(vllm: str, changes: tuple[str, ...], refused: lis
     installed = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    recipe = load_recipe(QUICKSTART, changes)
+    asked = recipe("quickstart", *changes)
     site = SlurmSite(name="c", python=sys.executable, environment={"PYTHONPATH": str(tmp_path)})
-    error = objections_to(recipe, compile_plan(recipe, site), site.backend()).error
+    error = objections_to(asked, compile_plan(asked, site), site.backend()).error
     assert (error is not None) is bool(refused)
-    (looked_at,) = local_checks.python(Situation(site, recipe, tmp_path))
+    (looked_at,) = local_checks.python(Situation(site, asked, tmp_path))
     for role in refused:
         assert f"--set resources.{role}.gpus=1" in str(error)
         assert f"--set resources.{role}.gpus=1" in looked_at.remedy
@@ -89,41 +82,23 @@ def test_sampling_without_gpus(vllm: str, changes: tuple[str, ...], refused: lis
 
 def test_a_task_does_not_warm_a_model_up_that_cannot_be_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(python_look.importlib.metadata, "version", lambda _: "0.32.0")
-    recipe = load_recipe(QUICKSTART)
-    for job in compile_plan(recipe, LocalSite()).jobs:
+    asked = recipe("quickstart")
+    for job in compile_plan(asked, LocalSite()).jobs:
         ran: list[Role] = []
         monkeypatch.setattr(entry, "_imported", ran.append)
         with suppress(UserError):
-            role_function(cast("Any", SimpleNamespace(job=job, experiment=recipe)), job.role)
+            role_function(cast("Any", SimpleNamespace(job=job, experiment=asked)), job.role)
         assert bool(ran) is (job.role in (Role.TRAINER, Role.REPORT))
 
 
-def test_a_command_that_a_light_installation_lacks_packages_for_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = ModuleNotFoundError("No module named 'pebble'", name="pebble")
-    assert light_installation(error) is None, "this one has all: the error is a defect"
-    monkeypatch.setattr(python_look, "missing_here", lambda: ("torch",))
-
-    def needs_pebble() -> None:
-        raise error
-
-    commands = CommandGroup(commands={"grade": click.Command("grade", callback=needs_pebble)})
-    done = CliRunner().invoke(commands, ["grade"])
-    assert done.exit_code == 2
-    assert all(word in done.output for word in ("pebble", "container shell"))
-
-
-def test_a_look_tells_what_is_there_what_is_not_and_why(tmp_path: Path) -> None:
+def test_a_look_finds_what_is_there_what_is_not_and_why_behind_the_setup_lines(tmp_path: Path) -> None:
     (tmp_path / "vllm.py").write_text("raise RuntimeError('no such symbol')\n")
     environment = {"PYTHONPATH": str(tmp_path)}
     found = look_at_python([sys.executable, "-S"], environment=environment, importing=True)
     assert found.errors["vllm"] == "RuntimeError('no such symbol')"
     assert (found.mrt_hpc, "torch" in found.errors) == (None, True), "-S leaves out what is installed"
     assert look_at_python([sys.executable, "-S"], environment=environment).packages == {"vllm": "installed"}
-
-
-def test_a_look_runs_behind_the_setup_lines_and_has_a_deadline() -> None:
     with pytest.raises(PythonLookError, match="no module system"):
         look_at_python([sys.executable], setup=["echo no module system >&2; exit 3"])
-    with pytest.raises(PythonLookError) as late:
+    with pytest.raises(PythonLookError, check=lambda late: late.timed_out):
         look_at_python([sys.executable], setup=["exec sleep 30"], deadline_s=0.2)
-    assert late.value.timed_out

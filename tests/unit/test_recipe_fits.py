@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 from commands import recipe, refusal
 
-from mrt_hpc.provers.majority import Majority
-from mrt_hpc.recipe.field_docs import default_at
-from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.recipe.sections import Resilience
-
 TWO_NODES = "resources.inference={nodes: 2, gpus: 4}"
 CURRICULUM = "schedule.length_curriculum=[{first_iteration: %d, max_tokens: 9}, {first_iteration: 2, max_tokens: %d}]"
+PLANNED = "prover={type: look_ahead, planner: by_openness, temperature: 1.0}"
+LIKELIHOOD = "evaluation.prover={type: gold_likelihood}"
 SHARED = ("training.sequence_parallel=2", "resources.trainer.ranks=4", "training.batching=packed")
 
 
@@ -19,15 +16,12 @@ SHARED = ("training.sequence_parallel=2", "resources.trainer.ranks=4", "training
     ("name", "field", "changes"),
     [
         ("grpo", "resources.inference.gpus", ("resources.inference.gpus=4", "serving.tensor_parallel=3")),
-        ("grpo", "resources.inference.gpus", ("resources.inference.gpus=4", "serving.servers=3")),
         ("grpo", "resources.evaluation.gpus", ("resources.evaluation.gpus=1", "serving.tensor_parallel=2")),
         ("grpo", "serving.servers", (TWO_NODES, "serving.servers=2")),
         ("grpo", "serving.tensor_parallel", (TWO_NODES, "serving.tensor_parallel=3")),
         ("mrt_online", "resources.inference.nodes", (TWO_NODES, "prover.model=elsewhere")),
         ("grpo", "prover", ("prover={type: forced_answer}",)),
-        ("star", "prover", ("prover={type: forced_answer}",)),
         ("mrt_online", "prover", ("prover=null",)),
-        ("backtracking", "prover", ("prover=null",)),
         ("backtracking", "prover.type", ("prover={type: forced_answer}",)),
         ("mrt", "prover.type", ("prover.type=boxed_answer",)),
         ("mrt", "prover.forced_text", ("prover.forced_text=Answer now",)),
@@ -43,11 +37,7 @@ SHARED = ("training.sequence_parallel=2", "resources.trainer.ranks=4", "training
         ("mrt_online_train_branches", "prover.model", ("prover.model=elsewhere",)),
         ("mrt_online_train_branches", "prover.branches", ("prover.branches=1",)),
         ("mrt_online_train_branches", "prover.temperature", ("prover.temperature=0.5",)),
-        (
-            "mrt_online_train_branches",
-            "prover.planner",
-            ("prover={type: look_ahead, planner: by_openness, temperature: 1.0}",),
-        ),
+        ("mrt_online_train_branches", "prover.planner", (PLANNED,)),
         ("mrt_star", "prover.type", ("prover={type: gold_likelihood}",)),
         ("star", "algorithm.keep", ("algorithm.keep=9",)),
         ("backtracking", "algorithm.backtrack_text", ("algorithm.backtrack_text=Back to {place}",)),
@@ -65,11 +55,7 @@ SHARED = ("training.sequence_parallel=2", "resources.trainer.ranks=4", "training
         ("length_curriculum", "schedule.length_curriculum", ("sampling.max_tokens=200",)),
         ("length_curriculum", "schedule.length_curriculum", ("schedule.iterations=10",)),
         ("grpo", "evaluation.prover.model", ("evaluation.prover={type: boxed_answer, model: elsewhere}",)),
-        (
-            "grpo",
-            "evaluation.regret_tokens",
-            ("evaluation.prover={type: gold_likelihood}", "evaluation.regret_tokens=all"),
-        ),
+        ("grpo", "evaluation.regret_tokens", (LIKELIHOOD, "evaluation.regret_tokens=all")),
         ("grpo", "evaluation.prover.type", ("evaluation.prover={type: majority}",)),
         ("grpo", "evaluation.regret_budgets", ("evaluation.prover={type: boxed_answer}",)),
         ("grpo", "resources.trainer.ranks", (*SHARED, "resources.trainer.ranks=3")),
@@ -77,11 +63,7 @@ SHARED = ("training.sequence_parallel=2", "resources.trainer.ranks=4", "training
         ("quickstart", "schedule.iterations_per_job", ("schedule.coupling=sequential",)),
         ("quickstart", "resources.inference.tasks", ("resources.inference.tasks=1000",)),
         ("quickstart", "sampling.rollouts_per_problem", ("sampling.rollouts_per_problem=1",)),
-        (
-            "quickstart",
-            "resources.trainer.ranks",
-            ("resources.trainer.ranks=5", "resources.trainer.ranks_per_node=2"),
-        ),
+        ("quickstart", "resources.trainer.ranks", ("resources.trainer={ranks: 5, ranks_per_node: 2}",)),
     ],
 )
 def test_what_does_not_go_together(name: str, field: str, changes: tuple[str, ...]) -> None:
@@ -105,16 +87,6 @@ def test_a_misfit_shows_the_value_and_an_option_that_removes_it(changes: list[st
 
 
 def test_a_length_curriculum_holds_from_its_stage_on() -> None:
-    with_stages, without = recipe("small_world/length_curriculum"), recipe("small_world/grpo")
-    limits = [with_stages.schedule.max_tokens(i, with_stages.sampling.max_tokens) for i in (0, 6, 7, 13, 14, 19)]
-    assert limits == [96, 96, 160, 160, 256, 256]
-    assert without.schedule.max_tokens(3, without.sampling.max_tokens) == without.sampling.max_tokens
-
-
-def test_a_default_is_that_of_the_kind_of_section_that_is_given() -> None:
-    branches = Majority.model_fields["branches"].default
-    assert default_at(Recipe, {"prover": {"type": "majority"}}, ("prover", "branches")) == branches
-    assert default_at(Recipe, {"prover": "majority"}, ("prover", "branches")) == branches
-    assert default_at(Recipe, {}, ("resilience", "retries")) == Resilience().retries
-    assert default_at(Recipe, {"resilience": {"retries": 9}}, ("resilience", "retries")) is None, "it is given"
-    assert default_at(Recipe, {}, ("name",)) is None, "it is required"
+    schedule = recipe("small_world/length_curriculum").schedule
+    assert [schedule.max_tokens(i, 999) for i in (0, 6, 7, 13, 14, 19)] == [96, 96, 160, 160, 256, 256]
+    assert recipe("small_world/grpo").schedule.max_tokens(3, 999) == 999

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner
+from commands import recipe, typed
+from run_of import run_of
 from samples import rollout, sampled
 
 from mrt_hpc.analysis.collect import read_summary
@@ -16,52 +16,53 @@ from mrt_hpc.analysis.measures import RunSummary
 from mrt_hpc.analysis.report.content import RunRecord
 from mrt_hpc.analysis.report.result_sections import results
 from mrt_hpc.analysis.rows import summarise_evaluation
-from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.cli.main import main
 from mrt_hpc.evaluate import regrade
 from mrt_hpc.evaluate.regrade import regrade_run
-from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.evaluation_summary import summary_of
 from mrt_hpc.roles.regrading import Regrader
 from mrt_hpc.roles.stored_parts import grader_of
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.groups import commit_group, read_group
 from mrt_hpc.run.manifest import read_manifest
-from mrt_hpc.run.problems import read_problems, write_problems
-from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.run.problems import read_problems
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.layout import RunLayout
 
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
-
 
 @pytest.fixture
-def recipe() -> Recipe:
+def asked() -> Recipe:
     problems = "{type: small_world, split: held_out, problems: 3}"
-    return load_recipe(QUICKSTART, (f"evaluation.benchmarks=[{{name: held-out, samples: 2, problems: {problems}}}]",))
+    return recipe("quickstart", f"evaluation.benchmarks=[{{name: held-out, samples: 2, problems: {problems}}}]")
 
 
 @pytest.fixture
-def grader(recipe: Recipe) -> str:
-    return grader_of(recipe, recipe.benchmark("held-out"))
+def grader(asked: Recipe) -> str:
+    return grader_of(asked, asked.benchmark("held-out"))
 
 
 @pytest.fixture
-def run(recipe: Recipe, tmp_path: Path) -> RunLayout:
+def run(asked: Recipe, tmp_path: Path) -> RunLayout:
     """A run with one evaluation, of which an earlier grader judged everything as wrong."""
-    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
-    benchmark = recipe.benchmark("held-out")
+    layout = run_of(tmp_path / "run", recipe=asked)
+    benchmark = asked.benchmark("held-out")
     right, wrong = "<text></think>\n\n\\boxed{%s}", "</think>\n\n\\boxed{no number}"
     problems = read_problems(layout.benchmark_data("held-out"))
     texts = [(p.id, n, right % p.answer if n == 0 else wrong) for p in problems for n in range(2)]
     shard = sampled(*(rollout(*text, reward=0.0) for text in texts))
-    about = {"weights": "w", "settings": settings_of(layout, recipe, benchmark).sampled, "grader": "earlier"}
+    about = {"weights": "w", "settings": settings_of(layout, asked, benchmark).sampled, "grader": "earlier"}
     commit_group(layout.evaluation_shard(0, "held-out", 0), shard, **about)
-    summary_of(layout, recipe, benchmark, 0, [shard]).write(layout.evaluation_summary(0, "held-out"))
+    summary_of(layout, asked, benchmark, 0, [shard]).write(layout.evaluation_summary(0, "held-out"))
     return layout
+
+
+def as_another_process(layout: RunLayout) -> None:
+    """End the claim on the run, which lasts as long as this process."""
+    for claim in layout.jobs.glob("local-*.json"):
+        claim.unlink()
 
 
 def test_verdicts_that_change_are_written_and_the_earlier_ones_kept(run: RunLayout, grader: str) -> None:
@@ -74,20 +75,8 @@ def test_verdicts_that_change_are_written_and_the_earlier_ones_kept(run: RunLayo
     assert read_manifest(shard).about == {**before, "grader": grader}
     assert sorted(r.reward for r in read_group(shard).rollouts) == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
     assert [path.parent.parent for path in run.set_aside.glob("*/*/MANIFEST.json")] == [*run.set_aside.iterdir()]
-    told: list[str] = []
     as_another_process(run)
-    assert regrade_run(run, told.append) == [], "this grader has judged it"
-    assert len(told) == 1
-
-
-def test_the_command_shows_an_answer_with_all_its_gold_answers(run: RunLayout) -> None:
-    path = run.benchmark_data("held-out")
-    first, *others = read_problems(path)
-    write_problems(path, [replace(first, answer=("1000", first.answer)), *others])
-    result = CliRunner().invoke(main, ["regrade", str(run.root)])
-    assert result.exit_code == 0, result.output
-    for shown in ("3 of 6", "0.0 % -> 50.0 %", f"1000 or {first.answer}", f"mrt-hpc report {run.root}"):
-        assert shown in result.output
+    assert f"mrt-hpc report {run.root}" in typed("regrade", run.root).output
 
 
 class Killed(Exception):
@@ -120,34 +109,26 @@ def test_a_command_that_is_killed_is_finished_by_the_next_one(
     assert regrade_run(run, print) == [], "nothing is left to do"
 
 
-def as_another_process(layout: RunLayout) -> None:
-    """End the claim on the run, which lasts as long as this process."""
-    for claim in layout.jobs.glob("local-*.json"):
-        claim.unlink()
-
-
-def test_the_tokenizer_of_a_pruned_version_is_that_of_another(run: RunLayout, recipe: Recipe) -> None:
+def test_the_tokenizer_of_a_pruned_version_is_that_of_another(run: RunLayout, asked: Recipe) -> None:
     for version in (0, 20):
         run.weights_version(version).mkdir(parents=True)
-    assert regrade.tokenizer_of(run, recipe, 0) == run.weights_version(0)
-    assert regrade.tokenizer_of(run, recipe, 5) == run.weights_version(20)
+    assert regrade.tokenizer_of(run, asked, 0) == run.weights_version(0)
+    assert regrade.tokenizer_of(run, asked, 5) == run.weights_version(20)
 
 
-def test_answers_are_found_again_where_the_rule_for_their_place_says(run: RunLayout, recipe: Recipe) -> None:
+def test_answers_are_found_again_where_the_rule_for_their_place_says(run: RunLayout, asked: Recipe) -> None:
     """A box in the thought is no answer; a record that took it for one is corrected."""
     problem = read_problems(run.benchmark_data("held-out"))[0]
     thought_only = rollout(problem.id, 0, f"so \\boxed{{{problem.answer}}}", reward=1.0)
-    regrader = Regrader(run, recipe, recipe.benchmark("held-out"), run.root)
+    regrader = Regrader(run, asked, asked.benchmark("held-out"), run.root)
     (again,) = asyncio.run(regrader.all([sampled(thought_only)]))
     assert again.rollouts == [replace(thought_only, answer=None, reward=0.0)]
 
 
-def test_verdicts_of_several_graders_are_told_with_the_command_that_makes_them_one() -> None:
+def test_verdicts_of_several_graders_bring_a_warning() -> None:
     one = summarise_evaluation(3, "b", {"p": [1.0]})
-
-    def warnings(graders: int) -> list[str]:
-        evaluation = one.model_copy(update={"graders": graders})
-        summary = RunSummary(recipe="r", algorithm="grpo", model="m", iterations_planned=1, evaluations=(evaluation,))
-        return [text for text in results([RunRecord("r", summary)]).paragraphs if "mrt-hpc regrade" in text]
-
-    assert [len(warnings(graders)) for graders in (1, 2)] == [0, 1]
+    for graders in (1, 2):
+        evaluations = (one.model_copy(update={"graders": graders}),)
+        found = RunSummary(recipe="r", algorithm="grpo", model="m", iterations_planned=1, evaluations=evaluations)
+        warned = any("mrt-hpc regrade" in text for text in results([RunRecord("r", found)]).paragraphs)
+        assert warned is (graders == 2)

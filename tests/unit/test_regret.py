@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from samples import rollout, sampled
 
 from mrt_hpc.analysis.problem_measures import valued_traces
 from mrt_hpc.mrt.regret import (
@@ -15,10 +18,10 @@ from mrt_hpc.mrt.regret import (
     reward_within,
     tokens_to_answer,
 )
-from mrt_hpc.run.groups import Sampled
-from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
+from mrt_hpc.run.records import Branch, FinishReason, PrefixValue
 
 TOKENS, VALUES = np.array([0.0, 100.0, 200.0]), np.array([0.2, 0.6, 1.0])
+CURVE = TraceCurve(TOKENS, np.array([0.2, 0.6, 0.4]))
 
 
 @pytest.mark.parametrize(
@@ -26,54 +29,36 @@ TOKENS, VALUES = np.array([0.0, 100.0, 200.0]), np.array([0.2, 0.6, 1.0])
     [
         (200.0, (0.4 * 100 + 0.8 * 100) / 200),  # trapezoids of mean height 0.4 and 0.8
         (150.0, (0.4 * 100 + 0.7 * 50) / 150),  # 0.8 at 150
-        (50.0, 0.3),  # 0.2 to 0.4
         (400.0, (0.4 * 100 + 0.8 * 100 + 1.0 * 200) / 400),  # the last value is held
     ],
 )
 def test_area(budget: float, area: float) -> None:
     assert area_under_values(TOKENS, VALUES, budget) == pytest.approx(area)
-
-
-def test_the_area_starts_at_nothing_where_the_first_boundary_lies_later() -> None:
-    """From (0, 0) to (100, 0.5): a triangle, then 0.5 held."""
-    assert area_under_values(np.array([100.0]), np.array([0.5]), 200.0) == pytest.approx((25 + 50) / 200)
-    assert area_under_values(np.array([100.0]), np.array([0.5]), 50.0) == pytest.approx(0.125)
-
-
-def test_regret_is_meaned_over_the_traces_of_a_problem() -> None:
-    always = TraceCurve(np.array([0.0]), np.array([1.0]))
-    never = TraceCurve(np.array([0.0]), np.array([0.0]))
-    found = regret_by_problem({"a": [always, always, always, never], "b": [never]}, 100.0)
-    assert found == pytest.approx({"a": 0.25, "b": 1.0})
-
-
-ROLLOUT = Rollout(
-    iteration=0, problem_id="p", sample=0, seed=0, weights_version=0, prompt_ids=[0] * 20, forced=0,
-    token_ids=[0] * 110, logprobs=[0.0] * 110, finish_reason=FinishReason.STOP, text="", answer=None, reward=1.0,
-    boundaries=[0, 40, 100], started=0.0, seconds=0.0,
-)  # fmt: skip
+    late = area_under_values(np.array([100.0]), np.array([0.5]), 200.0)
+    assert late == pytest.approx((25 + 50) / 200), "from nothing to 0.5 at 100, where it is held"
+    with pytest.raises(ValueError, match="a budget of 0"):
+        area_under_values(TOKENS, VALUES, 0)
 
 
 def test_all_tokens_are_prompt_prefix_closing_text_and_mean_answer() -> None:
     """A prompt of 20 tokens, prefixes of 0, 40 and 100, a closing text of 10, answers of 6 and 14, 4 and 6, 5 and 5."""
-    lengths = [(6, 14), (4, 6), (5, 5)]
+    prefixes, lengths = [0, 40, 100], [(6, 14), (4, 6), (5, 5)]
+    trace = replace(rollout("p", 0), prompt_ids=[0] * 20, token_ids=[0] * 110, boundaries=prefixes)
     branches = [
         Branch(
             iteration=0, problem_id="p", sample=0, boundary=j, branch=n, seed=0, weights_version=0, token_ids=[0] * own,
             logprobs=[0.0] * own, finish_reason=FinishReason.STOP, text="", answer=None, reward=0.0, known=False,
             look_ahead=0.0, prompt_tokens=20 + prefix + 10, cached_tokens=None,
-        ) for j, prefix in enumerate(ROLLOUT.boundaries) for n, own in enumerate(lengths[j])
+        ) for j, prefix in enumerate(prefixes) for n, own in enumerate(lengths[j])
     ]  # fmt: skip
-    values = [
-        PrefixValue(0, "p", 0, j, value, variance=0.0, progress_variance=0.0, branches=2, baseline=0.0)
-        for j, value in enumerate((0.0, 0.5, 1.0))
-    ]
-    sampled = Sampled(
-        rollouts=[ROLLOUT], branches=branches, values=values, statistics=GroupStatistics(1, 6, 110, 40, 0, 0, 0, {})
-    )
-    (alone,), (everything,) = valued_traces([sampled])["p"], valued_traces([sampled], "all")["p"]
+    values = [PrefixValue(0, "p", 0, j, j / 2, 0.0, 0.0, branches=2, baseline=0.0) for j in range(3)]
+    group = replace(sampled(trace), branches=branches, values=values)
+    (alone,), (everything,) = valued_traces([group])["p"], valued_traces([group], "all")["p"]
     assert alone.tokens.tolist() == [0, 40, 100]
     assert everything.tokens.tolist() == [40, 75, 135]
+    never, always = (TraceCurve(np.array([0.0]), np.array([value])) for value in (0.0, 1.0))
+    found = regret_by_problem({"a": [always, always, always, never], "b": [never]}, 100.0)
+    assert found == pytest.approx({"a": 0.25, "b": 1.0}), "the mean over the traces of a problem"
     # up to 135 tokens: nothing to 40, then trapezoids of mean height 0.25 and 0.75
     assert regret_by_problem({"p": [everything]}, 135.0)["p"] == pytest.approx(1 - (0.25 * 35 + 0.75 * 60) / 135)
 
@@ -84,30 +69,12 @@ def test_a_boundary_with_shorter_answers_counts_no_fewer_tokens_than_the_one_bef
         tokens_to_answer([[30], []], [[20], []])
 
 
-def test_what_regret_refuses() -> None:
-    with pytest.raises(ValueError, match="a budget of 0"):
-        area_under_values(TOKENS, VALUES, 0)
-    with pytest.raises(ValueError, match="3 boundaries do not match 1 values"):
-        area_under_values(TOKENS, np.array([0.0]), 10)
-    with pytest.raises(ValueError, match="at least one trace"):
-        regret_by_problem({"a": []}, 10)
-
-
-# -- within a number of tokens
-
-
-CURVE = TraceCurve(np.array([0.0, 100.0, 200.0]), np.array([0.2, 0.6, 0.4]))
-
-
 def test_a_trace_that_is_stopped_has_the_value_there_and_one_that_has_ended_its_reward() -> None:
     allowed = np.array([0.0, 50.0, 100.0, 150.0, 210.0, 219.0, 220.0, 400.0])
     found = reward_within(allowed, 220, 1.0, CURVE)
     assert found == pytest.approx([0.2, 0.4, 0.6, 0.5, 0.4, 0.4, 1.0, 1.0])
-
-
-def test_without_values_a_trace_counts_once_it_has_ended() -> None:
-    assert reward_within(np.array([0.0, 99.0, 100.0]), 100, 1.0, None).tolist() == [0.0, 0.0, 1.0]
-    assert reward_within(np.array([0.0, 100.0]), 100, 0.0, None).tolist() == [0.0, 0.0]
+    unvalued = reward_within(np.array([0.0, 99.0, 100.0]), 100, 1.0, None)
+    assert unvalued.tolist() == [0.0, 0.0, 1.0], "without values it counts once it has ended"
 
 
 def test_the_first_tokens_that_reach_an_accuracy() -> None:

@@ -58,16 +58,12 @@ def test_more_samples_are_added_to_those_that_are_there(store: StoredSamples) ->
     assert taken == [(range(20), list(range(20))), (range(20, 64), list(range(20, 30)))]
 
 
-def test_a_batch_is_written_once(store: StoredSamples) -> None:
-    assert store.commit(0, range(2), batch(range(2)), MINE)
-    assert not store.commit(0, range(2), batch(range(2), "late"), MINE)
+def test_a_batch_is_written_once_and_verdicts_of_the_wanted_grader_are_preferred(store: StoredSamples) -> None:
+    assert store.commit(0, range(2), batch(range(2)), OTHER)
+    assert not store.commit(0, range(2), batch(range(2), "late"), OTHER)
     ((first, numbers),) = store.chosen(0, 2, MINE)
     assert {r.problem_id for r in store.read(first, numbers).rollouts} == {"p"}
-
-
-def test_verdicts_of_the_wanted_grader_are_preferred(store: StoredSamples) -> None:
-    store.commit(0, range(2), batch(range(2)), OTHER)
-    assert [b.grader for b, _ in store.chosen(0, 2, MINE)] == [OTHER[:12]]
+    assert first.grader == OTHER[:12]
     store.commit(0, range(2), batch(range(2)), MINE)
     for grader in (MINE, OTHER):
         assert [b.grader for b, _ in store.chosen(0, 2, grader)] == [grader[:12]]
@@ -81,8 +77,7 @@ def test_a_damaged_batch_leaves_a_gap_that_is_sampled_again(store: StoredSamples
     with pytest.raises(DamagedError):
         store.read(damaged, numbers)
     place = store.set_aside(damaged)
-    assert place is not None
-    assert place.is_dir()
+    assert place is not None and place.is_dir()
     assert store.lacking(0, 4) == range(2)
     assert store.set_aside(damaged) is None, "another task has moved it"
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import Mock
 
 import pytest
+from basics import INFERENCE, TRAINER
+from commands import refusal
 from run_of import publish_some, run_of, say, task_of
 from samples import sampled
 
@@ -26,19 +29,13 @@ if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
 
 GROUPS, ITERATIONS = 10, 3
-TRAINER, INFERENCE = "segment-000.trainer", "segment-000.inference"
 
 
 @pytest.fixture
 def layout(tmp_path: Path) -> RunLayout:
-    layout = run_of(
-        tmp_path / "run",
-        f"sampling.problems_per_iteration={GROUPS}",
-        f"schedule.iterations={ITERATIONS}",
-        f"schedule.iterations_per_job={ITERATIONS}",
-        "schedule.max_staleness=1",
-        "resources.inference.tasks=4",
-    )
+    schedule = f"schedule={{iterations: {ITERATIONS}, iterations_per_job: {ITERATIONS}, max_staleness: 1}}"
+    changes = (f"sampling.problems_per_iteration={GROUPS}", schedule, "resources.inference.tasks=4")
+    layout = run_of(tmp_path / "run", *changes)
     publish_some(layout, 0)
     say(layout, TRAINER, TaskState.RUNNING)
     return layout
@@ -112,20 +109,17 @@ def test_inference_ends_when_the_segment_is_trained(layout: RunLayout, monkeypat
         watch.look()
 
 
-def test_inference_ends_when_all_is_sampled_and_the_trainer_does_not_run(layout: RunLayout) -> None:
+def test_inference_ends_soon_after_the_trainer_has_failed_or_when_all_is_sampled_without_it(layout: RunLayout) -> None:
+    assert found(layout).positions
+    say(layout, TRAINER, TaskState.FAILED)
+    refused = refusal(rounds(layout).awaited)
+    assert (refused.exit_code, TRAINER in refused.message()) == (ExitCode.FATAL, True)
+    say(layout, TRAINER, TaskState.RUNNING)
     for iteration in range(ITERATIONS):
         complete(layout, iteration)
     assert rounds(layout)._look() is None, "the trainer may find a group damaged"
     say(layout, TRAINER, TaskState.STOPPED)
     assert rounds(layout).awaited() is None
-
-
-def test_inference_ends_soon_after_the_trainer_has_failed(layout: RunLayout) -> None:
-    assert found(layout).positions
-    say(layout, TRAINER, TaskState.FAILED)
-    with pytest.raises(UserError, match=TRAINER) as caught:
-        rounds(layout).awaited()
-    assert caught.value.exit_code is ExitCode.FATAL
 
 
 # -- rounds that overlap: the next one begins when the last group of the one before has a place
@@ -210,11 +204,8 @@ def test_the_first_failure_ends_all() -> None:
         sampled.ends[0].set()
         return None
 
-    def refused() -> bool:
-        raise UserError("the vLLM server refused")
-
     with pytest.raises(UserError, match="the server is gone"):
         rolled(sampled, following)
     assert "end 1" not in sampled.told
     with pytest.raises(UserError, match="refused"):  # weights that cannot be loaded
-        rolled(Sampled(), lambda: None, refused)
+        rolled(Sampled(), lambda: None, Mock(side_effect=UserError("the vLLM server refused")))

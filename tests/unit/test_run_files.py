@@ -9,11 +9,8 @@ import json
 import multiprocessing
 import os
 import tempfile
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 import samples
 from hypothesis import given
@@ -34,9 +31,6 @@ from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, GroupSt
 from mrt_hpc.run.task_state import TaskRecord, TaskState, forget_failures, read_task, task_file, write_task
 from mrt_hpc.run.weights import prune, publish, published_versions
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 BRANCH = Branch(
     iteration=3, problem_id="p", sample=0, boundary=1, branch=0, seed=9, weights_version=2, token_ids=[4],
     logprobs=[-0.1], finish_reason=FinishReason.LENGTH, text="y", answer="5", reward=0.0, known=True, look_ahead=0.25,
@@ -50,9 +44,6 @@ ANSWER = AnswerProbability(iteration=3, problem_id="p", sample=0, boundary=1, an
 def sampled(text: str = "x") -> Sampled:
     traces = samples.sampled(rollout("p", 0, text))
     return dataclasses.replace(traces, branches=[BRANCH], answers=[ANSWER], values=[VALUE], statistics=COST)
-
-
-# -- a file or a directory takes its place
 
 
 def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path: Path) -> None:
@@ -90,49 +81,31 @@ def opened(descriptor: int) -> Path:
     return Path(f"/proc/self/fd/{descriptor}").readlink()
 
 
-@pytest.fixture
-def synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, bool]]:
-    """What was forced to the disk, each with whether something stood at the place ``d`` then."""
-    fsync, told = os.fsync, list[tuple[Path, bool]]()
+def test_content_is_on_the_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync, synced, place = os.fsync, list[tuple[Path, bool]](), tmp_path / "d"
 
     def noted(descriptor: int) -> None:
         fsync(descriptor)
-        told.append((opened(descriptor), (tmp_path / "d").exists()))
+        synced.append((opened(descriptor), place.exists()))
 
     monkeypatch.setattr(os, "fsync", noted)
-    return told
-
-
-def test_a_directory_is_on_the_disk_before_it_takes_its_place_and_its_name_after(
-    tmp_path: Path, synced: list[tuple[Path, bool]]
-) -> None:
-    temporary, late = (tree_to_commit(tmp_path / "d") for _ in range(2))
-    assert commit_directory(temporary, tmp_path / "d")
+    write_json(place, {})
+    assert (is_temporary(synced[0][0]), synced[0][1], synced[1:]) == (True, False, [(tmp_path, True)])
+    place.unlink()
+    synced.clear()
+    temporary, late = (tree_to_commit(place) for _ in range(2))
+    assert commit_directory(temporary, place)
     before = [temporary, *(temporary / name for name in ("a", "b", "sub", "sub/c"))]
     assert sorted(synced[:-1]) == sorted((path, False) for path in before)
     assert synced[-1] == (tmp_path, True)
     synced.clear()
-    assert not commit_directory(late, tmp_path / "d")
+    assert not commit_directory(late, place)
     assert synced[-1] == (tmp_path, True), "who was second forces the name of the first to the disk"
 
 
-def test_a_files_content_is_on_the_disk_before_its_name(tmp_path: Path, synced: list[tuple[Path, bool]]) -> None:
-    write_json(tmp_path / "d", {})
-    (content, named_before), name = synced
-    assert (is_temporary(content), named_before) == (True, False)
-    assert name == (tmp_path, True)
-
-
-@pytest.mark.parametrize(
-    ("call", "fails_on", "commit"),
-    [
-        ("scandir", "sub", lambda temporary, place: commit_directory(temporary, place)),
-        ("scandir", "sub", lambda temporary, _: write_manifest(temporary)),
-        ("fsync", "c", lambda temporary, place: commit_directory(temporary, place)),
-    ],
-)
-def test_what_cannot_be_listed_or_forced_to_the_disk_takes_no_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, fails_on: str, commit: Callable[[Path, Path], object]
+@pytest.mark.parametrize(("call", "fails_on"), [("scandir", "sub"), ("fsync", "c")])
+def test_a_directory_that_cannot_be_read_or_forced_to_the_disk_takes_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, fails_on: str
 ) -> None:
     temporary, real = tree_to_commit(tmp_path / "d"), getattr(os, call)
 
@@ -142,25 +115,12 @@ def test_what_cannot_be_listed_or_forced_to_the_disk_takes_no_place(
         return real(what)
 
     monkeypatch.setattr(os, call, failing)
+    if call == "scandir":
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            write_manifest(temporary)
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        commit(temporary, tmp_path / "d")
+        commit_directory(temporary, tmp_path / "d")
     assert not (tmp_path / "d").exists()
-
-
-def test_a_sync_that_fails_is_told_when_all_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[str] = []
-    for name in "ab":
-        (tmp_path / name).touch()
-
-    def sync(path: Path) -> None:
-        if path.name == "a":
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        ended.append(path.name)
-
-    monkeypatch.setattr(atomic, "sync_file", sync)
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        atomic.sync_tree(tmp_path)
-    assert sorted(ended) == sorted([tmp_path.name, "b"])
 
 
 def test_a_forked_child_syncs_with_threads_of_its_own(tmp_path: Path) -> None:
@@ -174,19 +134,14 @@ def test_a_forked_child_syncs_with_threads_of_its_own(tmp_path: Path) -> None:
     assert child.exitcode == 0
 
 
-# -- groups and records
-
-
 def test_a_group_comes_back_as_it_was_and_a_late_one_is_dropped(tmp_path: Path) -> None:
     path = RunLayout(tmp_path).group(3, 7)
     assert commit_group(path, sampled(), holder="first")
     assert not commit_group(path, sampled("late"), holder="late")
     group = read_group(path)
     assert {name: getattr(group, name) for name in PARTS} == {name: getattr(sampled(), name) for name in PARTS}
-    assert group.statistics == COST
-    assert read_manifest(path).about["holder"] == "first"
-    assert complete_groups(path.parent) == {7}
-    assert list(path.parent.iterdir()) == [path]
+    assert (group.statistics, read_manifest(path).about["holder"]) == (COST, "first")
+    assert (complete_groups(path.parent), list(path.parent.iterdir())) == ({7}, [path])
 
 
 @pytest.mark.parametrize("file", [*(f"{name}.parquet" for name in PARTS), "MANIFEST.json"])
@@ -209,14 +164,6 @@ def test_any_text_and_number_survives_a_file_of_records(text: str, logs: list[fl
         assert read_records(Path(folder) / "records", Rollout) == [record]
 
 
-def test_a_log_probability_of_a_server_takes_its_four_bytes_at_most(tmp_path: Path) -> None:
-    """Servers give 32 bits, which the record holds in 64."""
-    logs = (-np.random.default_rng(0).exponential(size=4096)).astype(np.float32).tolist()
-    path = tmp_path / "records.parquet"
-    write_records(path, [dataclasses.replace(rollout("p", 0), token_ids=[0] * 4096, logprobs=logs)], Rollout)
-    assert path.stat().st_size < 4 * 4096 + 8192, "8 KiB for the other columns and the description of the file"
-
-
 def test_a_file_of_records_that_is_damaged_or_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "records.parquet"
     write_records(path, [rollout("p", 0)], Rollout)
@@ -229,16 +176,11 @@ def test_a_file_of_records_that_is_damaged_or_of_another_kind_is_refused(tmp_pat
 
 
 def test_each_collection_has_a_place_and_a_number_of_its_own(tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path)
-    assert layout.iteration(collection_of(0)) == tmp_path / "collection", "as in runs of earlier versions"
-    assert layout.iteration(collection_of(62)) == tmp_path / "collections" / "v000062"
-    assert layout.iteration(0) == tmp_path / "iterations" / "000000"
-    numbers = [collection_of(version) for version in range(100)]
-    assert all(map(is_collection, numbers))
+    layout, numbers = RunLayout(tmp_path), [collection_of(version) for version in range(100)]
+    assert layout.iteration(numbers[0]) == tmp_path / "collection", "as in runs of earlier versions"
+    assert layout.iteration(numbers[62]) == tmp_path / "collections" / "v000062"
+    assert all(map(is_collection, numbers)) and not is_collection(0)
     assert [collecting_version(number) for number in numbers] == [*range(100)]
-
-
-# -- weights versions and manifests
 
 
 def test_weights_versions_are_complete_or_absent_until_they_are_pruned(tmp_path: Path) -> None:
@@ -273,48 +215,24 @@ def test_what_lies_after_the_checkpoint_is_set_aside_with_its_reason(tmp_path: P
     assert published_versions(layout) == [1]
     assert [layout.metrics(i).exists() for i in range(3)] == [True, False, False]
     assert all(layout.group(i, 0).exists() for i in range(3))
-    assert sorted(p.name for p in moved) == [
-        "iterations-000001-metrics.json", "iterations-000002-metrics.json", "weights-v000002", "weights-v000003",
-    ]  # fmt: skip
+    metrics, weights = (f"iterations-{i:06}-metrics.json" for i in (1, 2)), (f"weights-v{v:06}" for v in (2, 3))
+    assert sorted(p.name for p in moved) == [*metrics, *weights]
     assert (moved[0].parent / "REASON").read_text() == "because\n"
-    assert younger_than(layout, 1) == []
-    assert set_aside(layout, [layout.weights_version(2)], "gone by now") == []
-
-
-def test_checksums_are_computed_side_by_side_and_told_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [tmp_path / str(n) for n in range(5)]
-    for number, file in enumerate(files):
-        file.write_bytes(bytes([number]) * 1000)
-    both, one = threading.Barrier(2, timeout=10), atomic.checksum
-
-    def meet(path: Path) -> str:
-        if path in files[:2]:
-            both.wait()  # breaks unless two files are read at a time
-        return one(path)
-
-    monkeypatch.setattr(atomic, "CHECKSUMS_AT_ONCE", 2)
-    monkeypatch.setattr(atomic, "checksum", meet)
-    assert atomic.checksums(files) == [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-    assert atomic.checksums([]) == []
+    assert younger_than(layout, 1) == set_aside(layout, [layout.weights_version(2)], "gone by now") == []
 
 
 def test_a_manifest_takes_over_the_checksums_that_writers_know(tmp_path: Path) -> None:
-    contents = {name: 3 * name.encode() for name in "abcde"}
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
-    known = hashlib.sha256(b"aaa").hexdigest()
-    assert write_manifest(tmp_path, {"a": (3, known)}).files["a"] == (3, known)
-    digests = {name: (3, hashlib.sha256(content).hexdigest()) for name, content in contents.items()}
-    assert verify(tmp_path).files == digests
+    for name in "abcde":
+        (tmp_path / name).write_text(3 * name)
+    digests = {name: (3, hashlib.sha256(3 * name.encode()).hexdigest()) for name in "abcde"}
+    known = digests["a"][1]
+    assert write_manifest(tmp_path, {"a": (3, known)}).files == verify(tmp_path).files == digests
     with pytest.raises(DamagedError, match="3 bytes"):
         write_manifest(tmp_path, {"a": (4, known)})
     (tmp_path / "a").write_bytes(b"abX")  # which did not arrive as it was written
     write_manifest(tmp_path, {"a": (3, known)})
     with pytest.raises(DamagedError):
         verify(tmp_path)
-
-
-# -- events and states of tasks
 
 
 NAME = "segment-000.trainer.00000.0.1234_5.0.jsonl"
@@ -353,37 +271,23 @@ def test_a_stream_gives_each_event_once_when_its_line_is_whole(tmp_path: Path) -
     assert times(stream) == [3.0, 4.0, 5.0]
     append(path, line(6.0)[:20])
     assert times(stream) == []
-    append(path, line(6.0)[20:] + line(7.0, "task_ended", outcome="done"))
+    append(path, line(6.0)[20:])
+    for torn in ('{"time": 1.0, "ki', "[1]", '{"time": "late", "kind": "step"}', "\x00\x00", '{"time": 1}'):
+        append(path, f"{torn}\n")
+    append(path, line(7.0, "task_ended", outcome="done"))
     assert times(stream) == [6.0, 7.0]
     path.unlink()
     path.mkdir()  # opening it would fail now, and after the end of its attempt nothing is added
     assert times(stream) == []
+    path.rmdir()
+    append(path, line(1.0, "dull") + line(2.0) + line(3.0, "dull") + line(4.0, "dull"))
+    assert times(EventStream(folder, lambda text: b"dull" not in text)) == [2.0, 4.0, 4.0], "the last of each file"
 
 
-@pytest.mark.parametrize(
-    "torn", ['{"time": 1.0, "ki', "[1]", '{"time": "late", "kind": "step"}', "\x00\x00", '{"time": 1}']
-)
-def test_a_line_that_is_no_event_is_passed_over(tmp_path: Path, torn: str) -> None:
-    append(tmp_path / NAME, f"{torn}\n{line(2.0)}")
-    assert times(EventStream(tmp_path)) == [2.0]
-
-
-def test_frequent_events_are_passed_over_except_the_last(tmp_path: Path) -> None:
-    append(tmp_path / NAME, line(1.0, "dull") + line(2.0) + line(3.0, "dull") + line(4.0, "dull"))
-    stream = EventStream(tmp_path, lambda text: b"dull" not in text)
-    assert times(stream) == [2.0, 4.0]
-    append(tmp_path / NAME, line(5.0, "dull") + line(6.0))
-    assert times(stream) == [6.0]
-
-
-def test_the_name_of_a_file_tells_the_process_and_its_last_whole_line_the_last_event(tmp_path: Path) -> None:
-    names = (NAME, "prepare.00000.1.6806a73c.jsonl", "segment-012.eval-1.00042.0.12345.10.jsonl", "submission.jsonl")
-    assert [process_of(name) for name in names] == [
-        Process("segment-000.trainer", 0, 0, "1234_5.0"),
-        Process("prepare", 0, 1, "6806a73c"),
-        Process("segment-012.eval-1", 42, 0, "12345.10"),
-        None,
-    ]
+def test_the_process_of_a_file_and_its_last_event(tmp_path: Path) -> None:
+    assert process_of(NAME) == Process("segment-000.trainer", 0, 0, "1234_5.0")
+    assert process_of("segment-012.eval-1.00042.0.12345.10.jsonl") == Process("segment-012.eval-1", 42, 0, "12345.10")
+    assert process_of("submission.jsonl") is None
     append(tmp_path / NAME, line(1.0) + line(2.0, "checkpoint") + '{"time": 3')
     event = last_event(tmp_path / NAME)
     assert event and (event.time, event.kind) == (2.0, "checkpoint")
@@ -392,8 +296,7 @@ def test_the_name_of_a_file_tells_the_process_and_its_last_whole_line_the_last_e
 
 
 def test_an_event_that_a_full_disk_cuts_short_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = os.write
-    room = [10, 0]
+    written, room = os.write, [10, 0]
 
     def short(descriptor: int, text: bytes) -> int:
         left = room.pop(0) if room else len(text)
@@ -403,21 +306,19 @@ def test_an_event_that_a_full_disk_cuts_short_is_written_again(tmp_path: Path, m
 
     monkeypatch.setattr(os, "write", short)
     monkeypatch.setattr(retries.time, "sleep", lambda _: None)
-    log = EventLog(tmp_path / "a.jsonl")
-    log.emit(EventKind.STEP, iteration=1)
-    log.emit(EventKind.STEP, iteration=2)
+    for iteration in (1, 2):
+        EventLog(tmp_path / "a.jsonl").emit(EventKind.STEP, iteration=iteration)
     assert room == []
     assert [e["iteration"] for e in read_events(tmp_path)] == [1, 2]
 
 
 def test_a_task_that_fails_too_often_or_fatally_is_not_run_again(tmp_path: Path) -> None:
-    layout, states = RunLayout(tmp_path), []
+    layout = RunLayout(tmp_path)
     record = read_task(layout, "j", 3)
     assert record.state is TaskState.WAITING
-    for _ in range(3):
+    for state in (TaskState.RETRYING, TaskState.RETRYING, TaskState.FAILED):
         record = record.failed("why", ExitCode.RETRYABLE, retries=2, progressed=False)
-        states.append(record.state)
-    assert states == [TaskState.RETRYING, TaskState.RETRYING, TaskState.FAILED]
+        assert record.state is state
     fatal = TaskRecord(TaskState.RUNNING).failed("why", ExitCode.FATAL, retries=2, progressed=True)
     assert fatal.state is TaskState.FAILED
     write_task(layout, "j", 3, record)
@@ -427,10 +328,10 @@ def test_a_task_that_fails_too_often_or_fatally_is_not_run_again(tmp_path: Path)
     assert [read_task(layout, "j", index).state for index in (2, 3)] == [TaskState.DONE, TaskState.WAITING]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "7", '{"state": "odd"}', '{"state": "done", "waits": "1"}'])
-def test_a_damaged_state_of_a_task_is_an_error_that_names_it(tmp_path: Path, content: str) -> None:
+def test_a_damaged_state_of_a_task_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = task_file(RunLayout(tmp_path), "j", 0)
     path.parent.mkdir(parents=True)
-    path.write_text(content)
-    with pytest.raises(UserError, match=path.name):
-        read_task(RunLayout(tmp_path), "j", 0)
+    for content in ("", "{", "[]", "7", '{"state": "odd"}', '{"state": "done", "waits": "1"}'):
+        path.write_text(content)
+        with pytest.raises(UserError, match=path.name):
+            read_task(RunLayout(tmp_path), "j", 0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -22,9 +22,6 @@ from mrt_hpc.mrt.star import Selected, first_peak, select_correct, select_progre
 from mrt_hpc.provers.monte_carlo import Continuation
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.records import Branch, FinishReason, Rollout
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MIN_LOSS_SIGMAS = Backtracking.model_fields["min_loss_sigmas"].default
@@ -72,30 +69,18 @@ CONTINUATIONS = [rollouts(0, 0, 0, 1), rollouts(0, 1, 1, 1), rollouts(1, 1, 0, 0
 ATTEMPT = Attempt("p", "What?", STEPS, "!", 0.0, CONTINUATIONS)
 
 
-def test_values_and_best_boundary_of_an_attempt() -> None:
-    assert ATTEMPT.values().tolist() == [0.25, 0.75, 0.5, 0.75]
-    assert best_boundary(ATTEMPT.values()) == 3  # the last of the best
-    with pytest.raises(ValueError, match="2 prefixes"):
-        Attempt("p", "What?", ["a"], "", 0.0, [rollouts(1)]).values()
-
-
 LOSSES = [0.55, 0.45, 0.05, 0.05]
 """With 20 rollouts the first loss is 0.1 of a standard error of 0.158, the second 0.4 of 0.137: 0.63 and 2.92 of it."""
 
 
-@pytest.mark.parametrize(
-    ("values", "rollouts", "sigmas", "boundary"),
-    [
+def test_the_first_loss_is_one_that_is_larger_than_its_noise() -> None:
+    for values, count, sigmas, boundary in (
         ([0.25, 0.75, 0.5, 0.75], 4, 0, 2),
         ([0.1, 0.2], 10, 0, 1),
         *((LOSSES, 20, sigmas, boundary) for sigmas, boundary in ((0, 1), (0.6, 1), (0.7, 2), (2.9, 2), (3, 3))),
         ([1.0, 1.0, 0.0, 0.0, 0.0], 20, MIN_LOSS_SIGMAS, 2),
-    ],
-)
-def test_the_first_loss_is_one_that_is_larger_than_its_noise(
-    values: list[float], rollouts: int, sigmas: float, boundary: int
-) -> None:
-    assert first_loss(np.array(values), [rollouts] * len(values), sigmas) == boundary
+    ):
+        assert first_loss(np.array(values), [count] * len(values), sigmas) == boundary, (values, sigmas)
 
 
 def test_a_clear_loss_is_found_among_20_rollouts_and_attempts_of_constant_value_are_seldom_cut() -> None:
@@ -112,41 +97,35 @@ def test_a_clear_loss_is_found_among_20_rollouts_and_attempts_of_constant_value_
 
 def test_what_the_paper_scale_recipe_learns_to_go_back_from_fits_together() -> None:
     recipe = load_recipe(RECIPES / "backtracking.yaml")
-    assert isinstance(recipe.algorithm, Backtracking)
-    assert isinstance(recipe.prover, Continuation)
+    assert isinstance(recipe.algorithm, Backtracking) and isinstance(recipe.prover, Continuation)
     sampling, most = recipe.sampling, recipe.algorithm.max_tokens
     # the attempt, all of its steps once more, the continuation; and some tokens for the sentence between
     assert sampling.max_prompt_tokens + 2 * sampling.max_tokens + recipe.prover.max_tokens + 200 <= most
     assert recipe.training.max_tokens_per_micro_batch >= most
 
 
-@pytest.mark.parametrize(
-    ("variant", "attempt", "boundary", "revised"),
-    [
+def test_the_four_variants_of_backtracking() -> None:
+    assert ATTEMPT.values().tolist() == [0.25, 0.75, 0.5, 0.75]
+    assert best_boundary(ATTEMPT.values()) == 3, "the last of the best"
+    for variant, attempt, boundary, revised in (
         (Variant.RESAMPLE, "a b c!", 0, "<3>"),
         (Variant.SHARED_PREFIX, "a b c!", 3, "a b c<0>"),
         (Variant.NO_SHARED_PREFIX, "a b c!", 3, "<0>"),
         (Variant.NO_FULL_ROLLOUT, "a b ", 1, "<1>"),
-    ],
-)
-def test_the_four_variants_of_backtracking(variant: Variant, attempt: str, boundary: int, revised: str) -> None:
-    revision = revise(ATTEMPT, variant, min_loss_sigmas=0)
-    assert revision is not None
-    assert (revision.attempt, revision.boundary, revision.revised) == (attempt, boundary, revised)
-    conversation = backtracking.as_conversation(revision, "Back to step {step}.", instruction=" Think.", opening="<t>")
-    said = ["What? Think.", f"<t>{attempt}", f"Back to step {boundary}.", f"<t>{revised}"]
-    assert [m.content for m in conversation.messages] == said
-    assert [m.role for m in conversation.messages] == [USER, ASSISTANT, USER, ASSISTANT]
-    suffix = backtracking.as_suffix(revision, "Back to {step}.")
-    assert (suffix.problem, suffix.suffix) == ("What?", revised)
-    assert suffix.prefix == f"{attempt}\n\nBack to {boundary}.\n\n"
-
-
-def test_nothing_is_revised_where_nothing_was_wrong_or_nothing_right_is_known() -> None:
+    ):
+        found = revise(ATTEMPT, variant, min_loss_sigmas=0)
+        assert found is not None
+        assert (found.attempt, found.boundary, found.revised) == (attempt, boundary, revised)
+        conversation = backtracking.as_conversation(found, "Back to step {step}.", instruction=" Think.", opening="<t>")
+        said = ["What? Think.", f"<t>{attempt}", f"Back to step {boundary}.", f"<t>{revised}"]
+        assert [(m.role, m.content) for m in conversation.messages] == [*zip([USER, ASSISTANT] * 2, said, strict=True)]
+        suffix = backtracking.as_suffix(found, "Back to {step}.")
+        assert (suffix.problem, suffix.suffix) == ("What?", revised)
+        assert suffix.prefix == f"{attempt}\n\nBack to {boundary}.\n\n"
     right = Attempt("p", "What?", STEPS, "", 1.0, CONTINUATIONS)
     hopeless = Attempt("p", "What?", ["a"], "", 0.0, [rollouts(0, 0), rollouts(0, 0)])
-    assert revise(right, Variant.SHARED_PREFIX, min_loss_sigmas=0) is None
-    assert revise(hopeless, Variant.SHARED_PREFIX, min_loss_sigmas=0) is None
+    for attempt in (right, hopeless):
+        assert revise(attempt, Variant.SHARED_PREFIX, min_loss_sigmas=0) is None
 
 
 def render(messages: Sequence[Message], open_next: bool) -> str:
@@ -209,35 +188,27 @@ def batch(*branches: Branch) -> Batch:
     return Batch([ROLLOUT], [{}], [], "", np.zeros(0), list(branches))
 
 
+MIXED = [branch(1, 0, 1.0), branch(1, 1, 0.0)]
+
+
 def test_a_branch_is_learnt_after_its_prefix_and_the_forced_text() -> None:
-    mixed = [branch(1, 0, 1.0), branch(1, 1, 0.0)]
-    right, wrong = branch_sequences(batch(*mixed), FORCED)[0]
+    right, wrong = branch_sequences(batch(*MIXED), FORCED)[0]
     assert right.prompt_ids == wrong.prompt_ids == [1, 2, 10, 11, 90, 91]
     assert (right.token_ids, wrong.token_ids) == ([50, 60], [51, 60])
     assert (right.advantages.tolist(), wrong.advantages.tolist()) == ([1.0, 1.0], [-1.0, -1.0])
     assert wrong.behaviour_logprobs.tolist() == [-1.0, -0.25]
-    assert right.mask.all()
-    assert right.group == "p"
-
-
-def test_branches_that_agree_count_in_the_divisor_and_have_no_signal() -> None:
+    assert right.mask.all() and right.group == "p"
     agreeing = [branch(0, 0, 0.0), branch(0, 1, 0.0), branch(2, 0, 1.0), branch(2, 1, 1.0)]
-    mixed = [branch(1, 0, 1.0), branch(1, 1, 0.0)]
-    sequences = branch_sequences(batch(*agreeing, *mixed), FORCED)[0]
+    sequences = branch_sequences(batch(*agreeing, *MIXED), FORCED)[0]
     assert [s.has_signal for s in sequences] == [False, False, True, True, False, False]
-    assert sum(s.trained_tokens for s in sequences) == 12, "as traces without a signal do"
+    assert sum(s.trained_tokens for s in sequences) == 12, "those that agree count in the divisor, as traces do"
 
 
-def test_branches_that_were_sampled_after_another_text_are_refused() -> None:
-    with pytest.raises(UserError) as refusal:
-        branch_sequences(batch(*(branch(1, n, float(n), prompt_tokens=7) for n in range(2))), FORCED)
-    assert "6 tokens" in str(refusal.value)
-    assert "boundary 1" in str(refusal.value)
-
-
-def test_a_boundary_that_cannot_be_used_is_dropped_and_counted_and_the_others_are_learnt() -> None:
-    """A committed group is met again at every restart: it must not stop a run."""
+def test_a_boundary_whose_branches_had_another_text_is_dropped_and_counted() -> None:
+    """A committed group is met again at every restart: it must not stop a run, unless none of its branches fits."""
     odd = branch(1, 1, 0.0, prompt_tokens=13)
     found, dropped = branch_sequences(batch(branch(1, 0, 1.0), odd, branch(2, 0, 1.0), branch(2, 1, 0.0)), FORCED)
     assert dropped == 2
     assert [s.prompt_ids for s in found] == [[1, 2, 10, 11, 12, 90, 91]] * 2
+    with pytest.raises(UserError, match="6 tokens"):
+        branch_sequences(batch(*(branch(1, n, float(n), prompt_tokens=7) for n in range(2))), FORCED)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -16,20 +16,10 @@ from hypothesis import strategies as st
 from tenacity import wait_none
 
 from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.inference import protocol
 from mrt_hpc.inference.client import Completion, Request, SamplingSettings, connect
-from mrt_hpc.inference.protocol import (
-    GENERATE_PATH,
-    NOT_FINITE,
-    RequestBatch,
-    ServedSample,
-    not_finite,
-    read_sample_line,
-    sample_line,
-)
+from mrt_hpc.inference.protocol import RequestBatch, ServedSample, not_finite, read_sample_line, sample_line
 from mrt_hpc.inference.server_control import Address
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 REQUESTS = [
     Request([1, 2, 3], [10, 11], SamplingSettings(max_tokens=4)),
@@ -39,7 +29,6 @@ REQUESTS = [
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broken request is sent again without a pause."""
     monkeypatch.setattr("mrt_hpc.inference.client.wait_exponential", lambda **_: wait_none())
 
 
@@ -71,11 +60,9 @@ def asked(damage: Callable[[bytes], bytes], times: int) -> list[Completion]:
 
 
 def answered_by(generate: Callable[[web.Request], Awaitable[web.Response]]) -> list[Completion]:
-    """All samples through a server that answers in this way."""
-
     async def answered() -> list[Completion]:
         application = web.Application()
-        application.router.add_post(GENERATE_PATH, generate)
+        application.router.add_post(protocol.GENERATE_PATH, generate)
         runner = web.AppRunner(application)
         await runner.setup()
         with tempfile.TemporaryDirectory() as folder:
@@ -129,25 +116,18 @@ def with_first(body: bytes, **changes: object) -> bytes:
     return sample_line(msgspec.structs.replace(read_sample_line(first), **changes)) + rest
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"token_ids": []},
-        {"token_ids": [1, 2, 3, 4, 5], "logprobs": [-1.0] * 5},
-        {"logprobs": [-1.0]},
-        {"logprobs": [0.5, -1.0, -1.0]},
-        {"weights_spans": []},
-        {"weights_spans": [(3, 1)]},
-        {"weights_spans": [(3, 0), (3, 1)]},
-        {"weights_spans": [(4, 0), (3, 1)]},
-        {"weights_spans": [(3, 0), (4, 9)]},
-        {"scores": [-1.0]},
-        {"request": 5},
-        {"sample": 2},
-        {"request": -1},
-        {"finish_reason": "abort"},
-    ],
-)
+WRONG: list[dict[str, object]] = [
+    {"token_ids": []},
+    {"token_ids": [1, 2, 3, 4, 5], "logprobs": [-1.0] * 5},
+    *({"logprobs": logprobs} for logprobs in ([-1.0], [0.5, -1.0, -1.0])),
+    *({"weights_spans": spans} for spans in ([], [(3, 1)], [(3, 0), (3, 1)], [(4, 0), (3, 1)], [(3, 0), (4, 9)])),
+    {"scores": [-1.0]},
+    *({"request": 5}, {"request": -1}, {"sample": 2}),
+    {"finish_reason": "abort"},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_an_answer_that_cannot_be_right_is_not_taken(wrong: dict[str, object]) -> None:
     check(asked(lambda body: with_first(body, **wrong), 1))
     with pytest.raises(UserError) as told:
@@ -173,7 +153,7 @@ def test_a_request_that_the_server_refuses_is_told_with_its_place() -> None:
 def test_numbers_that_are_not_finite_are_told_once_and_not_asked_for_again() -> None:
     """JSON has no NaN: the server finds them, and the same seed with the same weights would give them again."""
     for wrong in ({"logprobs": [-1.0, math.nan, 0.0]}, {"scores": [-math.inf]}, {"top_logprobs": [0.0, math.inf]}):
-        assert (not_finite(msgspec.structs.replace(right(0, 0), **wrong)) or "").startswith(NOT_FINITE)
+        assert (not_finite(msgspec.structs.replace(right(0, 0), **wrong)) or "").startswith(protocol.NOT_FINITE)
     assert not_finite(right(0, 0)) is None
     reason, asked_for = not_finite(ServedSample(0, 0, [1], [-math.inf])), []
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,15 +23,11 @@ from mrt_hpc.inference.server_start import ServerSettings, cpu_environment
 from mrt_hpc.recipe.sections import ServerLayout
 from mrt_hpc.roles.sampling.ray_cluster import node_gpus
 from mrt_hpc.roles.sampling.serving import gpus_of, layout_of, server_settings
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.access import CACHES, cache_variables
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+MakeTask = Callable[..., Task]
 
-    from mrt_hpc.roles.task.context import Task
-
-    MakeTask = Callable[..., Task]
 
 BINDING, VISIBLE = "VLLM_CPU_OMP_THREADS_BIND", "CUDA_VISIBLE_DEVICES"
 
@@ -49,8 +48,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 @pytest.fixture
 def task(plain: Task) -> MakeTask:
-    """Makes tasks of six cores, with other settings of their servers."""
-
     def make(gpus: int = 0, nodes: int = 1, seed: int = 0, **serving: int) -> Task:
         resources = plain.job.resources.model_copy(update={"cpus_per_rank": 6, "gpus_per_rank": gpus, "nodes": nodes})
         served = plain.recipe.serving.model_copy(update=serving)
@@ -70,52 +67,35 @@ def started(settings: ServerSettings) -> tuple[list[str], dict[str, str]]:
         return server.command.words(), server.command.environment()
 
 
-# -- cores and memory
-
-
-@pytest.mark.parametrize(("wanted", "count"), [(None, "3"), (2, "2"), (8, "3")])
-def test_threads_are_as_many_as_wanted_and_bound_only_by_a_site(
-    wanted: int | None, count: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_are_as_many_as_wanted_and_bound_only_by_a_site(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM binds threads in processes of their own only; those that are not bound compute in that of the engine."""
-    processes = "VLLM_ENABLE_V1_MULTIPROCESSING"
-    own = cpu_environment(wanted)
-    assert (own[BINDING], own["OMP_NUM_THREADS"], own[processes]) == ("nobind", count, "0")
+    processes, wanted = "VLLM_ENABLE_V1_MULTIPROCESSING", {None: "3", 2: "2", 8: "3"}
+    for threads, count in wanted.items():
+        own = cpu_environment(threads)
+        assert (own[BINDING], own["OMP_NUM_THREADS"], own[processes]) == ("nobind", count, "0")
     monkeypatch.setenv(BINDING, "0-2")
-    bound = cpu_environment(wanted)
-    assert (bound[BINDING], bound["OMP_NUM_THREADS"], processes in bound) == ("0-2", count, False)
+    for threads, count in wanted.items():
+        bound = cpu_environment(threads)
+        assert (bound[BINDING], bound["OMP_NUM_THREADS"], processes in bound) == ("0-2", count, False)
 
 
-@pytest.mark.parametrize(
-    ("told", "share", "threads"),
-    [(None, 1.0, 6), (None, 0.5, 3), (None, 0.01, 1), ("2", 1.0, 2), ("4,2", 0.5, 2)],
-    ids=["the task's cores", "half of them", "at least one", "as the site says", "half of what the site says"],
-)
-def test_a_server_computes_on_its_share_of_the_tasks_cores(
-    task: MakeTask, monkeypatch: pytest.MonkeyPatch, told: str | None, share: float, threads: int
-) -> None:
-    if told is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", told)
-    settings = settings_of(task(), share=share)
-    assert settings.cpu_threads == threads
-    assert settings.kv_cache_gib == task().recipe.serving.kv_cache_gib * share
-
-
-def test_servers_and_their_processes_share_the_cores_and_the_memory(task: MakeTask) -> None:
+def test_a_server_computes_on_its_share_of_the_tasks_cores(task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = task().recipe.serving.kv_cache_gib
+    for told, share, threads in ((None, 1.0, 6), (None, 0.5, 3), (None, 0.01, 1), ("2", 1.0, 2), ("4,2", 0.5, 2)):
+        if told is not None:  # by the site
+            monkeypatch.setenv("OMP_NUM_THREADS", told)
+        settings = settings_of(task(), share=share)
+        assert (settings.cpu_threads, settings.kv_cache_gib) == (threads, whole * share)
+    monkeypatch.delenv("OMP_NUM_THREADS")
     settings = settings_of(task(servers=3, tensor_parallel=2), number=1)
-    assert settings.cpu_threads == 1
-    assert settings.kv_cache_gib == task().recipe.serving.kv_cache_gib / 2, "vLLM takes it for each process"
+    assert (settings.cpu_threads, settings.kv_cache_gib) == (1, whole / 2), "vLLM takes the memory for each process"
 
 
-@pytest.mark.parametrize(("seed", "told"), [(0, 0), (7, 7), (2**32 - 1, 2**32 - 1), (2**32, 0), (10**30, None)])
-def test_a_large_seed_is_one_that_the_server_can_take(task: MakeTask, seed: int, told: int | None) -> None:
+def test_a_large_seed_is_one_that_the_server_can_take(task: MakeTask) -> None:
     """vLLM gives it to numpy, which takes 32 bits; smaller seeds stay as they are."""
-    taken = settings_of(task(seed=seed)).seed
-    assert told is None or taken == told
-    np.random.RandomState(taken)
-
-
-# -- GPUs and nodes
+    taken = {seed: settings_of(task(seed=seed)).seed for seed in (7, 2**32 - 1, 2**32, 10**30)}
+    assert (taken[7], taken[2**32 - 1], taken[2**32]) == (7, 2**32 - 1, 0)
+    np.random.RandomState(taken[10**30])
 
 
 @pytest.mark.parametrize(
@@ -126,7 +106,6 @@ def test_a_large_seed_is_one_that_the_server_can_take(task: MakeTask, seed: int,
         (8, 1, {}, ServerLayout(8, 1)),
         (8, 1, {"servers": 1}, ServerLayout(1, 8)),
         (8, 1, {"tensor_parallel": 2}, ServerLayout(4, 2)),
-        (8, 1, {"servers": 8}, ServerLayout(8, 1)),
         (8, 1, {"servers": 2, "tensor_parallel": 4}, ServerLayout(2, 4)),
         (8, 2, {}, ServerLayout(1, 8, 2)),
         (8, 2, {"tensor_parallel": 16}, ServerLayout(1, 16, 1)),
@@ -144,10 +123,10 @@ def test_the_gpus_of_a_task_are_divided_among_its_servers(
     assert settings.over_ray is (gpus > 0 and nodes > 1)
     if settings.over_ray:
         words, _ = started(settings)
-        told = {name: words[words.index(name) + 1] for name in words if name.endswith(("-size", "-backend"))}
-        assert told["--distributed-executor-backend"] == "ray"
-        sizes = (told["--tensor-parallel-size"], told["--pipeline-parallel-size"])
-        assert sizes == (str(expected.tensor_parallel), str(expected.stages))
+        asked = dict(pairwise(words))
+        assert asked["--distributed-executor-backend"] == "ray"
+        assert asked["--tensor-parallel-size"] == str(expected.tensor_parallel)
+        assert asked["--pipeline-parallel-size"] == str(expected.stages)
 
 
 def test_vllm_is_not_asked_to_span_nodes_without_gpus(task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,50 +136,34 @@ def test_vllm_is_not_asked_to_span_nodes_without_gpus(task: MakeTask, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("local_rank", "visible", "own"),
-    [(0, None, ("0", "1")), (1, "4,5", ("4", "5")), (0, "a,b,c,d", ("a", "b")), (1, "a,b,c,d", ("c", "d"))],
-)
-def test_a_rank_takes_the_gpus_of_its_node_or_its_share_of_them(
-    task: MakeTask, monkeypatch: pytest.MonkeyPatch, local_rank: int, visible: str | None, own: tuple[str, ...]
-) -> None:
-    if visible is not None:
-        monkeypatch.setenv(VISIBLE, visible)
-    assert node_gpus(replace(task(2, 2), local_rank=local_rank)) == own
-
-
-@pytest.mark.parametrize(
     ("visible", "gpus"),
     [(None, [("0", "1"), ("2", "3")]), ("4,5,6,7", [("4", "5"), ("6", "7")]), ("a,b,c,d", [("a", "b"), ("c", "d")])],
 )
-def test_each_server_sees_gpus_of_its_own(
+def test_each_server_and_each_rank_has_gpus_of_its_own(
     task: MakeTask, monkeypatch: pytest.MonkeyPatch, visible: str | None, gpus: list[tuple[str, ...]]
 ) -> None:
-    """The only server of a task sees what the task sees."""
+    """The only server of a task sees what the task sees, and a rank the GPUs of its node or its share of them."""
     if visible is not None:
         monkeypatch.setenv(VISIBLE, visible)
     settings = [settings_of(task(4, tensor_parallel=2), number=n) for n in range(2)]
     assert [one.gpus for one in settings] == gpus
     assert started(settings[1])[1][VISIBLE] == ",".join(gpus[1])
     assert gpus_of(task(4, servers=1), 0) == ()
+    assert [node_gpus(replace(task(2, 2), local_rank=rank)) for rank in (0, 1)] == (gpus if visible else gpus[:1] * 2)
+    monkeypatch.setenv(VISIBLE, "4,5")
+    assert node_gpus(replace(task(2, 2), local_rank=1)) == ("4", "5")
 
 
-@pytest.mark.parametrize("visible", ["", "3", "0,1,2"])
-@pytest.mark.parametrize("serving", [{}, {"servers": 1}, {"tensor_parallel": 2}])
-def test_servers_that_need_more_gpus_than_their_task_sees_are_refused(
-    task: MakeTask, monkeypatch: pytest.MonkeyPatch, visible: str, serving: dict[str, int]
-) -> None:
-    monkeypatch.setenv(VISIBLE, visible)
-    for refuse in (lambda: gpus_of(task(4, **serving), 0), lambda: node_gpus(task(4, 2, **serving))):
+def test_servers_that_need_more_gpus_than_are_seen_are_refused(task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    for visible, serving in product(("", "3", "0,1,2"), ({}, {"servers": 1}, {"tensor_parallel": 2})):
+        monkeypatch.setenv(VISIBLE, visible)
         with pytest.raises(UserError, match="need 4 GPU"):
-            refuse()
+            gpus_of(task(4, **serving), 0)
+        with pytest.raises(UserError, match="need 4 GPU"):
+            node_gpus(task(4, 2, **serving))
 
 
-# -- the environment of processes
-
-
-def test_flashinfer_is_off_whether_or_not_the_node_has_a_compiler_for_it(
-    task: MakeTask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flashinfer_is_off_on_every_node(task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm import envs
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
@@ -216,13 +179,11 @@ def test_flashinfer_is_off_whether_or_not_the_node_has_a_compiler_for_it(
         assert getattr(envs, name) is False
 
 
-@pytest.mark.parametrize(("over_ray", "interface"), [(False, "lo"), (True, "ib0")])
-def test_the_processes_of_a_server_on_one_node_listen_on_loopback_only(
-    task: MakeTask, monkeypatch: pytest.MonkeyPatch, over_ray: bool, interface: str
-) -> None:
+def test_a_server_on_one_node_listens_on_loopback_only(task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
-    _, environment = started(replace(settings_of(task(8)), over_ray=over_ray))
-    assert environment["GLOO_SOCKET_IFNAME"] == interface
+    for over_ray, interface in ((False, "lo"), (True, "ib0")):
+        _, environment = started(replace(settings_of(task(8)), over_ray=over_ray))
+        assert environment["GLOO_SOCKET_IFNAME"] == interface
 
 
 def test_no_private_folder_of_the_first_node_reaches_the_second(
@@ -249,7 +210,7 @@ def test_no_private_folder_of_the_first_node_reaches_the_second(
     _, first = started(settings_of(task(8, 2)))
     folders = {str(private), first["TMPDIR"]}
     be_on("second")
-    monkeypatch.setattr("mrt_hpc.inference.ray_node.subprocess.Popen", note)
+    monkeypatch.setattr("mrt_hpc.run.process.Popen", note)
     with RayNode(RayPlace("127.0.0.1", "127.0.0.1:1", "token"), tmp_path / "log"):
         pass
     reached = {name for name, value in (first | second).items() if any(folder in value for folder in folders)}

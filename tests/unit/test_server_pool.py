@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.protocol import Request, SamplingSettings
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_control import Address, ServerControl
@@ -22,19 +25,11 @@ from mrt_hpc.inference.server_start import ServerSettings
 from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.run.waiting import wait_until
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.inference.client import Completion
-
 DEADLINE_S = 20.0
 
 
 @dataclass
 class ScriptedServer:
-    """A server without a process."""
-
     starting: Callable[[], None] = lambda: None
     loading: Callable[[], None] = lambda: None
     seconds: float = 1.0
@@ -97,10 +92,7 @@ def test_a_load_that_fails_on_one_server_is_told_when_all_have_ended_theirs(tmp_
         failed.set()
         failing()
 
-    def wait_for_it() -> None:
-        assert failed.wait(DEADLINE_S)
-
-    other = ScriptedServer(loading=wait_for_it)
+    other = ScriptedServer(loading=lambda: cast("None", failed.wait(DEADLINE_S)))
     with pool_of(ScriptedServer(loading=fail), other) as pool:
         with pytest.raises(UserError, match="refused"):
             pool.load_weights(tmp_path, 4)
@@ -128,9 +120,6 @@ def test_a_signal_during_a_load_ends_the_servers_and_with_them_the_load(
     assert slow.closed.is_set()
 
 
-# -- the requests of problems
-
-
 @dataclass
 class Held:
     """A generator that answers each sample when it is told to, and notes what it was asked."""
@@ -139,7 +128,6 @@ class Held:
     answers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
 
     async def stream(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        """Yield one answer for each seed."""
         self.asked += [request.family for request in requests]
         for request in requests:
             for seed in request.seeds:
@@ -148,7 +136,6 @@ class Held:
 
 
 async def asked_for(generator: SpreadGenerator, family: str, samples: int = 1) -> asyncio.Task[int]:
-    """Ask, and come back when the server has been asked."""
     request = Request([1], list(range(samples)), SamplingSettings(1), family=family)
 
     async def all_of_them() -> int:
@@ -196,14 +183,10 @@ def test_what_is_given_up_is_no_longer_counted_and_few_problems_are_remembered()
     assert spread_over([only]) is only
 
 
-# -- one server loads
-
-
 class Server(VllmServer):
     """Starts no process, and notes the weights that it would start with."""
 
     def start(self, _: object = None) -> None:
-        """Note the weights."""
         self.started_with = self.weights_version
 
     def _recovers(self) -> bool:

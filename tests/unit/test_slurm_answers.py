@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from basics import executable, look_first_in
@@ -20,9 +21,6 @@ from mrt_hpc.backends.slurm.reasons import _REASONS, meaning
 from mrt_hpc.backends.slurm.survey import PartitionFacts, Survey, User, parse_nodes, seconds_of
 from mrt_hpc.cluster.job_rules import preemption, refusals
 from mrt_hpc.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CORPUS: dict[str, list[dict[str, Any]]] = YAML(typ="safe").load(Path(__file__).parent / "slurm_texts" / "answers.yaml")
 CASES = [pytest.param(kind, case, id=f"{kind}: {case['source']}") for kind, cases in CORPUS.items() for case in cases]
@@ -52,7 +50,6 @@ READERS: dict[str, Callable[[str], object]] = {
 
 
 def printed_bytes(kind: str, case: dict[str, Any]) -> bytes:
-    """What a command prints in this case."""
     text = case["printed"]
     if kind == "squeue":
         text = text.replace("|", "\0").replace("{", BEGIN).replace("}", END).replace("\0", BETWEEN)
@@ -77,21 +74,16 @@ def test_an_answer_is_read(kind: str, case: dict[str, Any], tmp_path: Path, monk
 
 
 def test_a_cluster_with_accounting() -> None:
-    assert User.current().name
-    assert User.current().groups
+    assert User.current().name and User.current().groups
     found = RecordedSlurm().survey()
     settings, partitions, qos = found.settings, found.partitions, found.qos
-    assert settings is not None
-    assert partitions is not None
-    assert qos is not None
+    assert settings is not None and partitions is not None and qos is not None
     assert (found.version_numbers, found.default_account, found.problems) == ((22, 5), "lab", {})
     assert (settings.name, settings.max_array_size, settings.max_job_count) == ("onehost", 1001, 5000)
     assert (settings.kill_wait_s, settings.requeues, settings.exempt_s) == (10, True, 0)
     assert settings.enforced == {"associations", "limits", "qos"}
-    has = (settings.has_accounting, settings.sends_user_signal, settings.allocates_memory, settings.propagates)
-    assert has == (True, True, True, True)
-    assert list(partitions) == ["cpu", "gpu", "preempt"]
-    assert [name for name, partition in partitions.items() if partition.is_default] == ["cpu"]
+    assert settings.has_accounting and settings.sends_user_signal and settings.allocates_memory and settings.propagates
+    assert {name: one.is_default for name, one in partitions.items()} == {"cpu": True, "gpu": False, "preempt": False}
     assert (partitions["gpu"].max_minutes, partitions["gpu"].gpu_nodes, partitions["preempt"].grace_s) == (2880, 4, 15)
     assert [(one.account, one.qos) for one in found.associations or ()] == [("lab", ("lowly", "normal", "urgent"))]
     assert qos["urgent"].preempts == ("lowly",)
@@ -113,18 +105,14 @@ GRES: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
     "gpu": ({"": 1}, ()),
     "gpu:8(S:0-3)": ({"": 8}, ()),
     "gpu:0": ({}, ()),
-    "gpu:a100": ({"a100": 1}, ()),
     "gpu:2080ti": ({"2080ti": 1}, ()),
     "gpu:a100:2(S:0,1),gpu:v100:1,nvme:1": ({"a100": 2, "v100": 1}, ()),
     "gpu:tesla:2(S:0),gpu:tesla:2(S:1)": ({"tesla": 4}, ()),
     "gpu:a100:4(IDX:0-3)": ({"a100": 4}, ()),
     "gpu:a100:no_consume:4": ({"a100": 4}, ()),
-    "gpu:no_consume:4": ({"": 4}, ()),
     "gpu:tesla:4K": ({"tesla": 4096}, ()),
     "gpu:nvidia_a100-sxm4-80gb:8(S:0-1)": ({"nvidia_a100-sxm4-80gb": 8}, ()),
-    "gpu:rtx_2080_ti:4(S:0),gpu:titan_rtx:4(S:1)": ({"rtx_2080_ti": 4, "titan_rtx": 4}, ()),
     "shard:a100:32(S:0-1),gpu:a100:4(S:0-1)": ({"a100": 4}, ()),
-    "craynetwork:4,hbm:0": ({}, ()),
     "bandwidth:lustre:no_consume:4G,gpu:p100:2": ({"p100": 2}, ()),
     "gpu:1g.10gb:4(S:0),gpu:3g.40gb:1(S:1)": ({}, ("1g.10gb", "3g.40gb")),
     "gpu:a100:3(S:0-1),gpu:a100_3g.20gb:2(S:1)": ({"a100": 3}, ("a100_3g.20gb",)),
@@ -172,23 +160,18 @@ def test_what_a_preemption_does() -> None:
     assert (done.mode, done.notice_s) == ("CANCEL", 30)
 
 
-# -- the reason for which squeue says that a task waits
-
 DOWN = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
 
 
 LIMITS = {
-    "QOSMaxJobsPerUserLimit": ("your jobs have reached the QOS's limit on running jobs", "sacctmgr"),
     "QOSMaxGRESPerUser": ("your jobs have reached the QOS's limit on GPUs", "sacctmgr"),
     "QOSGrpNodeLimit": ("all jobs of the QOS have reached the QOS's limit on nodes", "sacctmgr"),
     "AssocGrpGRES": ("all jobs of the account have reached the account's limit on GPUs", "sacctmgr"),
     "AssocGrpCPUMinutesLimit": ("limit on core minutes", "when the period ends"),
     "QOSMaxCpuPerAccountLimit": ("the jobs of your account", "sacctmgr"),
     "QOSMaxWallDurationPerJobLimit": ("more running time than its QOS", "mrt-hpc cancel {run}"),
-    "QOSMaxNodePerJobLimit": ("more nodes than its QOS", "mrt-hpc cancel {run}"),
     "QOSMinGRES": ("fewer GPUs than its QOS", "mrt-hpc cancel {run}"),
 }
-"""What is made of the parts of a reason's name."""
 LISTED = {
     "Priority": (Hold.RESOURCES, "sprio -j {id}"),
     "ReqNodeNotAvail, UnavailableNodes:node[1-3]": (Hold.RESOURCES, "sinfo -R"),

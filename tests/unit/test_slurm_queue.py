@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from basics import INFERENCE, TRAINER
@@ -25,9 +25,6 @@ from mrt_hpc.run.task_state import TaskRecord, TaskState
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.view import snapshot_reader
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 WORDS = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
 LEAVES = 'sed -i "/(|$1|/d" $(dirname $0)/queue'
 
@@ -36,8 +33,6 @@ LEAVES = 'sed -i "/(|$1|/d" $(dirname $0)/queue'
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
     return canned_run(tmp_path, monkeypatch)
 
-
-# -- the state of a job
 
 LISTED = ["12_0|FAILED|100|NonZeroExitCode|n1", "12_1|CANCELLED|100|None|n1"]
 LAGGING = "12_0|RUNNING|0:0|n1|5\n12_1|COMPLETED|0:0|n1|5\n12_2|PENDING|0:0||0"
@@ -130,46 +125,31 @@ def test_a_job_of_a_run_is_known_by_several_marks(run: CannedRun, name: str, scr
     assert queue.unrecorded_jobs(root, ["11", "12"]) == {}
 
 
-# -- the answer of a command
-
-
-def test_what_a_command_says_while_it_waits_is_shown_once(
+def test_a_command_that_waits_is_shown_and_one_that_does_not_answer_is_ended(
     run: CannedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(slurm_commands, "QUIET_S", 0.3)
     run.command("sbatch", f"echo '{WORDS}' >&2; sleep 1; echo 7")
     assert run_slurm(["sbatch"]) == "7\n"
     assert capsys.readouterr().err == f"waiting for sbatch: {WORDS}\n"
-
-
-def test_a_command_that_does_not_answer_is_ended_and_its_children_hold_nothing(run: CannedRun) -> None:
     run.command("sbatch", f"echo '{WORDS}' >&2; exec sleep 60")
     with pytest.raises(UserError, match=WORDS):
         run_slurm(["sbatch"], timeout_s=0.5)
     run.command("sbatch", "sleep 60 & echo 71")
-    assert run_slurm(["sbatch"], timeout_s=30.0).strip() == "71"
+    assert run_slurm(["sbatch"], timeout_s=30.0).strip() == "71", "children hold nothing"
 
 
 def test_habits_of_the_shell_do_not_change_what_slurm_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = [
-        "SBATCH_EXPORT",
-        "SBATCH_NO_REQUEUE",
-        "SBATCH_TIMELIMIT",
-        "SBATCH_WAIT",
-        "SQUEUE_STATES",
-        "SCANCEL_STATE",
-    ]
-    of_a_job = ["SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV", "SLURM_MEM_PER_CPU", "SLURM_ARRAY_JOB_ID"]
+    options = ["SBATCH_EXPORT", "SBATCH_NO_REQUEUE", "SBATCH_TIMELIMIT", "SBATCH_WAIT"]
+    others = ["SQUEUE_STATES", "SCANCEL_STATE", "SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV", "SLURM_ARRAY_JOB_ID"]
     of_the_site = ["SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_SOCKET", "SLURM_ROOT", "MY_SLURM"]
-    for name in (given := [*options, *of_a_job, *of_the_site]):
+    for name in (given := [*options, *others, *of_the_site]):
         monkeypatch.setenv(name, "x")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     printed = run_slurm(["env"]).splitlines()
     assert [name for name in given if f"{name}=x" in printed] == of_the_site
-    assert slurm_commands.ignored_options() == [f"{name}=x" for name in options if name.startswith("SBATCH")]
+    assert slurm_commands.ignored_options() == [f"{name}=x" for name in options]
 
-
-# -- a task that waits for jobs knows soon when they have left the queue for good, and believes no listing too early
 
 OWN, PARTNER, NEWER = "7", "12", "13"
 
@@ -191,10 +171,12 @@ class Watching:
 
 
 def test_a_job_that_two_listings_of_one_wait_lack_is_gone(run: CannedRun) -> None:
-    run.submitted(trainer=PARTNER)
     run.queue(OWN)
+    assert not Watching(run).looks(3), "it was never submitted"
+    run.submitted(trainer=PARTNER)
+    before = run.calls.count("squeue")
     assert not Watching(run).looks(29, pause_s=1.0), "squeue is asked at a slow pace"
-    assert run.calls.count("squeue") == 1
+    assert run.calls.count("squeue") == before + 1
     watching = Watching(run)
     assert not watching.looks(1)
     watching.now += 100 * ASK_EVERY_S
@@ -203,12 +185,6 @@ def test_a_job_that_two_listings_of_one_wait_lack_is_gone(run: CannedRun) -> Non
     assert not watching.looks(1), "errors are waited out"
     run.queue(OWN)
     assert watching.looks(2)
-
-
-def test_what_proves_nothing(run: CannedRun) -> None:
-    run.queue(OWN)
-    assert not Watching(run).looks(3), "it was never submitted"
-    run.submitted(trainer=PARTNER)
     for listed in ((OWN, PARTNER), (PARTNER,), (), ("9",)):  # queued, hidden, empty, of others
         run.queue(*listed)
         assert not Watching(run).looks(5), listed
@@ -234,9 +210,6 @@ def test_inference_ends_when_its_trainer_has_left_the_queue(run: CannedRun, monk
     assert (after.state, after.awaited) == (TaskState.FAILED, (TRAINER,))
 
 
-# -- a live view asks from time to time, and never waits for a later answer
-
-
 def test_a_live_view_asks_the_queue_only_when_it_is_due_and_waits_for_no_answer(run: CannedRun) -> None:
     run.submitted(trainer=PARTNER)
     run.queue("12|PENDING|N/A|Priority|")
@@ -252,7 +225,6 @@ def test_a_live_view_asks_the_queue_only_when_it_is_due_and_waits_for_no_answer(
         assert (reason(), run.calls.count("squeue")) == ("Priority", 1)
         now += 2
         wait_until(lambda: reason() == "Resources", reason="the second answer", deadline_s=60)
-        assert run.calls.count("squeue") == 2
         last = looks.latest()
         run.command("squeue", "exec sleep 60")
         looks.within_s = 1.0

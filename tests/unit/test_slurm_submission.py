@@ -9,7 +9,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from basics import EVALUATION, INFERENCE, QUICKSTART, TRAINER
@@ -26,26 +25,21 @@ from mrt_hpc.backends.slurm.parameters import require_plain_path
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.compile import build_plan
-from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.plan.jobs import Plan, read_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.submit.submission import Listener, awaited_as, start, without_hope
 
-if TYPE_CHECKING:
-    from mrt_hpc.plan.jobs import Plan
-
 SITE = SlurmSite(name="x")
 COUNT = "cd $(dirname $0); n=$(grep -c sbatch calls); "
-AWAY = "echo 'sacct: error: Connection refused' >&2; exit 1"
 LIMIT = "echo 'sbatch: error: AssocMaxSubmitJobLimit' >&2; echo 'sbatch: error: Job violates policy' >&2; exit 1"
 BUSY = "echo 'sbatch: error: Batch job submission failed: Resource temporarily unavailable' >&2; exit 1"
 TIMED_OUT = "echo 'Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
 
 
 def submits(layout: RunLayout) -> list[str]:
-    """What a submission prints."""
     lines: list[str] = []
     listener = Listener(lines.append, lines.append, nullcontext)
     start(read_recipe_lock(layout.recipe_lock), read_plan(layout.plan), layout, SITE, listener)
@@ -62,16 +56,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
     return run
 
 
-# -- answers of Slurm
-
-
-def test_a_submission_without_an_answer_may_have_been_queued(run: CannedRun) -> None:
-    run.command("sbatch", TIMED_OUT)
-    with pytest.raises(UserError, match="may be queued all the same") as refused:
-        submits(run.layout)
-    assert refused.value.exit_code is ExitCode.RETRYABLE
-
-
 def test_a_submission_that_stops_half_way_names_what_it_submitted(run: CannedRun) -> None:
     run.command("sbatch", f"{COUNT} [ $n -le 2 ] || {{ {BUSY}; }}; echo $n")
     with pytest.raises(UserError) as refused:
@@ -80,6 +64,13 @@ def test_a_submission_that_stops_half_way_names_what_it_submitted(run: CannedRun
     for words in ("unavailable", f"prepare as job 1, {INFERENCE} as job 2", f"left: {TRAINER}, {EVALUATION}, report"):
         assert words in str(refused.value)
     assert latest_ids(run.layout) == {"prepare": "1", INFERENCE: "2"}
+
+
+def test_a_submission_without_an_answer_may_have_been_queued(run: CannedRun) -> None:
+    run.command("sbatch", TIMED_OUT)
+    with pytest.raises(UserError, match="may be queued all the same") as refused:
+        submits(run.layout)
+    assert refused.value.exit_code is ExitCode.RETRYABLE
 
 
 def test_a_job_finds_its_call_also_where_nothing_can_be_told(run: CannedRun) -> None:
@@ -94,15 +85,17 @@ def test_a_job_finds_its_call_also_where_nothing_can_be_told(run: CannedRun) -> 
     assert (run.layout.logs / jobs[0].name / "71_submitted.pkl").exists()
 
 
-@pytest.mark.parametrize("sacct", [AWAY, "echo 'sacct: fatal: Bad job/step specified' >&2; exit 1", "exec sleep 60"])
-def test_accounting_may_be_away(run: CannedRun, monkeypatch: pytest.MonkeyPatch, sacct: str) -> None:
+def test_accounting_may_be_away(run: CannedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "ACCOUNTING_S", 0.5)
     record_submission(run.layout, "prepare", "12", "x")
     run.queue("12|RUNNING|N/A|None|n1")
-    run.command("sacct", sacct)
+    run.command("sacct", "exec sleep 60")
     began = time.monotonic()
     assert len([line for line in submits(run.layout) if line.startswith("submitted ")]) == 4, "one runs"
     assert time.monotonic() - began < 20
+    for refuses in ("sacct: error: Connection refused", "sacct: fatal: Bad job/step specified"):
+        run.command("sacct", f"echo '{refuses}' >&2; exit 1")
+        assert queue.queue_states(["12"])["12"].state.name == "RUNNING"
 
 
 @pytest.mark.parametrize("refusals", [1, 9])
@@ -125,9 +118,6 @@ def test_what_a_site_says_to_those_who_submit_is_shown_once(run: CannedRun) -> N
     assert [sum(word in line for line in lines) for word in (note, "banner")] == [1, 1]
 
 
-# -- what goes into the ledger and comes out of it
-
-
 def test_the_ledger_holds_nothing_that_is_no_id(run: CannedRun) -> None:
     for job_id in ("Submitted batch job 4", "", "a/b", "1_2", "71;box", "1\n2", "x" * 200):
         with pytest.raises(UserError):
@@ -145,7 +135,6 @@ def test_two_submissions_at_once_are_both_recorded(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    """Of two segments."""
     changes = ("schedule.iterations=4", "schedule.iterations_per_job=2")
     return build_plan(load_recipe(QUICKSTART, changes), max_array_size=None)
 
@@ -158,39 +147,25 @@ def test_each_task_goes_by_its_latest_submission(plan: Plan, tmp_path: Path) -> 
     assert task_ids(array, current_submissions(layout)[INFERENCE]) == ["12_0", "15_1", "16_2", "12_3"]
     assert current_ids(layout) == ["12", "15", "16"]
     assert array_of((1, 3), None) == "1,3%2"
-
-
-# -- which queued jobs stay
-
-SECOND = tuple(f"segment-001.{role}" for role in ("inference", "trainer", "evaluation"))
-
-
-def hopeless(
-    plan: Plan, queued: tuple[str, ...], at_work: tuple[str, ...] = (), done: tuple[str, ...] = ()
-) -> set[str]:
-    live = {name: LiveJob(str(number), name in at_work) for number, name in enumerate((*queued, *at_work))}
-    return set(without_hope([job for job in plan.jobs if job.name not in done], live, done))
+    assert awaited_as(LiveJob("12", True, {0: "12_0", 1: "12_1"}), partly=False) == ("12",)
+    assert awaited_as(LiveJob("12", True, {0: "12_0", 2: "12_2"}), partly=True) == ("12_0", "12_2")
+    assert awaited_as(LiveJob("15", True, {0: "12_0", 1: "15_1"}), partly=False) == ("12_0", "15_1")
 
 
 def test_what_waits_for_a_job_that_has_failed_is_sent_again_all_the_way_down(plan: Plan) -> None:
     """Slurm cancels them one after the other, and lets the report go that waits for any end."""
     names = tuple(job.name for job in plan.jobs)
-    assert hopeless(plan, names) == set()
-    assert hopeless(plan, names[3:], at_work=(INFERENCE, TRAINER), done=("prepare",)) == set()
-    left = (EVALUATION, *SECOND, "report")
-    assert hopeless(plan, left, at_work=(INFERENCE,), done=("prepare",)) == set(left)
-    assert hopeless(plan, ("report",), done=("prepare", INFERENCE)) == {"report"}
-    at_work, done = (EVALUATION,), ("prepare", INFERENCE, TRAINER)
-    assert hopeless(plan, ("report",), at_work=at_work, done=done) == {"report"}, "a job that runs is left alone"
-
-
-def test_what_waits_for_an_array_of_which_a_part_is_lost_is_sent_again(plan: Plan) -> None:
-    live = {name: LiveJob(str(n), name == TRAINER) for n, name in enumerate(job.name for job in plan.jobs[1:])}
-    assert set(without_hope(plan.jobs, live, ["prepare"], partly=[EVALUATION])) == {"report"}
-    assert without_hope(plan.jobs, live, ["prepare"]) == []
-    assert awaited_as(LiveJob("12", True, {0: "12_0", 1: "12_1"}), partly=False) == ("12",)
-    assert awaited_as(LiveJob("12", True, {0: "12_0", 2: "12_2"}), partly=True) == ("12_0", "12_2")
-    assert awaited_as(LiveJob("15", True, {0: "12_0", 1: "15_1"}), partly=False) == ("12_0", "15_1")
+    left = (EVALUATION, *(f"segment-001.{role}" for role in ("inference", "trainer", "evaluation")), "report")
+    for queued, at_work, done, again in (
+        (names, (), (), ()),
+        (names[3:], (INFERENCE, TRAINER), ("prepare",), ()),
+        (left, (INFERENCE,), ("prepare",), left),
+        (("report",), (), ("prepare", INFERENCE), ("report",)),
+        (("report",), (EVALUATION,), ("prepare", INFERENCE, TRAINER), ("report",)),  # a job that runs is left alone
+    ):
+        live = {name: LiveJob(str(number), name in at_work) for number, name in enumerate((*queued, *at_work))}
+        jobs = [job for job in plan.jobs if job.name not in done]
+        assert set(without_hope(jobs, live, done)) == {*again}, (queued, at_work)
 
 
 SUBMIT = """
@@ -227,9 +202,6 @@ def test_a_submission_names_to_slurm_the_parts_of_an_array_that_others_wait_for(
     lost, report = ((run.commands / f"script-{number}").read_text() for number in (6, 7))
     assert "#SBATCH --array=1%1\n" in lost
     assert "#SBATCH --dependency=afterany:3,afterany:4_0:6\n" in report
-
-
-# -- whose directory a run is
 
 
 def test_a_run_directory_that_others_may_write_to_or_a_listing_would_cut_is_refused(tmp_path: Path) -> None:

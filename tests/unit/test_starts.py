@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from test_task_endings import task
 
 from mrt_hpc.roles.sampling import serving
-from mrt_hpc.roles.sampling.serving import record_first_token, record_started
+from mrt_hpc.roles.sampling.serving import record_first_token
 from mrt_hpc.run.events import EventKind, read_events
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @dataclass
@@ -32,6 +30,10 @@ class Counted:
     def each(self) -> tuple[Counted]:
         return (self,)
 
+    @property
+    def control(self) -> Counted:
+        return self
+
     def tokens_done(self) -> int | None:
         self.asked += 1
         return self.counts.pop(0)
@@ -39,14 +41,11 @@ class Counted:
 
 @pytest.fixture
 def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A task that looks often."""
     monkeypatch.setattr(serving, "LOOK_EVERY_S", 0.001)
     return task(tmp_path)
 
 
 def first_tokens(one: Any, server: Any, client: Any) -> list[float]:
-    """The seconds of the first token, as the events have them after a while."""
-
     async def watched() -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(5 if server.counts else 0.05):
@@ -56,18 +55,9 @@ def first_tokens(one: Any, server: Any, client: Any) -> list[float]:
     return [event["seconds"] for event in read_events(one.layout.events, EventKind.FIRST_TOKEN)]
 
 
-def test_a_server_that_answers_is_written_with_the_seconds_it_took(one: Any) -> None:
-    record_started(one, Counted([]), 3, 1.5)  # type: ignore[arg-type]
-    (event,) = read_events(one.layout.events, EventKind.SERVER_STARTED)
-    assert (event["version"], event["server_pid"], event["seconds"]) == (3, 7, 1.5)
-
-
-@pytest.mark.parametrize(
-    ("counts", "pid"),
-    [([0, None, 0, 4], 7), ([100, 100, None, 101], None)],
-    ids=["a server of the task's own", "one that has worked before"],
-)
+@pytest.mark.parametrize(("counts", "pid"), [([0, None, 0, 4], 7), ([100, 100, None, 101], None)])
 def test_the_first_token_is_written_once_when_the_counters_move(one: Any, counts: list[int | None], pid: int) -> None:
+    """Also where the server is not the task's own and has worked before."""
     server = Counted(counts, pid)
     (seconds,) = first_tokens(one, server, server)
     assert not server.counts, "it was written before the counters had moved"

@@ -7,47 +7,40 @@ import os
 import shutil
 import sys
 import threading
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from basics import QUICKSTART
+from run_of import run_of
+from run_of import task_of as task_named
 from samples import rollout, sampled
 
 from mrt_hpc.analysis.collect import read_summary
-from mrt_hpc.attempt.entry import load_task
-from mrt_hpc.attempt.placement import Placement
-from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.domains.base import grader_digest
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.sections import Grading, SmallWorldProblems
 from mrt_hpc.roles import evaluation
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.stored_parts import StoredParts, grader_of, writing
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.evaluation_settings import fingerprint_of
 from mrt_hpc.run.events import EventKind, read_events
-from mrt_hpc.run.groups import read_group
+from mrt_hpc.run.groups import Sampled, read_group
 from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.problems import read_problems
+from mrt_hpc.run.records import Problem
 from mrt_hpc.run.weights import Weights
-from mrt_hpc.submit.create import create_or_open
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+Problems = Mapping[int, Problem]
+Claimed = Mapping[range, list[int]]
 
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.groups import Sampled
-    from mrt_hpc.run.records import Problem
 
-    Problems = Mapping[int, Problem]
-    Claimed = Mapping[range, list[int]]
-
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 CHANGES = (
     "evaluation.benchmarks=[{name: b, samples: 2, problems: {type: small_world, split: held_out, problems: 5}}]",
     "evaluation.problem_shards=2",
@@ -61,9 +54,8 @@ def task_of(root: Path, *changes: str, shard: int = 0, shared: bool = True) -> T
     """The task of a shard in one of several runs, whose results folder is a common one or the run's own."""
     (root.parent / "results").mkdir(exist_ok=True)
     where = (f"evaluation.results={root.parent / 'results'}",) if shared else ()
-    recipe = load_recipe(QUICKSTART, (*CHANGES, *where, *changes))
-    layout = create_or_open(root, recipe, compile_plan(recipe, LocalSite()))
-    return load_task(layout, "segment-000.evaluation", shard, Placement(0, 1, 0, root.name))
+    layout = run_of(root, *CHANGES, *where, *changes)
+    return task_named(layout, "segment-000.evaluation", shard, attempt=root.name)
 
 
 def weights_of(task: Task, version: int) -> Weights:
@@ -97,9 +89,6 @@ def rewards(parts: StoredParts, position: int) -> list[float]:
     return [r.reward for r in parts.sampled([position])[position].rollouts]
 
 
-# -- the whole way of an evaluation
-
-
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The problems that evaluations sample from now on, without a server. They are killed after the second one."""
@@ -121,9 +110,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_an_evaluation_goes_on_at_the_problem_where_it_was_killed(
-    tmp_path: Path, drawn: list[int], shared: bool
-) -> None:
+def test_an_evaluation_goes_on_where_it_was_killed(tmp_path: Path, drawn: list[int], shared: bool) -> None:
     first, second = (task_of(tmp_path / "one", shard=shard, shared=shared) for shard in (0, 1))
     with pytest.raises(KeyboardInterrupt):
         evaluation.run(first)
@@ -159,9 +146,6 @@ def test_a_summary_waits_for_a_shard_that_was_damaged(tmp_path: Path, drawn: lis
     assert read_summary(first.layout, 0, "b").problems == 5
 
 
-# -- two evaluations at the same time
-
-
 def test_two_evaluations_share_the_problems(one: StoredParts, two: StoredParts) -> None:
     assert one.store.directory == two.store.directory
     with one.alive(), two.alive():
@@ -170,12 +154,12 @@ def test_two_evaluations_share_the_problems(one: StoredParts, two: StoredParts) 
         one.commit(0, BOTH, batch(one, 0))
         assert two.lacking([0, 2, 4]) == {BOTH: [2, 4]}
         assert two.claimed({BOTH: [2]}) == {}
+    found = replace(two, version=7).sampled([0, 2])
+    assert {p: [(r.sample, r.weights_version) for r in s.rollouts] for p, s in found.items()} == {0: [(0, 7), (1, 7)]}
 
 
 @pytest.mark.parametrize("samples", [True, False])
-def test_one_waits_for_the_other_and_takes_over_what_it_leaves(
-    one: StoredParts, two: StoredParts, samples: bool
-) -> None:
+def test_one_waits_for_the_other_and_takes_over(one: StoredParts, two: StoredParts, samples: bool) -> None:
     waiting = threading.Thread(target=two.wait, args=({BOTH: [0]},), daemon=True)
     with one.alive():
         one.claimed({BOTH: [0]})
@@ -191,9 +175,7 @@ def test_one_waits_for_the_other_and_takes_over_what_it_leaves(
     assert two.claimed(two.lacking([0])) == ({} if samples else {BOTH: [0]})
 
 
-def test_samples_that_came_between_the_look_and_the_lease_are_not_drawn_again(
-    one: StoredParts, two: StoredParts
-) -> None:
+def test_samples_that_came_between_look_and_lease_are_not_drawn_again(one: StoredParts, two: StoredParts) -> None:
     lacking = one.lacking([0, 2, 4])
     two.store.commit(0, range(1), batch(two, 0, range(1)), "b" * 64)
     two.store.commit(2, BOTH, batch(two, 2), "b" * 64)
@@ -201,9 +183,7 @@ def test_samples_that_came_between_the_look_and_the_lease_are_not_drawn_again(
     assert sorted(path.name for path in one.store.leases.iterdir()) == ["00000.000", "00004.000"]
 
 
-def test_a_living_lease_is_respected_without_a_look_at_the_run_of_its_holder(
-    one: StoredParts, two: StoredParts
-) -> None:
+def test_a_living_lease_is_respected_without_a_look_at_its_run(one: StoredParts, two: StoredParts) -> None:
     """The run is closed to this user, or not bound in the container of this task."""
     with one.alive():
         assert one.claimed({BOTH: [0]}) == {BOTH: [0]}
@@ -212,40 +192,24 @@ def test_a_living_lease_is_respected_without_a_look_at_the_run_of_its_holder(
     assert two.claimed({BOTH: [0]}) == {BOTH: [0]}, "the task of the other run has ended"
 
 
-@dataclass
-class Clock:
-    """Time as a test sets it."""
-
-    now: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_the_lease_of_a_task_that_was_killed_is_taken_over_after_the_limit(one: StoredParts, two: StoredParts) -> None:
-    """Its heart stays as it was at the last beat."""
-    clock = Clock()
-    two = replace(two, task=replace(two.task, observer=Observer(10.0, clock)))
-    one.claimed({BOTH: [0]})
+    """Its heart stays as it was at the last beat. The lease of an earlier attempt passes on at once."""
+    now = 100.0
+    two = replace(two, task=replace(two.task, observer=Observer(10.0, lambda: now)))
+    one.claimed({BOTH: [0, 2]})
     heart = one.store.heart(one.task.holder)
-    for beat, pause in ((7, 9.0), (8, 9.0)):
+    for beat in (7, 8):
         write_json(heart, {"attempt": one.task.attempt, "beat": beat})
         assert two.claimed({BOTH: [0]}) == {}
-        clock.now += pause
+        now += 9.0
     assert two.claimed({BOTH: [0]}) == {}, "it has moved in between"
-    clock.now += 2.0
+    now += 2.0
     assert two.claimed({BOTH: [0]}) == {BOTH: [0]}
-
-
-def test_the_lease_of_an_earlier_attempt_of_the_same_task_passes_on_at_once(one: StoredParts, two: StoredParts) -> None:
-    one.claimed({BOTH: [0]})
     with replace(one, task=replace(one.task, attempt="again")).alive():
-        assert two.claimed({BOTH: [0]}) == {BOTH: [0]}
+        assert two.claimed({BOTH: [2]}) == {BOTH: [2]}
 
 
-def test_a_task_beats_beside_its_leases_while_it_samples(
-    one: StoredParts, two: StoredParts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_beats_beside_its_leases(one: StoredParts, two: StoredParts, monkeypatch: pytest.MonkeyPatch) -> None:
     def sample(_: UnitEvaluation, _weights: Weights, parts: StoredParts, mine: Problems, _claimed: Claimed) -> None:
         assert two.claimed({BOTH: [0, 2]}) == {}
         for position in mine:
@@ -256,15 +220,6 @@ def test_a_task_beats_beside_its_leases_while_it_samples(
     UnitEvaluation(one.task, one.task.job.evaluations[0])._fill(weights_of(one.task, 0), one, problems)
     assert two.lacking(problems) == {}
     assert not list((one.store.directory / "hearts").iterdir())
-
-
-# -- what is in the results folder
-
-
-def test_samples_come_back_with_the_version_of_this_run(one: StoredParts, two: StoredParts) -> None:
-    one.commit(0, BOTH, batch(one, 0))
-    found = replace(two, version=7).sampled([0, 2])
-    assert {p: [(r.sample, r.weights_version) for r in s.rollouts] for p, s in found.items()} == {0: [(0, 7), (1, 7)]}
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -294,10 +249,9 @@ def test_what_another_grader_has_judged_is_judged_again_and_kept(tmp_path: Path,
     assert rewards(one, 0) == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT])
-def test_a_folder_that_takes_no_files_is_refused_with_the_way_out(one: StoredParts, number: int) -> None:
+def test_a_folder_that_takes_no_files_is_refused_with_the_way_out(one: StoredParts) -> None:
     def refused() -> None:
-        raise OSError(number, os.strerror(number), "results")
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), "results")
 
     with pytest.raises(UserError) as told:
         writing(one.task, Path("results"), refused)
@@ -305,12 +259,8 @@ def test_a_folder_that_takes_no_files_is_refused_with_the_way_out(one: StoredPar
     assert "--set evaluation.results=DIR" in str(told.value.advice)
 
 
-# -- what decides the grader and the samples
-
-
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A module of the user's own with a function that judges, and a way of evaluating."""
     monkeypatch.syspath_prepend(str(tmp_path))
     path = tmp_path / "own_of_results.py"
     path.write_text(
@@ -346,11 +296,7 @@ def test_what_decides_verdicts_makes_another_grader(own_module: Path) -> None:
 
 def test_a_changed_way_of_evaluating_of_the_user_is_another_fingerprint(one: StoredParts, own_module: Path) -> None:
     own = one.benchmark.model_validate({**one.benchmark.model_dump(), "mode": {"type": "own_of_results:Own"}})
-
-    def digest() -> str:
-        return fingerprint_of(one.task.layout, one.task.experiment, own, "w").digest
-
-    before = digest()
-    assert before == digest()
+    before, again = (fingerprint_of(one.task.layout, one.task.experiment, own, "w").digest for _ in range(2))
+    assert before == again
     own_module.write_text(own_module.read_text() + "\n    extra: int = 1\n")
-    assert digest() != before
+    assert fingerprint_of(one.task.layout, one.task.experiment, own, "w").digest != before

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 from basics import QUICKSTART
@@ -24,22 +26,16 @@ from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import MOST_RETURNS, TaskRecord, TaskState, read_task, write_task
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 RUNNING = TaskRecord(TaskState.RUNNING, attempt="7.1", failures=1)
 WHY = RequeueRequested("why")
 
 
 def task(tmp_path: Path, time_left_s: float | None = None) -> Task:
-    recipe = load_recipe(QUICKSTART)
-    plan = build_plan(recipe, max_array_size=None)
-    events = EventLog(event_file(RunLayout(tmp_path).events, "report", 0, 0, "7.1"))
+    recipe, layout = load_recipe(QUICKSTART), RunLayout(tmp_path)
+    plan, events = build_plan(recipe, max_array_size=None), EventLog(event_file(layout.events, "report", 0, 0, "7.1"))
     return Task(
-        layout=RunLayout(tmp_path), experiment=recipe, plan=plan, job=plan.job("report"), index=0, rank=0, world_size=1,
-        local_rank=0, attempt="7.1", events=events, observer=Observer(60.0),
-        time_left_s=time_left_s,
+        layout=layout, experiment=recipe, plan=plan, job=plan.job("report"), index=0, rank=0, world_size=1,
+        local_rank=0, attempt="7.1", events=events, observer=Observer(60.0), time_left_s=time_left_s,
     )  # fmt: skip
 
 
@@ -113,15 +109,9 @@ def test_a_task_that_returns_its_nodes_again_and_again_fails(tmp_path: Path) -> 
 
 
 def test_a_library_that_ends_the_process_has_failed(tmp_path: Path) -> None:
-    def leave(_: Task) -> None:
-        raise SystemExit(0)
-
     with pytest.raises(UserError):
-        attempt(task(tmp_path), leave)
+        attempt(task(tmp_path), lambda _: sys.exit(0))
     assert read_task(RunLayout(tmp_path), "report", 0).state is TaskState.RETRYING
-
-
-# -- the judgement of the job script, after the attempt
 
 
 @pytest.mark.parametrize(
@@ -180,9 +170,6 @@ def test_what_an_attempt_did_and_how_its_ranks_ended_is_found_in_its_events(tmp_
     assert (after.state, after.failures) == (TaskState.RETRYING, 2), "not hidden by the rank that was told to leave"
 
 
-# -- requests to leave
-
-
 def test_a_request_is_raised_at_once_unless_safe_points_are_asked_for() -> None:
     request = ShutdownRequest()
     with pytest.raises(RequeueRequested):
@@ -216,7 +203,7 @@ def heeding() -> Iterator[SimpleNamespace]:
         signal.signal(number, handler)
 
 
-def test_signals_become_requests(heeding: SimpleNamespace) -> None:
+def test_signals_become_requests_and_a_safe_point_is_waited_for_while_there_is_time(heeding: SimpleNamespace) -> None:
     with pytest.raises(Interrupted) as stopped:
         os.kill(os.getpid(), signal.SIGTERM)
     assert stopped.value.code == 143
@@ -225,9 +212,7 @@ def test_signals_become_requests(heeding: SimpleNamespace) -> None:
     with pytest.raises(RequeueRequested) as gave_back:
         os.kill(os.getpid(), signal.SIGUSR2)
     assert gave_back.value.code == ExitCode.GIVE_BACK
-
-
-def test_a_safe_point_is_waited_for_while_there_is_time(heeding: SimpleNamespace) -> None:
+    heeding.shutdown = ShutdownRequest()
     with heeding.shutdown.at_safe_points():
         os.kill(os.getpid(), signal.SIGUSR2)
         assert heeding.shutdown.given

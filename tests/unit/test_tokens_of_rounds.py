@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,11 +18,6 @@ from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import FinishReason, GroupStatistics, PrefixValue, Rollout
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.run.layout import RunLayout
 
 LENGTHS = ((30, 20, 10), (5, 6, 7))
 """The tokens of three rounds, or of thoughts up to three budgets, of two samples."""
@@ -50,31 +45,25 @@ def sampled(problem: str) -> Sampled:
     return Sampled(rollouts=rollouts, statistics=GroupStatistics(0, 0, 0, 0, 0, 0, 0, {}), values=values)
 
 
-def evaluated(place: Path, mode: str) -> tuple[RunLayout, Sampled]:
-    """A run directory with the samples of one problem, evaluated in a way."""
-    problems = "{type: small_world, split: held_out, problems: 1}"
-    change = f"evaluation.benchmarks=[{{name: {BENCHMARK}, samples: 2, problems: {problems}, mode: {MODES[mode]}}}]"
-    layout = run_directory(place / "run", change, shards=1)
-    recipe = read_lock(layout.recipe_lock)
-    settings = settings_of(layout, recipe, recipe.evaluation.benchmarks[0]).sampled
-    part = sampled(read_problems(layout.benchmark_data(BENCHMARK))[0].id)
-    commit_group(layout.evaluation_shard(0, BENCHMARK, 0), part, settings=settings)
-    return layout, part
-
-
 @pytest.mark.parametrize(("mode", "tokens"), [("linearised", (60, 18)), ("budget_forcing", (10, 7))])
 def test_tokens_of_a_sample(tmp_path: Path, mode: str, tokens: tuple[int, int]) -> None:
-    layout, part = evaluated(tmp_path, mode)
+    problems = "{type: small_world, split: held_out, problems: 1}"
+    change = f"evaluation.benchmarks=[{{name: {BENCHMARK}, samples: 2, problems: {problems}, mode: {MODES[mode]}}}]"
+    layout = run_directory(tmp_path / "run", change, shards=1)
+    recipe = read_lock(layout.recipe_lock)
+    (benchmark,) = recipe.evaluation.benchmarks
+    part = sampled(read_problems(layout.benchmark_data(BENCHMARK))[0].id)
+    commit_group(
+        layout.evaluation_shard(0, BENCHMARK, 0), part, settings=settings_of(layout, recipe, benchmark).sampled
+    )
     samples = EvaluatedRun.open(str(layout.root)).samples(0, BENCHMARK, "model")
     ((first, second),) = samples.problems.values()
     assert (first.tokens, second.tokens) == tokens
-    assert samples.mean_tokens == sum(tokens) / 2
     starts = tokens[0] - LENGTHS[0][2], tokens[1] - LENGTHS[1][2]
     assert [b.tokens for b in first.boundaries] == [starts[0], starts[0] + 8]
     assert [b.tokens for b in second.boundaries] == [starts[1], starts[1] + 5]
-    recipe = read_lock(layout.recipe_lock)
-    summary = summary_of(layout, recipe, recipe.evaluation.benchmarks[0], 0, [part])
-    assert summary.tokens_per_rollout == sum(tokens) / 2
+    summary = summary_of(layout, recipe, benchmark, 0, [part])
+    assert samples.mean_tokens == summary.tokens_per_rollout == sum(tokens) / 2
 
 
 def test_values_of_the_last_round_are_behind_the_tokens_of_the_earlier_ones() -> None:

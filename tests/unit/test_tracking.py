@@ -1,7 +1,8 @@
-"""What a run keeps for W&B: real offline directories, what is told of them, and what they hold."""
+"""TensorBoard event files, real offline directories of W&B with their uploads, and runs that go on without either."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -9,61 +10,265 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import psutil
 import pytest
-from click.testing import CliRunner
+from basics import executable
+from commands import commands_first, typed
+from run_of import run_of
+from run_of import task_of as task_named
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto.wandb_internal_pb2 import Record
 
-from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
+from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
 from mrt_hpc.analysis.rows import summarise_evaluation
-from mrt_hpc.attempt.entry import load_task
-from mrt_hpc.attempt.placement import Placement
-from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.report import run, write_report
-from mrt_hpc.roles.tracking import Tracker, run_id
+from mrt_hpc.roles import report
+from mrt_hpc.roles.task.context import Task
+from mrt_hpc.roles.tracking import Tracker, evaluation_row, iteration_values, run_id
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.evaluation_settings import evaluation_settings
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.quarantine import set_aside, younger_than
 from mrt_hpc.run.waiting import wait_until
-from mrt_hpc.submit.create import create_or_open
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mrt_hpc.roles.task.context import Task
-
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
-TRAINER = "segment-000.trainer"
+TRAINER, TENSORBOARD, WANDB = "segment-000.trainer", "tracking.tensorboard=true", "tracking.wandb=true"
+METRICS = IterationMetrics(iteration=0, tokens_per_rollout=12.0)
+UPLOADS = 'shift; for run; do for file in "$run"/*.wandb; do touch "$file.synced"; done; echo "$run" >> "$LIST"; done'
 
 
-def task_of(root: Path, job: str, attempt: str = "a.0", *changes: str) -> Task:
-    recipe = load_recipe(QUICKSTART, changes or ("tracking.wandb=true",))
-    layout = create_or_open(root, recipe, compile_plan(recipe, LocalSite()))
-    return load_task(layout, job, 0, Placement(0, 1, 0, attempt))
+def task_of(root: Path, tracks: str, job: str = TRAINER, rank: int = 0) -> Task:
+    return task_named(run_of(root, tracks), job, rank=rank)
+
+
+def measured(iteration: int, attempt: int) -> IterationMetrics:
+    """The metrics of an iteration, which are others in each attempt."""
+    return IterationMetrics(
+        iteration=iteration,
+        reward_mean=iteration + attempt / 64,
+        tokens_per_rollout=100.0,
+        seconds={Phase.GENERATION: 2.0 * attempt, Phase.WAITING: 0.5},
+        batch="a digest",
+        progress_by_episode=(0.5, 0.25)[: 1 + iteration % 2],
+        trainer={"ratio": 1.5},
+    )
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    return task_of(tmp_path / "run", TENSORBOARD)
+
+
+def train(task: Task, iterations: range, attempt: int) -> Tracker:
+    """One attempt of the trainer, as the trainer role does it; its tracker is not closed, as if it was killed."""
+    set_aside(task.layout, younger_than(task.layout, iterations.start), "newer than the checkpoint")
+    tracker = Tracker.of(task)
+    tracker.resume(iterations.start)
+    for iteration in iterations:
+        metrics = measured(iteration, attempt)
+        metrics.write(task.layout.metrics(iteration))
+        tracker.log(metrics)
+    return tracker
+
+
+def shown(directory: Path) -> dict[str, list[tuple[int, float]]]:
+    """All points that TensorBoard finds, in its order, by their names."""
+    found = EventAccumulator(str(directory), size_guidance={"scalars": 0}, purge_orphaned_data=False)
+    found.Reload()
+    return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def expected(layout: RunLayout) -> dict[str, list[tuple[int, float]]]:
+    """The same of the run's own files."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for path in sorted((layout.root / "iterations").glob("*/metrics.json")):
+        metrics = IterationMetrics.read(path)
+        for name, value in iteration_values(metrics).items():
+            points.setdefault(name, []).append((metrics.iteration, value))
+    return points
+
+
+def test_training_that_goes_back_leaves_each_iteration_once(task: Task) -> None:
+    """More than ten times, as the names of event files end with a number that counts those of a process."""
+    for attempt in range(12):
+        lost = train(task, range(attempt, attempt + 3), attempt)
+        assert shown(task.layout.training_events) == expected(task.layout)
+    assert [step for step, _ in shown(task.layout.training_events)["reward_mean"]] == list(range(14))
+    train(task, range(12, 12), attempt=12)
+    assert [step for step, _ in shown(task.layout.training_events)["reward_mean"]] == list(range(12)), "gone at once"
+    train(task, range(12, 15), attempt=13)
+    lost.log(measured(14, attempt=11))
+    lost.__exit__(None, None, None)
+    assert shown(task.layout.training_events) == expected(task.layout), "an attempt taken for lost adds nothing"
+
+
+def test_other_ranks_and_recipes_that_do_not_ask_write_nothing(tmp_path: Path) -> None:
+    for name, tracks, rank in (("run", TENSORBOARD, 1), ("other", "tracking.tensorboard=false", 0)):
+        train(task_of(tmp_path / name, tracks, rank=rank), range(2), attempt=1)
+        assert not (tmp_path / name / "tensorboard").exists()
+
+
+def test_the_report_writes_evaluations_and_what_the_trainer_could_not(tmp_path: Path) -> None:
+    task = task_of(tmp_path / "run", TENSORBOARD, "report")
+    with train(task, range(3), attempt=1):
+        pass
+    found = shown(task.layout.training_events)
+    assert found["reward_mean"] == [(n, n + 1 / 64) for n in range(3)]
+    assert (found["seconds/generation"][0], found["progress_by_episode/1"]) == ((0, 2.0), [(1, 0.25)])
+    assert "batch" not in found
+    measured(3, attempt=1).write(task.layout.metrics(3))  # the trainer was killed before it had logged this
+    settings = evaluation_settings(task.layout, task.recipe)["held-out"].summarised
+    for version, right in ((0, 5), (20, 15)):
+        tries = {f"p{i}": [float(i < right), 0.0] for i in range(20)}
+        summary = summarise_evaluation(version, "held-out", tries, tokens_per_rollout=99.0, settings=settings)
+        summary.write(task.layout.evaluation_summary(version, "held-out"))
+    for _ in range(2):
+        with pytest.raises(UserError, match="the report is incomplete"):
+            report.run(task)
+        assert shown(task.layout.training_events) == expected(task.layout)
+        found = shown(task.layout.evaluation_events)
+        assert found["evaluation/held-out/accuracy"] == [(0, 0.125), (20, 0.375)]
+        assert len(found) == len(evaluation_row(summary)) - 1
+    assert sorted(path.name for path in task.layout.tensorboard.iterdir()) == ["evaluation", "training"]
+
+
+LOGS_ON_A_FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from mrt_hpc.analysis.measures import IterationMetrics
+from mrt_hpc.roles.tracking import IterationEvents
+from mrt_hpc.run.layout import RunLayout
+
+events = IterationEvents(RunLayout(Path(sys.argv[1])))
+events.resume(0)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
+for iteration in range(50):
+    events.log(IterationMetrics(iteration=iteration, tokens_per_rollout=1.0, reward_mean=0.5))
+events.close()
+print("goes on")
+"""
+
+
+def test_a_file_that_cannot_be_written_stops_nothing_and_is_made_whole_later(task: Task) -> None:
+    command = [sys.executable, "-c", LOGS_ON_A_FULL_DISK, str(task.layout.root)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "goes on\n", done.stderr
+    assert done.stderr.count("TensorBoard failed") == 1
+    assert 0 < len(shown(task.layout.training_events)["reward_mean"]) < 50
+    train(task, range(3), attempt=1)
+    assert shown(task.layout.training_events) == expected(task.layout)
+
+
+def tracked(root: Path) -> Task:
+    task = task_of(root, WANDB)
+    with Tracker.of(task) as tracker:
+        tracker.log(METRICS)
+    report.write_report(task.layout)
+    return task
+
+
+@pytest.fixture
+def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A command that marks what it is given as uploaded, as `wandb sync` does, and lists it in this file."""
+    executable(commands_first(tmp_path / "bin", monkeypatch) / "wandb", UPLOADS)
+    monkeypatch.setenv("LIST", str(tmp_path / "list"))
+    return tmp_path / "list"
+
+
+def sync(task: Task, exits: int = 0) -> str:
+    output = typed("sync", task.layout.root, exits=exits).output
+    for claim in task.layout.jobs.glob("local-*.json"):
+        claim.unlink()  # this process lives on, where a command would have ended
+    return output
+
+
+def test_all_directories_go_once_to_one_run_in_their_order_with_the_report(tmp_path: Path, wandb: Path) -> None:
+    sync(task_of(tmp_path / "nothing", WANDB), exits=2)
+    assert not wandb.exists()
+    task = tracked(tmp_path / "run")
+    sync(task)
+    told = wandb.read_text().split()
+    assert (told, len(told)) == (sorted(told), 2)
+    assert {Path(path).name.rpartition("-")[2] for path in told} == {run_id(task)}
+    attached = Path(told[-1]) / "files"
+    assert (attached / "report.md").read_bytes() == task.layout.report.read_bytes()
+    assert (attached / "report.html").exists()
+    assert "not uploaded" not in typed("status", task.layout.root).output
+    sync(task)
+    assert wandb.read_text().split() == told
+
+
+def test_an_upload_that_fails_says_so_and_can_be_repeated(tmp_path: Path, wandb: Path) -> None:
+    task = tracked(tmp_path / "run")
+    for script in ("echo 'Network error' >&2; exit 1", "exit 0"):
+        executable(tmp_path / "bin" / "wandb", script)
+        assert f"mrt-hpc sync {task.layout.root} again" in sync(task, exits=1)
+    executable(tmp_path / "bin" / "wandb", UPLOADS)
+    sync(task)
+    assert wandb.exists()
+
+
+@pytest.mark.parametrize("service", ["TensorBoard", "W&B"])
+def test_a_trainer_goes_on_where_a_service_cannot_begin(
+    service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = task_of(tmp_path / "run", TENSORBOARD if service == "TensorBoard" else WANDB)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    task.layout.wandb.write_text("a file where W&B wants a folder")
+    with train(task, range(2), attempt=1):
+        pass
+    assert caplog.text.count(f"{service} failed") == 1
+
+
+class Broken:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def log(self, *_: Any, **__: Any) -> None:
+        raise self.error
+
+    def finish(self, **_: Any) -> None:
+        if isinstance(self.error, Exception):
+            raise self.error
+
+
+def test_a_trainer_goes_on_where_wandb_cannot_write_and_ends_by_a_signal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for logged in (2, 0):
+        caplog.clear()
+        with Tracker(Broken(OSError(errno.ENOSPC, "No space left on device"))) as tracker:
+            for _ in range(logged):
+                tracker.log(METRICS)
+        assert caplog.text.count("W&B failed") == 1
+    with pytest.raises(SystemExit), Tracker(Broken(SystemExit(143))) as tracker:
+        tracker.log(METRICS)
+    task = task_of(tmp_path / "run", WANDB, "report")
+    summarise_evaluation(0, "held-out", {"p": [1.0, 0.0]}).write(task.layout.evaluation_summary(0, "held-out"))
+    task.layout.wandb.mkdir()
+    (task.layout.wandb / "evaluations.json").write_text("cut off by a full d")
+    with pytest.raises(UserError, match="the report is incomplete"):
+        report.run(task)
+    assert task.layout.report.exists()
 
 
 def told(task: Task) -> list[str]:
-    """The lines of status and of the report that are about W&B."""
-    result = CliRunner().invoke(main, ["status", str(task.layout.root)])
-    assert result.exit_code == 0, result.output
-    write_report(task.layout)
-    lines = [line.strip() for line in (*result.output.splitlines(), *task.layout.report.read_text().splitlines())]
+    printed = typed("status", task.layout.root).output
+    report.write_report(task.layout)
+    lines = [line.strip() for line in (*printed.splitlines(), *task.layout.report.read_text().splitlines())]
     return [line for line in lines if "W&B" in line or "wandb" in line]
 
 
 def test_status_and_report_give_a_command_that_uploads_what_is_not_uploaded(tmp_path: Path) -> None:
     """W&B tells without a network what it would upload."""
-    off = task_of(tmp_path / "off", TRAINER, "a.0", "tracking.wandb=false")
+    off = task_of(tmp_path / "off", "tracking.wandb=false")
     with Tracker.of(off):
         pass
-    trainer = task_of(tmp_path / "a run", TRAINER)
+    trainer = task_of(tmp_path / "a run", WANDB)
     assert told(off) == told(trainer) == []
     with Tracker.of(trainer):
         pass
@@ -88,8 +293,8 @@ def listening_below(pid: int) -> set[Path]:
 def test_no_other_user_reaches_the_sockets_of_wandb(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        with Tracker.of(task_of(tmp_path / "run", TRAINER)) as tracker:
-            tracker.log(IterationMetrics(iteration=0, tokens_per_rollout=12.0))
+        with Tracker.of(task_of(tmp_path / "run", WANDB)) as tracker:
+            tracker.log(METRICS)
             wait_until(
                 lambda: any("symon" in path.name for path in listening_below(os.getpid())),
                 reason="W&B's monitor of the machine",
@@ -102,18 +307,11 @@ def test_no_other_user_reaches_the_sockets_of_wandb(tmp_path: Path) -> None:
     assert "mrt-hpc-wandb" not in os.environ.get("TMPDIR", "")
 
 
-# -- evaluations
-
-
 def evaluate(task: Task, version: int, right: int) -> None:
-    summary = summarise_evaluation(
-        version,
-        "held-out",
-        {f"p{i}": [float(i < right), 0.0] for i in range(20)},
-        tokens_per_rollout=99.0,
-        regret={4096: {"p0": 0.5, "p1": 0.25}},
-        settings=evaluation_settings(task.layout, task.recipe)["held-out"].summarised,
-    )
+    samples = {f"p{i}": [float(i < right), 0.0] for i in range(20)}
+    settings = evaluation_settings(task.layout, task.recipe)["held-out"].summarised
+    measured = {"tokens_per_rollout": 99.0, "regret": {4096: {"p0": 0.5, "p1": 0.25}}, "settings": settings}
+    summary = summarise_evaluation(version, "held-out", samples, **measured)
     summary.write(task.layout.evaluation_summary(version, "held-out"))
 
 
@@ -147,42 +345,26 @@ def versions(task: Task) -> list[float]:
 def report_role(task: Task) -> None:
     """The report of a run that has not measured all, which is an error that names the report."""
     with pytest.raises(UserError) as refused:
-        run(task)
+        report.run(task)
     assert refused.value.where == task.layout.report
 
 
 def test_evaluations_are_logged_into_the_run_of_the_training_metrics(tmp_path: Path) -> None:
-    trainer = task_of(tmp_path / "run", TRAINER)
+    trainer = task_of(tmp_path / "run", WANDB)
     with Tracker.of(trainer) as tracker:
-        tracker.log(IterationMetrics(iteration=0, tokens_per_rollout=12.0))
-    task = task_of(tmp_path / "run", "report")
+        tracker.log(METRICS)
+    task = task_of(tmp_path / "run", WANDB, "report")
     evaluate(task, 0, 4)
     evaluate(task, 20, 10)
     report_role(task)
     training, *evaluations = logged(task)
     assert training["tokens_per_rollout"] == 12.0
     assert [row["evaluation/version"] for row in evaluations] == [0, 20]
-    last, summary = evaluations[-1], EvaluationSummary.read(task.layout.evaluation_summary(20, "held-out"))
-    assert summary.accuracy == 0.25
-    assert {name: last[f"evaluation/held-out/{name}"] for name in (
-        "accuracy", "accuracy_low", "accuracy_high", "tokens_per_rollout", "regret/4096"
-    )} == {
-        "accuracy": 0.25, "accuracy_low": summary.low, "accuracy_high": summary.high, "tokens_per_rollout": 99.0,
-        "regret/4096": 0.375,
-    }  # fmt: skip
+    summary = EvaluationSummary.read(task.layout.evaluation_summary(20, "held-out"))
+    wanted = {"accuracy": 0.25, "accuracy_low": summary.low, "accuracy_high": summary.high}
+    wanted |= {"tokens_per_rollout": 99.0, "regret/4096": 0.375}
+    assert {name: evaluations[-1][f"evaluation/held-out/{name}"] for name in wanted} == wanted
     assert "2 offline W&B directories" in task.layout.report.read_text()
-
-
-def test_a_report_that_runs_again_logs_only_what_is_new(tmp_path: Path) -> None:
-    task = task_of(tmp_path / "run", "report")
-    evaluate(task, 0, 4)
-    report_role(task)
-    report_role(task)
-    assert versions(task) == [0]
-    shutil.rmtree(task.layout.offline_runs)  # as `wandb clean` does with what is uploaded
-    evaluate(task, 20, 10)
-    report_role(task)
-    assert versions(task) == [20]
 
 
 KILLED = """
@@ -206,18 +388,23 @@ report.run(load_task(RunLayout(Path(sys.argv[1])), "report", 0, Placement(0, 1, 
 @pytest.mark.parametrize("moment", ["evaluations.json", "/offline-run-"])
 def test_an_evaluation_is_logged_once_though_the_report_is_killed(tmp_path: Path, moment: str) -> None:
     """Before the record names the finished directory, and before this takes its place."""
-    task = task_of(tmp_path / "run", "report")
+    task = task_of(tmp_path / "run", WANDB, "report")
     evaluate(task, 0, 4)
     killed = subprocess.run([sys.executable, "-c", KILLED, str(task.layout.root), moment], timeout=120, check=False)
     assert killed.returncode == -9
     assert versions(task) == []
-    report_role(task)
-    assert versions(task) == [0]
+    for _ in range(2):
+        report_role(task)
+        assert versions(task) == [0]
     assert [path for path in task.layout.wandb.iterdir() if is_temporary(path)] == []
+    shutil.rmtree(task.layout.offline_runs)  # as `wandb clean` does with what is uploaded
+    evaluate(task, 20, 10)
+    report_role(task)
+    assert versions(task) == [20]
 
 
 def test_a_directory_begun_in_the_same_second_as_another_gets_a_name_of_its_own(tmp_path: Path) -> None:
-    task = task_of(tmp_path / "run", "report")
+    task = task_of(tmp_path / "run", WANDB, "report")
     now = datetime.now()  # W&B names directories by local time
     for second in range(6):
         taken = f"offline-run-{now + timedelta(seconds=second):%Y%m%d_%H%M%S}-{run_id(task)}"

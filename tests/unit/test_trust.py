@@ -9,34 +9,30 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from basics import QUICKSTART, ROOT
-from click.testing import CliRunner
+from commands import typed
 from evaluated import BENCHMARK, commit_all, run_directory
 
 from mrt_hpc.attempt.ledger import record_site, record_submission, recorded_site, remember_site
 from mrt_hpc.backends.sites import chosen_site, find_site
 from mrt_hpc.backends.slurm.containers import srun_command
 from mrt_hpc.backends.slurm.site import SlurmSite
-from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import look_at_lock, read_lock
 from mrt_hpc.recipe.ownership import is_written_by_others, refuse_changeable
 from mrt_hpc.recipe.registry import NotImported
 from mrt_hpc.recipe.user_code import keep
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.process import import_path
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+Plant = Callable[..., "Planted"]
 
-    from mrt_hpc.run.layout import RunLayout
-
-    Plant = Callable[..., "Planted"]
 
 MY_VERIFIER = ROOT / "tests" / "examples" / "my_verifier.py"
 ANOTHER = 65534
@@ -108,7 +104,6 @@ class Planted:
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder that all users may enter."""
     path = Path(tempfile.mkdtemp(prefix="shared-"))
     path.chmod(0o755)
     yield path
@@ -117,8 +112,6 @@ def shared() -> Iterator[Path]:
 
 @pytest.fixture
 def plant(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
-    """Makes a run, evaluated at the weights versions 0 and 1."""
-
     def made(benchmark: str) -> Planted:
         module, mark, before = f"planted_{shared.name.replace('-', '_')}", shared / "mark", shared / "before"
         before.mkdir()
@@ -136,11 +129,11 @@ def plant(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
     return made
 
 
-def typed(*words: object) -> tuple[int, str]:
-    """The exit code of a command, and what it prints."""
-    done = CliRunner().invoke(main, [str(word) for word in words])
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.output
+def looked_at(planted: Planted, *words: object, exits: int = 0, imports: bool = False) -> str:
+    """What a command prints, which must end like this and import the module or not."""
+    output = typed(*words, exits=exits).output
+    assert planted.was_imported is imports, (words, output)
+    return output
 
 
 @pytest.mark.parametrize("owner", [os.geteuid(), pytest.param(ANOTHER, marks=ROOT_ONLY)])
@@ -151,8 +144,7 @@ def test_commands_that_only_look_import_nothing(plant: Plant, owner: int) -> Non
     compare = ("compare", f"{run}@0", f"{run}@1")
     looking = [("status", run), ("explain", run), ("runs", run.parent), ("cost", run), compare]
     for words in (*looking, (*compare, "--measure", "maj@2", "--json")):
-        code, output = typed(*words)
-        assert (code, planted.was_imported) == (0, False), (words, output)
+        looked_at(planted, *words)
     recipe = look_at_lock(planted.layout.recipe_lock)
     verifier = recipe.evaluation.benchmarks[0].problems.verifier
     assert isinstance(verifier, NotImported)
@@ -162,7 +154,7 @@ def test_commands_that_only_look_import_nothing(plant: Plant, owner: int) -> Non
 
 
 @ROOT_ONLY
-def test_what_needs_the_code_refuses_that_of_another_user_unless_the_option_is_typed(plant: Plant) -> None:
+def test_what_needs_the_code_of_another_user_is_refused_unless_the_option_is_typed(plant: Plant) -> None:
     planted = plant(MODE)
     run = planted.layout.root
     give_away(run)
@@ -170,12 +162,10 @@ def test_what_needs_the_code_refuses_that_of_another_user_unless_the_option_is_t
     report, compare = ("report", run, "--page", page), ("compare", f"{run}@0", f"{run}@1")
     others = (("report", run), ("fork", run, "--at", "0"), ("clean", run, "--yes"), ("extend", run, "--iterations", 99))
     for words in (report, compare, *others):
-        code, output = typed(*words)
-        assert (code, planted.was_imported) == (2, False), words
+        output = looked_at(planted, *words, exits=2)
         assert all(word in output for word in (str(run), f"({ANOTHER})", "--trust")), output
     for words in (report, compare):
-        code, output = typed(*words, "--trust")
-        assert (code, planted.was_imported) == (0, True), output
+        looked_at(planted, *words, "--trust", imports=True)
     assert page.is_file()
     assert not planted.layout.report.exists(), "a page elsewhere leaves the run as it is"
 
@@ -184,13 +174,10 @@ def test_ones_own_run_needs_no_option(plant: Plant) -> None:
     planted = plant(MODE)
     run = planted.layout.root
     for words in (("report", run), ("compare", f"{run}@0", f"{run}@1")):
-        assert (typed(*words)[0], planted.was_imported) == (0, True)
+        looked_at(planted, *words, imports=True)
     planted.with_site()
     assert recorded_site(planted.layout, "x").type == f"{planted.module}:Place"
     assert planted.was_imported
-
-
-# -- the back end of a site
 
 
 @ROOT_ONLY
@@ -198,15 +185,13 @@ def test_the_back_end_of_another_users_run_is_not_imported_and_nothing_is_cancel
     """Its ledger may name jobs and processes of whoever types the command."""
     planted = plant(VERIFIER)
     planted.with_site()
-    give_away(planted.layout.root)
     run = planted.layout.root
-    for words in (("status", run), ("explain", run), ("runs", run.parent), ("cost", run)):
-        code, output = typed(*words)
-        assert (code, planted.was_imported) == (0, False), output
-    assert CHANGEABLE in typed("status", run)[1]
+    give_away(run)
+    for words in (("explain", run), ("runs", run.parent), ("cost", run)):
+        looked_at(planted, *words)
+    assert CHANGEABLE in looked_at(planted, "status", run)
     (planted.layout.jobs / "site-x.json").unlink()
-    code, output = typed("cancel", run)
-    assert (code, "nothing is cancelled" in output) == (2, True)
+    assert "nothing is cancelled" in typed("cancel", run, exits=2).output
 
 
 @ROOT_ONLY
@@ -226,9 +211,6 @@ def test_another_users_run_chooses_no_site_and_nothing_among_what_is_installed(s
         chosen_site(None, layout)
     assert chosen_site(None, layout, trust=True).site == site
     assert chosen_site("local", layout).site.name == "local"
-
-
-# -- what is beside a recipe or a profile
 
 
 def recipe_with(verifier: str) -> str:
@@ -284,22 +266,14 @@ def test_profiles_that_others_can_change(shared: Path, monkeypatch: pytest.Monke
     assert find_site("shipped").name == "shipped", "as safe as the package, which a group may share"
 
 
-# -- whose a place is
-
 PLACE, HOLDER = "holder/place", "holder"
-CHANGED = [
-    (PLACE, 0o777, -1, -1),
-    (PLACE, 0o1777, -1, -1),
-    (HOLDER, 0o777, -1, -1),
-    (PLACE, 0o775, -1, 4),
-    (PLACE, 0o755, ANOTHER, -1),
-    (HOLDER, 0o755, ANOTHER, -1),
-]
-"""What has which mode, owner and group."""
 
 
 def test_a_place_that_another_user_can_change(shared: Path) -> None:
-    for number, (target, mode, owner, group) in enumerate(CHANGED):
+    for number, (target, mode, owner, group) in enumerate((
+        (PLACE, 0o777, -1, -1), (PLACE, 0o1777, -1, -1), (HOLDER, 0o777, -1, -1),
+        (PLACE, 0o775, -1, 4), (PLACE, 0o755, ANOTHER, -1), (HOLDER, 0o755, ANOTHER, -1),
+    )):  # fmt: skip
         if os.geteuid() != 0 and max(owner, group) >= 0:
             continue  # only root may give a folder away
         root = shared / str(number)
@@ -316,11 +290,10 @@ def test_a_place_that_another_user_can_change(shared: Path) -> None:
 def test_a_place_that_nobody_else_can_change(shared: Path) -> None:
     path = shared / PLACE
     path.mkdir(parents=True)
-    path.parent.chmod(0o1777)
-    refuse_changeable(path, "x")
-    path.chmod(0o777)
-    path.parent.chmod(0o700)
-    refuse_changeable(path, "x")
+    for mode, above in ((0o755, 0o1777), (0o777, 0o700)):
+        path.chmod(mode)
+        path.parent.chmod(above)
+        refuse_changeable(path, "x")
     if os.geteuid() == 0:
         os.chown(path, ANOTHER, -1)
         with pytest.raises(UserError):

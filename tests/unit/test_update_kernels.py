@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,38 +17,15 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Batching, Precision
-from mrt_hpc.training import attention, projection
-from mrt_hpc.training.attention import (
-    CAUSAL,
-    PACKED_ATTENTION,
-    VARIABLE_LENGTH_ATTENTION,
-    Blocks,
-    RowRanks,
-    VariableLengths,
-    has_flash_attention,
-    repeated,
-    segments_of,
-    take_rows,
-)
-from mrt_hpc.training.micro_batch import (
-    MicroBatch,
-    arrange,
-    collate,
-    collate_end_to_end,
-    collate_shared,
-    lay_out,
-    part_of,
-)
+from mrt_hpc.training import attention, micro_batch, projection
+from mrt_hpc.training.attention import PACKED_ATTENTION, Blocks, VariableLengths
+from mrt_hpc.training.micro_batch import arrange, collate, collate_end_to_end, collate_shared, lay_out
 from mrt_hpc.training.policy import Kernels, Policy, load_policy
 from mrt_hpc.training.prefixes import SharedRow
 from mrt_hpc.training.settings import TrainingSequence
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PACKED = Kernels(Batching.PACKED)
 CPU = torch.device("cpu")
@@ -91,7 +68,6 @@ def passed(sequences: list[TrainingSequence]) -> list[np.ndarray]:
 
 
 def qwen2(implementation: str = "sdpa") -> Qwen2ForCausalLM:
-    """A model with weights that are always the same."""
     torch.manual_seed(0)
     return Qwen2ForCausalLM(Qwen2Config(**SHAPE, attn_implementation=implementation))
 
@@ -100,7 +76,7 @@ def model_for(batching: Batching) -> Qwen2ForCausalLM:
     return qwen2("sdpa" if batching is Batching.PADDED else PACKED_ATTENTION)
 
 
-def gradients(policy: Policy, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def gradients(policy: Policy, batch: micro_batch.MicroBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The log-probabilities, and the gradient of their mean, weighted by the advantages."""
     logprobs, _ = policy(batch, 1)
     ((logprobs * batch.advantages).sum() / TRAINED).backward()
@@ -148,8 +124,7 @@ def test_every_choice_gives_what_one_sequence_at_a_time_gives(kernels: Kernels, 
 def test_no_division_into_micro_batches_changes_the_gradient(batching: Batching) -> None:
     """Neither do the number of ranks, nor fillers for ranks without a sequence."""
     _, expected = one_at_a_time()
-    limits = [(1, 1), (5, 1), (1, 40), (1, 90)]
-    plans = [arrange(batching, SEQUENCES, ranks, most).steps for ranks, most in limits]
+    plans = [arrange(batching, SEQUENCES, *limits).steps for limits in ((1, 1), (5, 1), (1, 40), (1, 90))]
     assert len({str(steps) for steps in plans}) == len(plans)  # they all differ
     assert any(() in step for steps in plans for step in steps)
     for steps in plans:
@@ -159,22 +134,12 @@ def test_no_division_into_micro_batches_changes_the_gradient(batching: Batching)
         assert_equal(actual, expected)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_filler_has_a_gradient_of_zero_for_every_parameter(fused: bool) -> None:
+def test_a_filler_has_a_gradient_of_zero_for_every_parameter() -> None:
     filler = collate_end_to_end([])
     assert filler.trained_tokens == 0 and filler.input_ids.shape == (1, 1)
-    _, found = gradients(Policy(qwen2(PACKED_ATTENTION), 1.0, False, Kernels(Batching.PACKED, fused)), filler)
-    assert found and all(not g.any() for g in found.values())
-
-
-def test_a_shared_batch_has_every_prefix_once() -> None:
-    batch = collate_shared([*BRANCHES, TRACE, ALONE[1]])
-    assert batch.input_ids.shape == (1, TRACE.width + sum(len(s.token_ids) - 1 for s in BRANCHES) + ALONE[1].width)
-    assert batch.lengths is not None and batch.paths is not None and batch.position_ids is not None
-    for own, path in zip(batch.lengths, batch.paths, strict=True):
-        assert batch.position_ids[0, path].tolist() == [*range(len(path))]
-        assert len(set(path[-own:].tolist())) == own
-    assert sum(batch.lengths) == batch.input_ids.numel()
+    for fused in (False, True):
+        _, found = gradients(Policy(qwen2(PACKED_ATTENTION), 1.0, False, Kernels(Batching.PACKED, fused)), filler)
+        assert found and all(not g.any() for g in found.values())
 
 
 def test_equal_sequences_take_the_positions_of_one_and_unlike_ones_are_packed() -> None:
@@ -190,40 +155,35 @@ def test_equal_sequences_take_the_positions_of_one_and_unlike_ones_are_packed() 
     assert packed.position_ids[0].tolist() == [place for s in unlike for place in range(s.width)]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_gradients_of_rows_that_are_taken_repeatedly_are_summed_in_32_bits(dtype: torch.dtype) -> None:
-    rows = torch.zeros(2, 1, dtype=dtype, requires_grad=True)
-    taken = take_rows(rows, torch.tensor([0] * 1000 + [1]), repeated=True)
-    taken.backward(torch.full_like(taken, 1.0))
-    assert rows.grad is not None and rows.grad.tolist() == [[1000.0], [1.0]]  # in bfloat16 the sum stops at 256
+def test_gradients_of_rows_that_are_taken_repeatedly_are_summed_in_32_bits() -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        rows = torch.zeros(2, 1, dtype=dtype, requires_grad=True)
+        taken = attention.take_rows(rows, torch.tensor([0] * 1000 + [1]), repeated=True)
+        taken.backward(torch.full_like(taken, 1.0))
+        assert rows.grad is not None and rows.grad.tolist() == [[1000.0], [1.0]]  # in bfloat16 the sum stops at 256
 
 
-def attention_along(
-    paths: list[np.ndarray], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-) -> torch.Tensor:
+def attention_along(paths: list[np.ndarray], query: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
     """Each position attends to those before it on its path, by the mask of all positions."""
     seen = torch.zeros(len(query), len(query), dtype=torch.bool)
     for path in paths:
         seen[path[:, None], path[None]] = torch.ones(len(path), len(path)).tril().bool()
-    wide = [t.repeat_interleave(4 // t.shape[1], 1).transpose(0, 1) for t in (key, value)]
-    scores = ((query.transpose(0, 1) @ wide[0].transpose(1, 2)) * 0.3).masked_fill(~seen, -torch.inf)
-    return (scores.softmax(-1) @ wide[1]).transpose(0, 1)
+    key, value = (t.repeat_interleave(4 // t.shape[1], 1).transpose(0, 1) for t in rest)
+    scores = ((query.transpose(0, 1) @ key.transpose(1, 2)) * 0.3).masked_fill(~seen, -torch.inf)
+    return (scores.softmax(-1) @ value).transpose(0, 1)
 
 
 @settings(deadline=None, max_examples=40)
 @given(
-    st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=25), min_size=1, max_size=8),
-    st.sampled_from([1, 2, 4]),
+    st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=25), min_size=1, max_size=8), st.sampled_from([1, 2, 4])
 )
 def test_blocks_attend_along_paths(ids: list[list[int]], key_heads: int) -> None:
     torch.manual_seed(0)
     row = SharedRow.of([np.array(tokens) for tokens in ids])
     parts = [(own, path) for own, path in zip(row.own, row.paths, strict=True) if own]
     lengths, paths = [own for own, _ in parts], [path for _, path in parts]
-    inputs = [
-        torch.randn(len(row.ids), heads, 8, dtype=torch.float64, requires_grad=True)
-        for heads in (4, key_heads, key_heads)
-    ]
+    heads, shape = (4, key_heads, key_heads), {"dtype": torch.float64, "requires_grad": True}
+    inputs = [torch.randn(len(row.ids), count, 8, **shape) for count in heads]
     actual, expected = Blocks.of(lengths, CPU, paths).attend(*inputs, 0.3), attention_along(paths, *inputs)
     weights = torch.randn_like(expected)
     assert torch.allclose(actual, expected)
@@ -241,13 +201,10 @@ def test_blocks_give_causal_attention_of_each_sequence(lengths: list[int], key_h
 
 
 @pytest.mark.parametrize("rows", [1, 3, 100])
-def test_the_fused_projection_gives_log_probabilities_entropies_and_gradients(
-    rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fused_projection_is_the_plain_one(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(projection, "LOGIT_ELEMENTS", rows * VOCABULARY)
     torch.manual_seed(1)
-    plain = nn.Linear(HIDDEN, VOCABULARY, bias=False)
-    head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
+    plain, head = (nn.Linear(HIDDEN, VOCABULARY, bias=False) for _ in range(2))
     head.load_state_dict(plain.state_dict())
     hidden, targets, weights = torch.randn(10, HIDDEN), torch.randint(VOCABULARY, (10,)), torch.randn(10)
     inputs = [hidden.clone().requires_grad_() for _ in range(2)]
@@ -279,11 +236,8 @@ def test_other_families_of_models_work_on_packed_rows() -> None:
 
 
 def test_what_packed_rows_cannot_hold_is_refused() -> None:
-    """A model with a sliding window, and a padded batch."""
-    config = Qwen2Config(
-        **SHAPE, use_sliding_window=True, sliding_window=4, max_window_layers=0, attn_implementation=PACKED_ATTENTION
-    )
-    assert PACKED_ATTENTION in ALL_ATTENTION_FUNCTIONS
+    sliding = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
+    config = Qwen2Config(**SHAPE, **sliding, attn_implementation=PACKED_ATTENTION)
     for model, batch in (
         (Qwen2ForCausalLM(config), collate_end_to_end(SEQUENCES)),
         (qwen2(PACKED_ATTENTION), replace(collate(SEQUENCES), lengths=None)),
@@ -294,10 +248,12 @@ def test_what_packed_rows_cannot_hold_is_refused() -> None:
 
 def test_the_locked_torch_has_flash_attention_for_different_lengths() -> None:
     """Its kernel needs a GPU: only that it takes what it is given is tested here."""
-    assert VARIABLE_LENGTH_ATTENTION is not None
+    assert attention.VARIABLE_LENGTH_ATTENTION is not None
     tensors = [torch.empty(7, heads, 8, device="meta", dtype=torch.bfloat16) for heads in (4, 2, 2)]
     ends = torch.tensor([0, 3, 7], dtype=torch.int32)
-    inspect.signature(VARIABLE_LENGTH_ATTENTION).bind(*tensors, ends, ends, 4, 4, scale=0.3, window_size=CAUSAL)
+    inspect.signature(attention.VARIABLE_LENGTH_ATTENTION).bind(
+        *tensors, ends, ends, 4, 4, scale=0.3, window_size=attention.CAUSAL
+    )
     form = VariableLengths.of([3, 4], CPU)
     assert form.ends.tolist() == [0, 3, 7] and form.ends.dtype == torch.int32 and form.longest == 4
     assert form.path_ends is form.ends and form.longest_path == 4 and form.paths is None
@@ -308,7 +264,7 @@ def plain_attention_of_different_lengths(
     longest: int, longest_key: int, *, scale: float, window_size: tuple[int, int],
 ) -> torch.Tensor:  # fmt: skip
     """What flash attention computes for causal windows: the last query of a part is at its last key."""
-    assert window_size == CAUSAL
+    assert window_size == attention.CAUSAL
     outputs = []
     for (a, b), (c, d) in zip(pairwise(ends.tolist()), pairwise(key_ends.tolist()), strict=True):
         assert b - a <= longest and d - c <= longest_key
@@ -328,11 +284,8 @@ def test_flash_attention_is_given_the_keys_of_each_path(monkeypatch: pytest.Monk
     query, key, value = (torch.randn(len(row.ids), heads, 8) for heads in (4, 2, 2))
     first, second = (form.attend(query, key, value, 0.3) for form in forms)
     assert torch.allclose(first, second, atol=1e-5)
-    assert not has_flash_attention(CPU, torch.bfloat16, 128)
-    assert isinstance(segments_of([3, 4], CPU, torch.bfloat16, 128), Blocks)
-
-
-# -- rows that several ranks share: how they are cut, and how heads and positions are exchanged
+    assert not attention.has_flash_attention(CPU, torch.bfloat16, 128)
+    assert isinstance(attention.segments_of([3, 4], CPU, torch.bfloat16, 128), Blocks)
 
 
 IN_ONE_ROW = [Batching.PACKED, Batching.SHARED]
@@ -351,7 +304,7 @@ def test_the_parts_of_a_row_are_the_row(batching: Batching, lengths: list[tuple[
     knows the sequences of the whole row and, attending to itself alone, what it is filled up with.
     """
     whole = lay_out(batching, begin_alike(lengths))
-    parts = [part_of(whole, number, count) for number in range(count)]
+    parts = [micro_batch.part_of(whole, number, count) for number in range(count)]
     width, (held,) = whole.input_ids.shape[1], {p.input_ids.shape[1] for p in parts}
 
     def joined(name: str) -> torch.Tensor:
@@ -388,17 +341,14 @@ def test_ranks_that_share_rows_have_the_plan_of_fewer_ranks(
     assert 0 <= found.padding <= rows_used * (parts - 1)
 
 
-@pytest.mark.parametrize(("heads", "shared", "parts"), [(4, 4, 2), (4, 2, 4), (12, 2, 3), (12, 2, 4), (8, 1, 8)])
-def test_a_query_head_keeps_its_head_of_keys(heads: int, shared: int, parts: int) -> None:
+def test_a_query_head_keeps_its_head_of_keys(tmp_path: Path) -> None:
     """Also where ranks do not divide the heads of keys and values, or are more."""
-    keys = repeated(torch.arange(shared).view(1, shared, 1).float(), parts)[0, :, 0]
-    assert len(keys) % parts == 0 and heads % len(keys) == 0
-    of_queries = torch.arange(shared).repeat_interleave(heads // shared)
-    assert torch.equal(keys.repeat_interleave(heads // len(keys)).long(), of_queries)
-
-
-def test_the_trainer_refuses_a_model_whose_heads_do_not_divide_over_the_ranks(tmp_path: Path) -> None:
+    for heads, shared, parts in ((4, 4, 2), (4, 2, 4), (12, 2, 3), (12, 2, 4), (8, 1, 8)):
+        keys = attention.repeated(torch.arange(shared).view(1, shared, 1).float(), parts)[0, :, 0]
+        assert len(keys) % parts == 0 and heads % len(keys) == 0
+        of_queries = torch.arange(shared).repeat_interleave(heads // shared)
+        assert torch.equal(keys.repeat_interleave(heads // len(keys)).long(), of_queries)
     Qwen2Config(num_attention_heads=4, num_key_value_heads=2, hidden_size=16).save_pretrained(tmp_path)
     with pytest.raises(UserError) as refused:
-        load_policy(tmp_path, 1.0, Precision.FP32, row_ranks=RowRanks(3))
+        load_policy(tmp_path, 1.0, Precision.FP32, row_ranks=attention.RowRanks(3))
     assert refused.value.expected == "one of 1, 2, 4"

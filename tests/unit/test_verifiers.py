@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from graded import grade_all
 from run_of import run_of
 from sandboxes import needs_sandbox
 
+from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
 from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.domains.python import PythonVerifier
@@ -23,11 +24,6 @@ from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
 from mrt_hpc.recipe.sections import Grading, JsonlProblems
 from mrt_hpc.run.evaluation_settings import settings_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mrt_hpc.domains.base import Verifier
-
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "tests" / "examples" / "my_verifier.py"
 RECIPE = ROOT / "recipes" / "small_world" / "grpo.yaml"
@@ -35,20 +31,15 @@ PROGRAM, WRONG_PROGRAM = "def double(x):\n    return 2 * x", "def double(x): ret
 ASSERTIONS = "assert double(3) == 6\nassert double(0) == 0"
 
 
-def test_letters_of_a_choice() -> None:
+def test_letters_of_a_choice_and_exact_text() -> None:
     for answer in ("B", " b ", "(B)", "(B) Paris", "[B]", "B.", "B. Paris", "\\text{B}", "B: Paris"):
-        assert ChoiceVerifier().certain(answer, "B"), answer
-        assert not ChoiceVerifier().certain(answer, "C"), answer
+        assert ChoiceVerifier().certain(answer, "B") and not ChoiceVerifier().certain(answer, "C"), answer
         assert ChoiceVerifier().judge(answer, "(C)").readable, answer
     for answer in ("E", "Paris", "", "BC", "7", "A and B"):
         assert not ChoiceVerifier().certain(answer, "B"), answer
         assert not ChoiceVerifier().judge(answer, "B").readable, answer
     assert ChoiceVerifier(choices=5).letter("E") == "E"
-
-
-def test_exact_text() -> None:
-    assert ExactVerifier().certain(" Paris\n", "Paris")
-    assert not ExactVerifier().certain("paris", "Paris")
+    assert ExactVerifier().certain(" Paris\n", "Paris") and not ExactVerifier().certain("paris", "Paris")
     assert ExactVerifier(ignore_case=True).certain("paris", "Paris")
 
 
@@ -91,15 +82,7 @@ def test_the_pool_grades_by_its_verifier_and_by_any_of_several_gold_answers(
     assert [verdict.reward for verdict in verdicts] == [reward for _, _, reward in pairs]
 
 
-def test_math_takes_over_how_strict_grading_is() -> None:
-    problems = JsonlProblems(path="p")
-    assert verifier_of(problems, Grading()) == MathVerifier(strict=True)
-    assert verifier_of(problems, Grading(strict=False)) == MathVerifier(strict=False)
-    lenient = JsonlProblems(path="p", verifier=MathVerifier(strict=False))
-    assert verifier_of(lenient, Grading()) == MathVerifier(strict=False)
-
-
-def test_the_rule_of_extraction_is_that_of_the_problems() -> None:
+def test_the_rule_of_extraction_is_that_of_the_problems_and_strictness_that_of_the_grading() -> None:
     text = "I see \\boxed{7}.</think>It is 8."
 
     def found(**fields: Any) -> str | None:
@@ -111,32 +94,28 @@ def test_the_rule_of_extraction_is_that_of_the_problems() -> None:
     assert found(extraction="last_mathematics") == "8"
     assert found(extraction="any_box", verifier=ExactVerifier()) == "7"
     assert MathVerifier().extract("\\boxed{7}", thinking=True) is None, "a rule of one verifier is not that of another"
+    assert verifier_of(JsonlProblems(path="p"), Grading(strict=False)) == MathVerifier(strict=False)
+    lenient = JsonlProblems(path="p", verifier=MathVerifier(strict=False))
+    assert verifier_of(lenient, Grading()) == MathVerifier(strict=False)
 
 
 BOXES = "prover={type: boxed_answer, temperature: 1.0}"
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
+def test_fields_of_a_verifier_are_checked() -> None:
+    recipe = RECIPE.with_name("mrt_online.yaml")
+    for changes, told in (
         (["data.verifier={type: chioce}"], "choice is the nearest"),
         (["data.verifier=chioce"], "choice is the nearest"),
         (["data.verifier=7"], "math, exact, choice, python"),
         (["data.verifier={type: choice, choices: 1}"], "data.verifier.choices"),
-        (["data.verifier={type: exact, strict: true}"], "data.verifier.strict"),
         (["data.verifier=python", "data.extraction=any_box"], "data.extraction"),
         ([BOXES, "data.verifier={type: python}"], "boxed_answer"),
-    ],
-)
-def test_fields_of_a_verifier_are_checked(changes: list[str], told: str) -> None:
-    with pytest.raises(UserError) as refusal:
-        load_recipe(RECIPE.with_name("mrt_online.yaml"), tuple(changes))
-    assert told in str(refusal.value)
-
-
-def test_any_rule_of_extraction_reads_boxes_and_a_name_alone_is_a_verifier() -> None:
-    changes = (BOXES, "data.extraction=any_box")
-    assert load_recipe(RECIPE.with_name("mrt_online.yaml"), changes).problems.extraction == "any_box"
+    ):
+        with pytest.raises(UserError) as refusal:
+            load_recipe(recipe, tuple(changes))
+        assert told in str(refusal.value)
+    assert load_recipe(recipe, (BOXES, "data.extraction=any_box")).problems.extraction == "any_box"
     for name in ("math", "exact", "choice", "python"):
         short, long = (load_recipe(RECIPE, (f"data.verifier={v}",)) for v in (name, f"{{type: {name}}}"))
         assert short == long
@@ -185,7 +164,6 @@ def bad(answer: str, gold: str) -> object:
 
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe, and beside it ``of_the_user.py``, which holds classes and functions."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "of_the_user.py").write_text(EXAMPLE.read_text() + HOSTILE_FUNCTIONS)
     (folder / "mine.yaml").write_text(f"extends: {RECIPE}\nname: mine\n")
@@ -197,7 +175,7 @@ def own(beside: Path, named: str) -> Verifier:
     return verifier_of(recipe.problems, recipe.grading)
 
 
-def test_a_class_beside_the_recipe_grades_in_the_pool(beside: Path) -> None:
+def test_a_class_or_a_function_beside_the_recipe_grades_in_the_pool(beside: Path) -> None:
     verifier = own(beside, "{type: of_the_user:LastLineChoice, choices: 3}")
     assert verifier.extract("<think>B?</think>So it is\nAnswer: (c).", thinking=True) == "C"
     assert verifier.extract("<think>Answer: B", thinking=True) is None
@@ -206,27 +184,21 @@ def test_a_class_beside_the_recipe_grades_in_the_pool(beside: Path) -> None:
         verdicts = grade_all(pool, pairs)
     assert [verdict.reward for verdict in verdicts] == [1, 0, 0, 0, 1, 1, 0, 0]
     assert verdicts[3].status is VerdictStatus.NO_ANSWER
-
-
-def test_a_function_beside_the_recipe_grades_in_the_pool(beside: Path) -> None:
     verifier = own(beside, "of_the_user:same_words")
-    assert verifier.type == "of_the_user:same_words"
     assert verifier.extract("</think>So \\boxed{Paris}", thinking=True) == "Paris"
     with GraderPool(verifier, processes=1) as pool:
         verdicts = grade_all(pool, [("Lyon paris", "Paris Lyon"), ("Paris", "Paris Lyon"), (None, "Paris")])
     assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 0.0]
 
 
-@pytest.fixture(scope="module")
-def bad(beside: Path) -> Iterator[GraderPool]:
-    with GraderPool(own(beside, "of_the_user:bad"), processes=1, time_limit_s=0.5) as pool:
-        yield pool
-
-
-def test_a_function_that_hangs_crashes_or_answers_neither_yes_nor_no_scores_nothing_and_the_log_says_why(
-    bad: GraderPool, caplog: pytest.LogCaptureFixture
+def test_a_function_that_hangs_crashes_or_answers_neither_yes_nor_no_scores_nothing(
+    beside: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    verdicts = grade_all(bad, [(answer, "g") for answer in ("right", "hang", "stop", "one", "unknown")])
+    with GraderPool(own(beside, "of_the_user:bad"), processes=1, time_limit_s=0.5) as pool:
+        verdicts = grade_all(pool, [(answer, "g") for answer in ("right", "hang", "stop", "one", "unknown")])
+        with pytest.raises(UserError) as told:  # before anything is sampled
+            pool.readable_all(["right", "unknown"])
+    assert "KeyError" in str(told.value.where)
     assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 0.0, 0.0, 0.0]
     graded, hung, *unread = [verdict.status for verdict in verdicts]
     assert (graded, hung) == (VerdictStatus.GRADED, VerdictStatus.TIMED_OUT)
@@ -236,13 +208,7 @@ def test_a_function_that_hangs_crashes_or_answers_neither_yes_nor_no_scores_noth
     assert "KeyError('unknown')" in caplog.text
 
 
-def test_a_function_that_raises_for_gold_answers_is_refused_before_anything_is_sampled(bad: GraderPool) -> None:
-    with pytest.raises(UserError) as told:
-        bad.readable_all(["right", "unknown"])
-    assert "KeyError" in str(told.value.where)
-
-
-def test_a_comparison_that_failed_is_told_only_where_no_other_gold_answer_takes_the_answer(
+def test_a_failed_comparison_is_logged_only_where_no_other_gold_answer_takes_the_answer(
     beside: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with GraderPool(own(beside, "of_the_user:needs_words"), processes=1) as pool:
@@ -253,9 +219,7 @@ def test_a_comparison_that_failed_is_told_only_where_no_other_gold_answer_takes_
     assert "ValueError" in caplog.text
 
 
-def test_a_run_keeps_the_function_and_its_lock_names_it_and_one_that_cannot_judge_is_refused(
-    beside: Path, tmp_path: Path
-) -> None:
+def test_a_run_keeps_the_function_and_one_that_cannot_judge_is_refused(beside: Path, tmp_path: Path) -> None:
     recipe = load_recipe(beside, ("data.verifier=of_the_user:same_words",))
     layout = run_of(tmp_path / "run", recipe=recipe)
     assert (layout.code / "of_the_user.py").is_file()

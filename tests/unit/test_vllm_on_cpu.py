@@ -5,7 +5,7 @@ them. The tokens that its scheduler holds back: nothing is lost, doubled or move
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +13,9 @@ import torch
 from scipy.stats import chi2
 
 pytest.importorskip("vllm")
+from collections.abc import Callable
+
+from numpy.typing import NDArray
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -21,13 +24,6 @@ from vllm.v1.outputs import LogprobsLists
 
 from mrt_hpc.inference import vllm_on_cpu
 from mrt_hpc.inference.vllm_on_cpu import HoldingScheduler, step_keys
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-# -- noise
 
 P = torch.tensor([0.3, 0.25, 0.2, 0.1, 0.08, 0.05, 0.02])
 SEEDS = np.arange(40_000, dtype=np.uint64)
@@ -72,17 +68,14 @@ def test_tokens_of_many_seeds_and_of_one_follow_the_distribution() -> None:
         ids = drawn(np.full(len(SEEDS), seed, np.uint64), SEEDS.astype(np.int64))
         assert_follow(ids)
         assert_independent(ids[:-1], ids[1:])
+    seeds, places = np.meshgrid(SEEDS[:1000], np.arange(1000))
+    assert len(np.unique(step_keys(seeds.ravel(), places.ravel()))) == 1_000_000
 
 
 @of_the_cpu
-@pytest.mark.parametrize(("seeds", "places"), [(0, 1), (0, 2), (0, 64), (1, 0), (1, 1), (1, -1), (64, 0), (2**32, 0)])
-def test_places_of_a_sample_and_samples_of_near_seeds_are_independent(seeds: int, places: int) -> None:
-    assert_independent(drawn(SEEDS, at(5)), drawn(SEEDS + np.uint64(seeds), at(5 + places)))
-
-
-def test_no_two_of_many_keys_are_equal() -> None:
-    seeds, places = np.meshgrid(SEEDS[:1000], np.arange(1000))
-    assert len(np.unique(step_keys(seeds.ravel(), places.ravel()))) == 1_000_000
+def test_places_of_a_sample_and_samples_of_near_seeds_are_independent() -> None:
+    for seeds, places in ((0, 1), (0, 2), (0, 64), (1, 0), (1, 1), (1, -1), (64, 0), (2**32, 0)):
+        assert_independent(drawn(SEEDS, at(5)), drawn(SEEDS + np.uint64(seeds), at(5 + places)))
 
 
 def sampler(generated: list[int], prompts: list[int]) -> Any:
@@ -116,9 +109,6 @@ def test_only_the_tokens_of_top_k_and_top_p_are_drawn_and_log_probabilities_are_
         assert set(ids.tolist()) == set(range(kept))
         assert torch.allclose(logprobs[0, :kept].exp(), P[:kept] / P[:kept].sum())
         assert bool(logprobs[0, kept:].isneginf().all())
-
-
-# -- the scheduler
 
 
 def token(request: str, place: int, **more: Any) -> EngineCoreOutput:
@@ -177,18 +167,17 @@ def test_the_last_token_takes_those_that_were_held_with_it(scheduler: HoldingSch
     assert passed_on(scheduler, token("b", 4, finish_reason=FinishReason.LENGTH)) == [("b", [1, 2, 3, 4])]
 
 
-def test_all_are_passed_on_when_they_have_waited_long_enough(
+def test_all_are_passed_on_in_time_and_in_a_pause_but_what_was_aborted(
     scheduler: HoldingScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_on_cpu, "LONGEST_S", 0.0)
-    assert passed_on(scheduler, token("b", 2)) == [("a", [1]), ("b", [1, 2])]
-
-
-def test_a_pause_waits_for_a_step_that_passes_all_on_but_what_was_aborted(scheduler: HoldingScheduler) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(vllm_on_cpu, "LONGEST_S", 0.0)
+        assert passed_on(scheduler, token("b", 2)) == [("a", [1]), ("b", [1, 2])]
+    assert passed_on(scheduler, token("a", 2), token("b", 3)) == []
     assert not scheduler.has_finished_requests()
     scheduler.finish_requests(["a"], None)
     del scheduler.requests["a"]
     scheduler.set_pause_state(PauseState.PAUSED_ALL)
     assert scheduler.has_finished_requests(), "the engine takes a step, in which nothing is sampled"
-    assert passed_on(scheduler) == [("b", [1])]
+    assert passed_on(scheduler) == [("b", [3])]
     assert not scheduler.has_finished_requests()

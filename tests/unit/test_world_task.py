@@ -28,31 +28,17 @@ def inspected(text: str) -> TraceQuality:
     return equations.inspect_trace(EQUATION.statement, text)
 
 
-def many_traces(habits: Habits, count: int = 1000) -> list[tuple[Equation, list[str], int]]:
-    rng = random.Random(7)
-    equations = [Equation.parse(p.problem) for p in problems(Split.TRAIN)]
-    chosen = [rng.choice(equations) for _ in range(count)]
-    return [(e, *equations.think(e, habits, rng)) for e in chosen]
-
-
 def test_splits_share_no_problem_and_every_gold_answer_solves_its_own():
     train, held_out = problems(Split.TRAIN), problems(Split.HELD_OUT)
-    assert len(held_out) == 500
-    assert len(train) > 800
+    assert len(held_out) == 500 and len(train) > 800
     both = [*train, *held_out]
     assert len({p.problem for p in both}) == len({p.id for p in both}) == len(both)
     for problem in both:
         equation = Equation.parse(problem.problem)
         assert equation.factor * int(problem.answer) + equation.offset == equation.target
-
-
-def test_the_seed_changes_the_order_but_not_the_split():
     first, again, other = (problems(Split.TRAIN, seed=s) for s in (1, 1, 2))
-    assert first == again != other
+    assert first == again != other, "the seed changes the order but not the split"
     assert sorted(p.id for p in first) == sorted(p.id for p in other)
-
-
-def test_too_many_problems_and_a_foreign_one_are_refused():
     with pytest.raises(UserError, match="held_out"):
         problems(Split.HELD_OUT, 501)
     with pytest.raises(UserError, match="six times seven"):
@@ -69,12 +55,18 @@ def test_a_check_writes_its_arithmetic_out_and_closes_the_bounds_in():
     assert bounds[1:] == [(5, 9), (5, 9), (7, 7)]
 
 
+def many_traces(habits: Habits, count: int = 1000) -> list[tuple[Equation, list[str], int]]:
+    rng = random.Random(7)
+    every = [Equation.parse(p.problem) for p in problems(Split.TRAIN)]
+    chosen = [rng.choice(every) for _ in range(count)]
+    return [(e, *equations.think(e, habits, rng)) for e in chosen]
+
+
 def test_traces_leave_room_to_learn_yet_some_are_long_and_patience_alone_solves_nearly_everything():
     """What reinforcement learning can gain without any better arithmetic or guesses."""
     traces = many_traces(Habits())
     assert 0.4 < mean(answer == e.solution for e, _, answer in traces) < 0.6
-    lengths = [len(checks) for _, checks, _ in traces]
-    assert 6 < max(lengths) <= Habits().most_checks
+    assert 6 < max(len(checks) for _, checks, _ in traces) <= Habits().most_checks
     assert mean(answer == e.solution for e, _, answer in many_traces(replace(Habits(), give_up=0.0))) > 0.98
 
 
@@ -99,52 +91,30 @@ def test_forced_examples_answer_with_what_the_checks_leave_open():
             guess = int(check.split("x=")[1].split(":")[0])
             verdict = check.rsplit(" ", 1)[1]
             assert {"low": number > guess, "high": number < guess, "yes": number == guess}[verdict]
-
-
-def test_a_cut_inside_a_check_ends_before_a_number():
-    rng = random.Random(5)
-    habits = replace(Habits(), forced=1.0, forced_inside=1.0)
+    habits = replace(Habits(), forced=1.0, forced_inside=1.0)  # a cut inside a check ends before a number
     assert {example(EQUATION, habits, rng)[0].text[-2:] for _ in range(200)} == {"\n\n", ": ", ", "}
 
 
-def test_an_episode_starts_at_every_further_guess_and_the_answer_is_found_by_the_graders_rule():
-    rule = Episodes(markers=(MARKER,), min_paragraphs=1)
-    thought = GOOD.partition(equations.END_THINK)[0]
-    assert [thought[s : s + 9] for s in episode_starts(thought.encode(), rule)] == ["Wait, x=4", "Wait, x=7"]
-    assert extract_answer(GOOD) == "7"
-
-
-UNREADABLE = GOOD.replace("12+14=26", "12+=26")
-
-
-@pytest.mark.parametrize(
-    ("text", "quality"),
-    [
-        (GOOD, TraceQuality(well_formed=True, checks=3, right_checks=3, episodes=3)),
-        ("<think>\n" + GOOD, TraceQuality(well_formed=True, checks=3, right_checks=3, episodes=3)),
-        (GOOD.replace("{7}", "{9}"), TraceQuality(well_formed=True, checks=3, right_checks=3, episodes=3)),
-        (UNREADABLE, TraceQuality(well_formed=False, checks=2, right_checks=2, episodes=3)),
-    ],
-    ids=["good", "an opening tag", "a wrong answer", "an unreadable paragraph is an episode without a check"],
-)
-def test_the_quality_of_a_trace(text: str, quality: TraceQuality):
-    assert inspected(text) == quality
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
+def test_the_quality_of_a_trace():
+    """A wrong answer changes none of it, and an unreadable paragraph is an episode without a check."""
+    good = TraceQuality(well_formed=True, checks=3, right_checks=3, episodes=3)
+    for text in (GOOD, f"<think>\n{GOOD}", GOOD.replace("{7}", "{9}")):
+        assert inspected(text) == good
+    assert inspected(GOOD.replace("12+14=26", "12+=26")) == TraceQuality(False, checks=2, right_checks=2, episodes=3)
+    for right, wrong in (
         ("3*4=12, 12+", "3*4=15, 15+"),
         ("12+14=26", "12+14=27"),
         ("26 vs 35 low", "26 vs 35 high"),
         ("26 vs 35 low", "26 vs 36 low"),
         ("3*4=12", "4*3=12"),
         ("x=4:", "x=5:"),
-    ],
-    ids=["product", "sum", "verdict", "target", "factor", "guess"],
-)
-def test_a_check_with_one_thing_wrong_is_not_right(right: str, wrong: str):
-    assert inspected(GOOD.replace(right, wrong)) == TraceQuality(True, checks=3, right_checks=2, episodes=3)
+    ):
+        found = inspected(GOOD.replace(right, wrong))
+        assert found == TraceQuality(True, checks=3, right_checks=2, episodes=3), wrong
+    rule = Episodes(markers=(MARKER,), min_paragraphs=1)
+    thought = GOOD.partition(equations.END_THINK)[0]
+    assert [thought[s : s + 9] for s in episode_starts(thought.encode(), rule)] == ["Wait, x=4", "Wait, x=7"]
+    assert extract_answer(GOOD) == "7"
 
 
 def test_malformed_traces():

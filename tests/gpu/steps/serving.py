@@ -153,14 +153,14 @@ class Served:
         old, new = self.versions[0], self.versions[1]
         number = self.server.weights_version
         self.server.load_weights(old, number + 1)
-        before, took = self.server.tokens_done() or 0, list[float]()
+        before, took = self.server.control.tokens_done() or 0, list[float]()
         at_once = self.server.settings.max_num_seqs
         settings = SamplingSettings(400, ignore_stop=True)
 
         async def swapped(client: GenerationClient) -> list[Completion]:
             running = asyncio.create_task(client.complete(self.prompt, list(range(WAVES * at_once)), settings))
             async with asyncio.timeout(BEGIN_LIMIT_S):
-                while (self.server.tokens_done() or 0) < before + at_once * (len(self.prompt) + BEGUN_TOKENS):
+                while (self.server.control.tokens_done() or 0) < before + at_once * (len(self.prompt) + BEGUN_TOKENS):
                     await asyncio.sleep(0.01)
             load = asyncio.to_thread(timed, lambda: self.server.load_weights(new, number + 2, swap))
             took.append((await load)[1])
