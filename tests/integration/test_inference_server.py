@@ -265,7 +265,7 @@ def test_reloaded_weights_are_those_of_the_directory(reached: Reached, models: l
     assert reached.sample(seeds=(1,))[0].cached_tokens == 0, "a reload forgets the prefixes of the old weights"
 
 
-IN_FLIGHT = 160
+IN_FLIGHT = 300
 """The tokens of samples during which weights are swapped."""
 
 
@@ -290,7 +290,7 @@ def test_weights_that_are_swapped_in_flight_tell_which_tokens_they_have_sampled(
 
     async def swap_while_sampling(client: GenerationClient) -> list[Completion]:
         settings = SamplingSettings(IN_FLIGHT, ignore_stop=True)
-        samples = asyncio.create_task(client.complete(PROMPT, list(range(places + 8)), settings))
+        samples = asyncio.create_task(client.complete(PROMPT, list(range(2 * places)), settings))
         await some_tokens(vllm, before + places * (len(PROMPT) + 20))
         await asyncio.to_thread(vllm.load_weights, new, 2, swap)
         return await samples

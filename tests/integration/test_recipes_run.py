@@ -8,20 +8,20 @@ import json
 import shutil
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
-from commands import typed
+from click.testing import CliRunner
 from conftest import ROOT, submit
 from transformers import AutoModelForCausalLM
 
 from mrt_hpc.algorithms.batch import batch_of
 from mrt_hpc.algorithms.mrt_online import branch_sequences
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
+from mrt_hpc.cli.main import main
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
@@ -45,8 +45,12 @@ if TYPE_CHECKING:
 
 RECIPES = sorted((ROOT / "recipes" / "small_world").glob("*.yaml"))
 ITERATIONS, LONGER = 2, 3
-SHRUNK = {"evaluation.benchmarks": "[]", "serving.kv_cache_gib": 0.25}
-SHRUNK |= dict.fromkeys(("schedule.iterations", "schedule.iterations_per_job"), ITERATIONS)
+SHRUNK = {
+    "schedule.iterations": ITERATIONS,
+    "schedule.iterations_per_job": ITERATIONS,
+    "evaluation.benchmarks": "[]",
+    "serving.kv_cache_gib": 0.25,
+}
 SAMPLING = {"sampling.problems_per_iteration": 8, "sampling.rollouts_per_problem": 4}
 BOX = "Time is up.\\n\\n</think>\\n\\n\\\\boxed{"
 HELD_OUT = "{name: held-out, samples: 2, problems: {type: small_world, split: held_out, problems: 8}}"
@@ -70,7 +74,7 @@ IN_FLIGHT = {"schedule.max_staleness": 1, "training.keep_weights": 4}
 DELTAS = {**LONG, "training.full_weights_every": LONGER}
 """Version 2, between two whole models, is a delta."""
 LEARNING = {**LONG, "algorithm.sequences_per_iteration": 16}
-WITHOUT_TAGS = "mrt_next_episode without tags"
+SAMPLES = {"data.samples": 32}
 PARTICULAR = {
     "grpo": {**SAMPLING, **EVALUATED, "training.schedule": "constant"},
     "length_curriculum": {
@@ -80,10 +84,10 @@ PARTICULAR = {
     },
     "dr_grpo": {
         "model": f"{{type: hugging_face, path: {STARTING_MODEL}}}",
-        "schedule.weight_swap": "keep",
         **SAMPLING,
         **IN_FLIGHT,
         **DELTAS,
+        "schedule.weight_swap": "keep",
     },
     "length_penalty": {**SAMPLING, **IN_FLIGHT, "schedule.weight_swap": "recompute"},
     "mrt": {**SAMPLING, **COLLECTING, "algorithm.refresh_every": 1, "schedule.iterations_per_job": 1},
@@ -91,22 +95,27 @@ PARTICULAR = {
     "star": {**COLLECTING, **LEARNING},
     "mrt_star": {**COLLECTING, **LEARNING},
     "backtracking": {**COLLECTING, **LEARNING, "prover.branches": 8},
-    "sft_conversations": {"data.samples": 32, **LEARNING},
-    "sft_suffix": {"data.samples": 32, **LEARNING},
-    WITHOUT_TAGS: {
+    "sft_conversations": {**SAMPLES, **LEARNING},
+    "sft_suffix": {**SAMPLES, **LEARNING},
+    "mrt_online of another model": {
+        **SAMPLING,
+        "prover": f"{{type: boxed_answer, max_tokens: 4, branches: 2, model: {STARTING_MODEL}, temperature: 1.0, "
+        f'forced_text: "{BOX}"}}',
+    },
+    "mrt_next_episode without tags": {
         **SAMPLING,
         **COLLECTING,
         "model": "{type: hugging_face, path: RENAMED}",
         "algorithm.train_terminated": "false",
         "prompt": '{instruction: "", thought_start: "", thought_end: ""}',
-        "prover": f"{{type: boxed_answer, max_tokens: 4, branches: 4, model: {STARTING_MODEL}, temperature: 1.0, "
-        r'forced_text: "Time is up.\n\nSo \\boxed{"}',
+        "prover.forced_text": r'"Time is up.\n\nSo \\boxed{"',
     },
 }
-"""What a recipe is given beside ``SHRUNK``, and a further run whose prover asks another model."""
+"""What a recipe is given beside ``SHRUNK``, and further runs of some of them."""
 
 
 def options(name: str, attach: str, **changed: object) -> list[str]:
+    """The options of the submission of a run."""
     changes = {**SHRUNK, "serving.attach": attach, **PARTICULAR.get(name, SAMPLING), **changed}
     return [word for field, value in changes.items() for word in ("--set", f"{field}={value}")]
 
@@ -114,26 +123,30 @@ def options(name: str, attach: str, **changed: object) -> list[str]:
 @pytest.fixture(scope="module")
 def run(warm_server: str, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Finished runs by their names, each made once. They sample through one server, one after the other."""
+    finished: dict[str, RunLayout] = {}
 
-    @cache
     def of(name: str) -> RunLayout:
-        recipe = name.partition(" ")[0]
-        layout = RunLayout(tmp_path_factory.mktemp(recipe) / "run")
-        renamed = renamed_tokenizer(layout.root.parent / "model")
-        chosen = [word.replace("RENAMED", str(renamed)) for word in options(name, warm_server)]
-        with ThreadPoolExecutor(1) as pool:
-            has_delta = DELTAS.items() <= PARTICULAR.get(name, {}).items()
-            copied = pool.submit(copy_of_delta, layout) if has_delta else None
-            submit(ROOT / "recipes" / "small_world" / f"{recipe}.yaml", layout.root, *chosen)
-            if copied is not None:
-                copied.result()
-        return layout
+        if name not in finished:
+            recipe = name.partition(" ")[0]
+            layout = RunLayout(tmp_path_factory.mktemp(recipe) / "run")
+            renamed = renamed_tokenizer(layout.root.parent / "model")
+            chosen = [word.replace("RENAMED", str(renamed)) for word in options(name, warm_server)]
+            with ThreadPoolExecutor(1) as pool:
+                has_delta = DELTAS.items() <= PARTICULAR.get(name, {}).items()
+                copied = pool.submit(copy_of_delta, layout) if has_delta else None
+                submit(ROOT / "recipes" / "small_world" / f"{recipe}.yaml", layout.root, *chosen)
+                if copied is not None:
+                    copied.result()
+            finished[name] = layout
+        return finished[name]
 
     return of
 
 
 def renamed_tokenizer(directory: Path) -> Path:
-    """The starting model, whose configuration names a class that would build another tokenizer, as of some models."""
+    """The starting model with a configuration that names a class that would build another tokenizer, as several
+    byte-level models have it.
+    """
     shutil.copytree(STARTING_MODEL, directory)
     path = directory / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "LlamaTokenizerFast"}))
@@ -163,6 +176,7 @@ def groups(layout: RunLayout, iteration: int) -> list[Group]:
 
 
 def all_groups(layout: RunLayout) -> list[Group]:
+    """Of all iterations."""
     return [group for iteration in range(iterations(layout)) for group in groups(layout, iteration)]
 
 
@@ -188,11 +202,24 @@ def test_staleness_counts_from_the_oldest_weights_of_a_trace(run: Runs, recipe: 
             assert iteration - 1 <= versions[0] <= versions[-1] <= iteration
 
 
-def test_looking_ahead_spends_its_branches_where_answers_are_open_and_errs_less(run: Runs) -> None:
+def test_another_model_has_a_server_of_its_own_and_values_every_prefix(run: Runs) -> None:
+    layout = run("mrt_online of another model")
+    assert list(layout.logs.glob("*vllm-mu.log"))
+    for group in all_groups(layout):
+        prefixes = {(r.sample, j) for r in group.rollouts for j in range(len(r.boundaries))}
+        assert {(v.sample, v.boundary) for v in group.values} == prefixes
+        assert all(0.0 <= v.value <= 1.0 for v in group.values)
+        assert group.statistics.branch_tokens > 0
+
+
+def test_looking_ahead_spends_its_branches_where_answers_are_open(run: Runs) -> None:
     found = all_groups(run("mrt_online_look_ahead"))
     branches = {v.branches for g in found for v in g.values}
     assert len(branches) > 1 == min(branches)
     assert any(b.look_ahead != 0.0 for g in found for b in g.branches)
+
+
+def test_the_variance_that_progress_reached_is_told(run: Runs) -> None:
     uniform, planned = metrics(run("mrt_online")), metrics(run("mrt_online_look_ahead"))
     assert all(m.progress_error and m.progress_error_share == 1.0 and m.prefilled_tokens for m in uniform)
     assert all(m.progress_error_share and 0.0 < m.progress_error_share < 1.0 for m in planned)
@@ -207,10 +234,15 @@ def test_a_length_curriculum_limits_each_iteration(run: Runs) -> None:
     assert longest[0] <= 24 < longest[1] <= 48 >= longest[2]
 
 
-def test_a_version_between_whole_models_is_a_delta_and_the_one_that_was_sampled_with(run: Runs, tmp_path: Path) -> None:
-    for layout in map(run, ("dr_grpo", "length_curriculum")):
-        assert [is_delta(during(layout).weights_version(version)) for version in (1, 2)] == [False, True]
-        assert not any(is_delta(path) for path in layout.weights.iterdir()), "no task loads one any more"
+@pytest.mark.parametrize("name", ["length_curriculum", "dr_grpo"])
+def test_versions_between_whole_models_are_deltas(run: Runs, name: str) -> None:
+    layout = run(name)
+    assert [is_delta(during(layout).weights_version(version)) for version in (1, 2)] == [False, True]
+    assert not any(is_delta(path) for path in layout.weights.iterdir()), "no task loads one any more"
+
+
+def test_a_version_that_was_put_together_is_the_one_that_was_sampled_with(run: Runs, tmp_path: Path) -> None:
+    layout = run("length_curriculum")
     put_together(chain_to(during(layout), 2), tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     temperature = read_recipe_lock(layout.recipe_lock).sampling.temperature
@@ -227,18 +259,24 @@ def test_half_of_a_group_goes_on_from_a_stale_prefix(run: Runs, name: str) -> No
     algorithm = read_recipe_lock(layout.recipe_lock).algorithm
     collections = {version: groups(layout, collection_of(version)) for version in algorithm.traces_versions(ITERATIONS)}
     assert [*collections] == ([0, 1] if name == "mrt" else [0])
-    for version, there in collections.items():
-        assert {r.weights_version for g in there for r in g.rollouts} == {version}, "of its iteration"
     traces = {v: {g.rollouts[0].problem_id: g.rollouts[0] for g in there} for v, there in collections.items()}
     assert {len(stale) for stale in traces.values()} == {COLLECTED}
-    assert len({str([t.text for t in stale.values()]) for stale in traces.values()}) == len(traces)
     for iteration, group in ((i, g) for i in range(ITERATIONS) for g in groups(layout, i)):
-        going_on, stopped = ([r for r in group.rollouts if bool(r.forced) is forced] for forced in (False, True))
+        going_on = [r for r in group.rollouts if not r.forced]
+        stopped = [r for r in group.rollouts if r.forced]
         assert len(going_on) == len(stopped) == 2
         trace = traces[algorithm.traces_version(iteration)][group.rollouts[0].problem_id]
         prefixes = [[*trace.prompt_ids, *trace.token_ids[:cut]] for cut in trace.boundaries[:-1] or [0]]
         assert going_on[0].prompt_ids in prefixes
         assert stopped[0].prompt_ids[: -stopped[0].forced] == going_on[0].prompt_ids
+
+
+def test_refreshed_traces_are_sampled_by_the_weights_of_their_iteration(run: Runs) -> None:
+    collected = {v: [r for g in groups(run("mrt"), collection_of(v)) for r in g.rollouts] for v in (0, 1)}
+    for version, rollouts in collected.items():
+        assert len({r.problem_id for r in rollouts}) == COLLECTED
+        assert {r.weights_version for r in rollouts} == {version}
+    assert [r.text for r in collected[0]] != [r.text for r in collected[1]]
 
 
 def test_the_next_episode_is_valued_where_one_was_thought(run: Runs) -> None:
@@ -249,12 +287,9 @@ def test_the_next_episode_is_valued_where_one_was_thought(run: Runs) -> None:
 
 
 def test_without_tags_the_thought_ends_where_the_last_box_opens(run: Runs) -> None:
-    """The small world's model writes a closing tag as any other word: here it means nothing. The prover's model has a
-    server of its own.
-    """
-    layout = run(WITHOUT_TAGS)
+    """The small world's model writes a closing tag as it writes any other word: here it means nothing."""
+    layout = run("mrt_next_episode without tags")
     assert f"{ITERATIONS} of {ITERATIONS} iterations done" in layout.report.read_text()
-    assert list(layout.logs.glob("*vllm-mu.log"))
     recipe = read_recipe_lock(layout.recipe_lock)
     tokens = TokenBytes(Prompter.of(layout.weights_version(0), recipe.prompt).tokenizer)
     traces = [r for g in groups(layout, COLLECTION) for r in g.rollouts]
@@ -266,8 +301,13 @@ def test_without_tags_the_thought_ends_where_the_last_box_opens(run: Runs) -> No
     forced = [r for g in all_groups(layout) for r in g.rollouts if r.forced]
     branches = [b for g in all_groups(layout) for b in g.branches]
     assert forced and all("So \\boxed{" in r.text for r in forced)
-    assert branches and all(0.0 <= v.value <= 1.0 for g in all_groups(layout) for v in g.values)
+    assert branches and all(b.text.startswith("So \\boxed{") for b in branches)
     assert all(m.loss is not None and m.answered_share for m in metrics(layout))
+
+
+def test_the_log_shows_what_a_trace_looks_like(run: Runs) -> None:
+    logs = "".join(path.read_text(errors="replace") for path in run("mrt_online").logs.rglob("*") if path.is_file())
+    assert logs.count("a trace of problem ") == 1
 
 
 def test_branches_of_a_trace_share_their_seeds_and_the_known_answers_hold_most_of_the_mass(run: Runs) -> None:
@@ -298,7 +338,11 @@ def test_what_a_supervised_algorithm_learns_becomes_likelier(run: Runs, name: st
 def mean_nll(model_dir: Path, rollouts: list[Rollout]) -> float:
     """Of the sampled tokens, by transformers."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    return -float(torch.cat([token_logprobs(model, r.prompt_ids, r.token_ids) for r in rollouts]).mean())
+    total = count = 0.0
+    for rollout in rollouts:
+        total -= token_logprobs(model, rollout.prompt_ids, rollout.token_ids).sum().item()
+        count += len(rollout.token_ids)
+    return total / count
 
 
 def token_logprobs(
@@ -317,7 +361,10 @@ def test_backtracking_writes_down_what_it_selected(run: Runs) -> None:
     selected = {s.id: s for s in read_suffixes(layout.selected_samples)}
     wrong = {g.rollouts[0].problem_id: g for g in groups(layout, COLLECTION) if g.rollouts[0].reward == 0.0}
     assert selected and selected.keys() <= wrong.keys()
-    assert all(sample.prefix.startswith(wrong[name].rollouts[0].text[:20]) for name, sample in selected.items())
+    for name, sample in selected.items():
+        rollout = wrong[name].rollouts[0]
+        assert sample.prefix.startswith(rollout.text[:20])
+        assert all(a < b for a, b in pairwise(rollout.boundaries))
 
 
 def test_episodes_of_real_traces_lie_on_their_tokens(run: Runs) -> None:
@@ -327,8 +374,6 @@ def test_episodes_of_real_traces_lie_on_their_tokens(run: Runs) -> None:
         episodes = [b"".join(tokens.pieces(rollout.token_ids[a:b])) for a, b in pairwise(rollout.boundaries)]
         assert b"".join(episodes).decode(errors="replace") == rollout.text.partition("</think>")[0]
         assert all(episode.lstrip().startswith(b"Wait") for episode in episodes[1:])
-    logs = [path.read_text(errors="replace") for path in layout.logs.rglob("*") if path.is_file()]
-    assert "".join(logs).count("a trace of problem ") == 1, "it shows what a trace looks like"
 
 
 def test_branches_are_learnt_after_what_they_were_sampled_after(run: Runs) -> None:
@@ -349,6 +394,11 @@ def test_branches_are_learnt_after_what_they_were_sampled_after(run: Runs) -> No
             )
 
 
+def test_the_plan_collects_before_it_trains(run: Runs) -> None:
+    plan = json.loads(run("star").plan.read_text())
+    assert [job["name"] for job in plan["jobs"]][:3] == ["prepare", "collection.inference", "segment-000.trainer"]
+
+
 def test_an_evaluation_with_a_prover_measures_regret(run: Runs) -> None:
     layout = run("grpo")
     for version in (0, ITERATIONS):
@@ -366,7 +416,10 @@ def extended(run: Runs, warm_server: str, tmp_path_factory: pytest.TempPathFacto
     """A copy of the finished run of GRPO that gets a benchmark and an iteration more, and what the command says."""
     layout = RunLayout(tmp_path_factory.mktemp("extended") / "run")
     shutil.copytree(run("grpo").root, layout.root)
-    changed = {"evaluation.benchmarks": f"[{HELD_OUT}, {EXTRAPOLATED}]", "schedule.iterations": ITERATIONS + 1}
+    changed = {
+        "evaluation.benchmarks": f"[{HELD_OUT}, {EXTRAPOLATED}]",
+        "schedule.iterations": ITERATIONS + 1,
+    }
     said = submit(ROOT / "recipes/small_world/grpo.yaml", layout.root, *options("grpo", warm_server, **changed))
     return layout, said
 
@@ -387,32 +440,37 @@ def test_a_finished_run_gets_a_benchmark_and_an_iteration_more(run: Runs, extend
     assert "missing" not in report.lower()
 
 
-ANALYSES: dict[str, tuple[set[str], str]] = {
-    "regret": ({"regret", "areas_by_episode"}, "regret@"),
-    "scaling": (set(), ""),
-    "progress": (set(), ""),
-    "efficiency": (set(), ""),
-    "extrapolate": ({"extrapolation"}, "accuracy at 144 tokens"),
+ANALYSES: dict[str, tuple[set[str], list[str]]] = {
+    "regret": ({"regret", "areas_by_episode"}, ["regret@"]),
+    "scaling": (set(), []),
+    "progress": (set(), []),
+    "efficiency": (set(), []),
+    "extrapolate": ({"extrapolation"}, ["accuracy at 144 tokens"]),
 }
-"""The analyses, the figures that each draws, and a measure by which it compares the two or says that it cannot."""
+"""The analyses, the figures that each draws, and measures by which it tells the two apart or says that it cannot."""
 
 
 @pytest.mark.parametrize("analysis", ANALYSES)
 def test_every_analysis_of_a_run_ends_in_its_figures(
     extended: tuple[RunLayout, str], analysis: str, tmp_path: Path
 ) -> None:
-    (figures, measure), (layout, _) = ANALYSES[analysis], extended
+    figures, compared = ANALYSES[analysis]
+    models = [f"{extended[0].root}@first", str(extended[0].root)]
     benchmark = "longer" if analysis == "extrapolate" else "held-out"
-    words = ("analyze", analysis, f"{layout.root}@first", layout.root, "--benchmark", benchmark, "--out", tmp_path)
-    lines = typed(*words).output.splitlines()
+    command = ["analyze", analysis, *models, "--benchmark", benchmark, "--out", str(tmp_path)]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
     written = {path.stem for path in tmp_path.glob("*.png")}
     assert written and written >= figures
-    assert {path.stem for path in tmp_path.glob("*.svg")} == written and any(tmp_path.glob("*.csv"))
-    if measure:
-        (verdict,) = [line for line in lines if line.startswith(measure)]
+    assert {path.stem for path in tmp_path.glob("*.svg")} == written
+    assert any(tmp_path.glob("*.csv"))
+    for measure in compared:
+        (verdict,) = [line for line in result.output.splitlines() if line.startswith(measure)]
         assert "n = 8 problems" in verdict or " is better: " in verdict
 
 
 def test_the_first_and_the_last_model_of_a_run_are_compared(extended: tuple[RunLayout, str]) -> None:
-    measures = ("--measure", "pass@1", "--measure", "maj@2", "--benchmark", "held-out")
-    assert "problems" in typed("compare", extended[0].root, *measures).output
+    measures = ["--measure", "pass@1", "--measure", "maj@2", "--benchmark", "held-out"]
+    compared = CliRunner().invoke(main, ["compare", str(extended[0].root), *measures])
+    assert compared.exit_code == 0, compared.output
+    assert "problems" in compared.output
