@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, utils
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -242,6 +242,8 @@ class EngineContext(ForkContext):
 
 def fork_engines() -> None:
     """Have vLLM fork its engine; to be called by the main thread when vLLM is imported and before it is used."""
+    from vllm.v1.engine import utils  # imports Ray, which reads its variables then
+
     EngineProcess.threads = torch.get_num_threads()
     torch.set_num_threads(1)
     context = EngineContext()

@@ -73,6 +73,7 @@ def in_scratch(scratch: Path) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def two_nodes(tmp_path_factory: pytest.TempPathFactory, scratch: Path) -> Iterator[Cluster]:
     """A cluster whose first rank is this process, until the last test; then its other rank ends by itself."""
+    assert "ray" not in sys.modules, "Ray reads some of its variables when it is imported, and they are not set yet"
     root = tmp_path_factory.mktemp("two_nodes")
     other = start(root, 1, scratch)
     task = task_of(root, 0)

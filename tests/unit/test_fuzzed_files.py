@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from synthetic_run import Shape, SyntheticRun
 
 from mrt_hpc.attempt.ledger import record_site, record_submission
 from mrt_hpc.backends.slurm.site import SlurmSite
@@ -32,7 +33,6 @@ from mrt_hpc.run.heartbeats import Heart
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-from tests.support.synthetic_run import Shape, SyntheticRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
