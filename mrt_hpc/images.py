@@ -52,7 +52,7 @@ def build_files() -> tuple[Path, dict[str, str]]:
 
 
 def make_tree(tree: Path) -> None:
-    """Copy the package and these files into an empty folder, which is then like a checkout.
+    """Copy the package and the files of :func:`build_files` into an empty folder, which is then like a checkout.
 
     Raises:
         UserError: the files are not there.

@@ -26,7 +26,7 @@ from mrt_hpc.recipe.load import SiteFile
 from mrt_hpc.recipe.ownership import refuse_changeable
 from mrt_hpc.recipe.site import SiteSettings
 from mrt_hpc.recipe.user_code import import_from, named_modules, origin
-from mrt_hpc.run.atomic import creating, write_json
+from mrt_hpc.run.atomic import create_text, write_json
 from mrt_hpc.run.heartbeats import NO_BEAT, Heart, read_beat
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory
@@ -111,9 +111,7 @@ def record_submission(layout: RunLayout, job: str, job_id: str, site: str, tasks
     entry = {"job": job, "job_id": job_id, "time": time.time(), "site": site, **some}
     newest = max(map(_number, _submitted(layout)), default=0)
     for number in count(newest + 1):
-        with creating(layout.jobs / f"queued-{number:06d}.json") as file:
-            file.temporary.write_text(json.dumps(entry))
-        if file.won:
+        if create_text(layout.jobs / f"queued-{number:06d}.json", json.dumps(entry)):
             return
 
 
@@ -252,9 +250,8 @@ def claimed(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
     if other is not None and _lives(layout, other, heartbeat_limit_s):
         raise _in_use(layout, other)
     mine, still = LocalProcess(os.getpid(), _kernel_start(os.getpid()), socket.gethostname()), read_beat(_heart(layout))
-    with creating(layout.jobs / f"local-{generation + 1:05d}.json") as claim:
-        claim.temporary.write_text(json.dumps(asdict(mine)))
-    if not claim.won or read_beat(_heart(layout)) not in (still, NO_BEAT):
+    won = create_text(layout.jobs / f"local-{generation + 1:05d}.json", json.dumps(asdict(mine)))
+    if not won or read_beat(_heart(layout)) not in (still, NO_BEAT):
         raise _in_use(layout, _newest_claim(layout)[1] or mine)
     with Heart(_heart(layout), mine.name, heartbeat_limit_s):
         if (newest := _newest_claim(layout))[0] != generation + 1:

@@ -111,7 +111,9 @@ def _results_written(plan: Plan, layout: RunLayout) -> Iterator[float]:
 
 
 def written(path: Path) -> float:
-    """When a file was written last, seconds since the epoch by the clock of the filesystem; 0 where there is none."""
+    """When a file was written last, seconds since the epoch by the clock of the filesystem; 0 where there is none, or
+    it cannot be looked at.
+    """
     try:
         return path.stat().st_mtime
     except OSError:
@@ -134,8 +136,8 @@ def warnings(layout: RunLayout, measured: Iterable[IterationMetrics]) -> Iterato
         )
 
 
-def has_ended(layout: RunLayout, job: Job, states: Collection[TaskState] = (TaskState.DONE,)) -> bool:
-    """Whether all tasks of a job are in one of these states.
+def is_done(layout: RunLayout, job: Job, states: Collection[TaskState] = (TaskState.DONE,)) -> bool:
+    """Whether all tasks of a job are done, or in one of these states.
 
     Raises:
         UnreadableError: a file of the run is damaged.

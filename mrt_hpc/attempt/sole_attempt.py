@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mrt_hpc.attempt.end import job_of
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.run.atomic import creating
+from mrt_hpc.run.atomic import create_text
 from mrt_hpc.run.heartbeats import Heart, read_beat
 from mrt_hpc.run.retries import list_directory, retrying
 
@@ -56,7 +56,7 @@ def sole_attempt(task: Task) -> Iterator[None]:
     with task.shutdown.while_waiting():
         last = finished_claim(heart, task.attempt, limit_s)
     mine = None if last is None else _path(heart, last.number + 1)
-    if mine is None or not task.retrying(lambda: _create(mine, task.attempt), "the claim on the task"):
+    if mine is None or not task.retrying(lambda: create_text(mine, task.attempt), "the claim on the task"):
         raise _refused(task)
     with Heart(heart, task.attempt, limit_s):
         # an attempt that stood still before its first beat may have counted as over: another has claimed since then
@@ -105,13 +105,6 @@ def _number(claim: Path) -> int:
 
 def _path(heart: Path, number: int) -> Path:
     return heart.with_name(f"{heart.stem}.claim-{number:05d}")
-
-
-def _create(path: Path, attempt: str) -> bool:
-    """Create a claim; False where another attempt was first."""
-    with creating(path) as claim:
-        claim.temporary.write_text(attempt)
-    return claim.won
 
 
 def _end(claim: Path, limit_s: float) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mrt_hpc.attempt.notify import FULL_DISK, LONGEST_S, notify_stuck, sign, take_back
-from mrt_hpc.attempt.run_progress import has_ended, reason
+from mrt_hpc.attempt.run_progress import is_done, reason
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import DependencyKind, Plan, Role, read_plan
 from mrt_hpc.run.events import finished_parts
@@ -158,7 +158,7 @@ def jobs_lost_with(plan: Plan, layout: RunLayout, name: str) -> list[str]:
     lost: list[str] = []
     for job in plan.jobs:
         needed = {wait.job for wait in job.after if wait.kind is DependencyKind.AFTEROK}
-        if needed & {name, *lost} and not has_ended(layout, job):
+        if needed & {name, *lost} and not is_done(layout, job):
             lost.append(job.name)
     return lost
 
@@ -167,7 +167,7 @@ def _report_is_next(plan: Plan, layout: RunLayout, failed: set[str]) -> bool:
     """Whether the report waits for no job that still runs or is to run."""
     over = {TaskState.DONE, TaskState.FAILED}
     awaited = {wait.job for job in plan.jobs if job.role is Role.REPORT for wait in job.after} - failed
-    return all(has_ended(layout, plan.job(name), over) for name in awaited)
+    return all(is_done(layout, plan.job(name), over) for name in awaited)
 
 
 def _listed(jobs: list[str]) -> str:

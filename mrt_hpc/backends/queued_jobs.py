@@ -42,7 +42,7 @@ class JobQueue:
     name: str
     backend: Backend
     jobs: dict[str, list[str]]
-    """The ids of a job's current submissions, the oldest first, by the job's name."""
+    """The ids of a job's submissions, the oldest first, by the job's name."""
 
     @property
     def ids(self) -> list[str]:
@@ -51,7 +51,7 @@ class JobQueue:
 
 
 def job_queues(layout: RunLayout, sent: Mapping[str, Sequence[Submission]]) -> list[JobQueue]:
-    """The queues of a run's current submissions, as the ledger gives them.
+    """The queues of some submissions of a run, by job, as the ledger gives them.
 
     Raises:
         UserError: the back end of a site cannot be loaded.
@@ -309,15 +309,16 @@ def accounts(layout: RunLayout) -> tuple[Accounts, list[str]]:
     sent, notes = shown_submissions(layout)
     of_run: list[Allocation] = []
     times = {submission.job_id: submission.time for submission in sent}
-    jobs = {submission.job_id: submission.job for submission in sent}
+    by_job: dict[str, list[Submission]] = {}
+    for submission in sent:
+        by_job.setdefault(submission.job, []).append(submission)
     try:
-        queues = job_queues(
-            layout, {job: [one for one in sent if one.job == job] for job in dict.fromkeys(jobs.values())}
-        )
+        queues = job_queues(layout, by_job)
     except UserError as error:
         notes.append(f"accounting was not asked ({error.what}): the hours are those of the run's events")
         return Accounts([], times), notes
     for queue in queues:
+        jobs = {job_id: job for job, ids in queue.jobs.items() for job_id in ids}
         try:
             allocations = queue.backend.allocations(queue.ids)
         except UserError as error:
@@ -329,6 +330,6 @@ def accounts(layout: RunLayout) -> tuple[Accounts, list[str]]:
         of_run += [
             replace(allocation, job=jobs[allocation.job_id])
             for allocation in allocations or ()
-            if allocation.job_id in queue.ids and allocation.began >= times[allocation.job_id] - A_DAY_S
+            if allocation.job_id in jobs and allocation.began >= times[allocation.job_id] - A_DAY_S
         ]  # a cluster may have given an id to a job of long ago
     return Accounts(of_run, times), notes

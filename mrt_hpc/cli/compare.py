@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
@@ -19,10 +20,12 @@ from mrt_hpc.analysis.problem_measures import measure_of
 from mrt_hpc.cli.options import console_of, print_notes, table_of
 from mrt_hpc.cli.status import open_run
 from mrt_hpc.errors import UserError, word
-from mrt_hpc.evaluate.regrade import Regraded, regrade_run
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.layout import FIRST, LAST
 from mrt_hpc.run.records import gold_text
+
+if TYPE_CHECKING:
+    from mrt_hpc.evaluate.regrade import Regraded
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,8 @@ def regrade(runs: Sequence[Path]) -> None:
     Raises:
         UserError: a directory is no run, or its tasks are queued or running.
     """
+    from mrt_hpc.evaluate.regrade import regrade_run  # it needs graders, which a light installation lacks
+
     console = console_of(sys.stdout)
     for run in runs:
         layout, _ = open_run(run)

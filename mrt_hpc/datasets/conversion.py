@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, cast
 
+from pydantic import ConfigDict
+
 import mrt_hpc
 from mrt_hpc.analysis.measures import Record
 from mrt_hpc.datasets.columns import (
@@ -92,14 +94,18 @@ class Sample:
 # The record beside a prepared data file: its source with revision and checksums, and how it was read.
 
 
-class FileChecksum(Record):
+class _Strict(Record):
+    model_config = ConfigDict(strict=True)
+
+
+class FileChecksum(_Strict):
     """A file of the source."""
 
     name: str
     sha256: str
 
 
-class ColumnNames(Record):
+class ColumnNames(_Strict):
     """The columns that were read; ``id`` is null where ids were made, ``choices`` where the problems have none."""
 
     problem: str
@@ -108,7 +114,7 @@ class ColumnNames(Record):
     choices: str | None
 
 
-class SourceRecord(Record):
+class SourceRecord(_Strict):
     """Where a data file is from. It holds no time and no place of this machine: the same input gives the same bytes."""
 
     source: str

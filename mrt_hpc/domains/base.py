@@ -24,7 +24,6 @@ from mrt_hpc.domains.extraction import after_thought as after_thought  # verifie
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION, Extraction
 from mrt_hpc.recipe.kinds import VerifierSettings
-from mrt_hpc.recipe.lock import installed_version
 from mrt_hpc.recipe.sections import Grading
 from mrt_hpc.recipe.user_code import module_file
 
@@ -121,6 +120,8 @@ def grader_digest(verifier: Verifier, time_limit_s: float, memory_limit_gib: flo
         time_limit_s: processor seconds for one answer.
         memory_limit_gib: of a grader process.
     """
+    from mrt_hpc.recipe.lock import installed_version  # it imports what processes of graders do without
+
     described = {
         "verifier": {"type": verifier.type, **verifier.model_dump(mode="json")},
         "extraction": verifier.extraction,

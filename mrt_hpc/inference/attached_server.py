@@ -125,11 +125,8 @@ class AttachedServer:
 
     def _refuse_too_short(self) -> None:
         if (longest := self.control.longest_sequence()) < self.max_model_len:
-            what, wanted = (
-                "limits sequences to fewer tokens than the recipe needs",
-                f"{self.max_model_len} tokens or more",
-            )
-            raise self._refused(what, value=f"{longest} tokens", expected=wanted)
+            what = "limits sequences to fewer tokens than the recipe needs"
+            raise self._refused(what, value=f"{longest} tokens", expected=f"{self.max_model_len} tokens or more")
 
     def _refuse_other_settings(self) -> None:
         served = self.control.served()

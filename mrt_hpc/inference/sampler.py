@@ -12,9 +12,8 @@ from bisect import bisect_left
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.protocol import Request
 from mrt_hpc.inference.tokens import TokenBytes, thought_and_answer
 from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start, Valuation
@@ -22,6 +21,9 @@ from mrt_hpc.mrt.episodes import cut_episodes
 from mrt_hpc.recipe.sections import Episodes
 from mrt_hpc.run.records import FinishReason
 from mrt_hpc.run.seeds import derive_seed
+
+if TYPE_CHECKING:  # a light installation checks recipes, and has no client
+    from mrt_hpc.inference.client import Completion
 
 
 class Generator(Protocol):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mrt_hpc.inference.protocol import SamplingSettings
-from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, PrefixValue, Problem, Rollout
+from mrt_hpc.run.records import AnswerProbability, Branch, PrefixValue, Problem, Rollout
 
 if TYPE_CHECKING:
     from mrt_hpc.inference.client import Completion
@@ -111,21 +111,13 @@ class SampledBranch:
     branch: int
     text: str
     """The forced answer start followed by the text sampled from mu."""
-    token_ids: list[int]
-    logprobs: list[float]
-    finish_reason: FinishReason
-    seed: int
-    weights_version: int
-    known: bool
+    completion: Completion
+    known: bool = False
     """Whether it is among the answers whose probability is known exactly."""
-    prompt_tokens: int
-    cached_tokens: int | None
     looks: tuple[CandidateLook, ...] = ()
     """The candidates at each of its tokens, where the prover looks ahead."""
     follow_up: ScoringCost = ScoringCost()
     """The cost of the requests that continued after an inner brace."""
-    later_weights: list[list[int]] = field(default_factory=list)
-    """See :class:`mrt_hpc.run.records.Rollout`."""
 
 
 @dataclass(frozen=True)
@@ -206,15 +198,15 @@ class SampledTrace:
         return [*self.start.context_ids, *self.completion.token_ids[: self.boundaries[boundary]]]
 
     @property
-    def _place(self) -> dict[str, Any]:
-        """What all records of the trace begin with."""
-        return {"iteration": self.iteration, "problem_id": self.group.problem.id, "sample": self.sample}
+    def _place(self) -> tuple[int, str, int]:
+        """The first fields of all its records."""
+        return self.iteration, self.group.problem.id, self.sample
 
     def graded(self, answer: str | None, reward: float) -> Rollout:
         """Return the record, with the result of the grader."""
         c = self.completion
         return Rollout(
-            **self._place,
+            *self._place,
             seed=c.seed,
             weights_version=c.weights_version,
             prompt_ids=self.start.context_ids,
@@ -236,19 +228,38 @@ class SampledTrace:
 
     def branch(self, branch: SampledBranch, answer: str | None, reward: float, look_ahead: float = 0.0) -> Branch:
         """Return the record of one of its branches, with the result of the grader."""
-        own = {name: value for name, value in vars(branch).items() if name not in ("looks", "follow_up")}
-        return Branch(**self._place, **own, answer=answer, reward=reward, look_ahead=look_ahead)
+        c = branch.completion
+        return Branch(
+            *self._place,
+            boundary=branch.boundary,
+            branch=branch.branch,
+            seed=c.seed,
+            weights_version=c.weights_version,
+            token_ids=c.token_ids,
+            logprobs=c.logprobs,
+            finish_reason=c.finish_reason,
+            text=branch.text,
+            answer=answer,
+            reward=reward,
+            known=branch.known,
+            look_ahead=look_ahead,
+            prompt_tokens=c.prompt_tokens,
+            cached_tokens=c.cached_tokens,
+            later_weights=c.later_weights,
+        )
 
     def known_answer(self, scored: ScoredAnswer, reward: float) -> AnswerProbability:
         """Return the record of an answer known beforehand, with the result of the grader."""
-        return AnswerProbability(**self._place, **vars(scored), reward=reward)
+        return AnswerProbability(*self._place, scored.boundary, scored.answer, scored.probability, reward)
 
     def value(self, plan: BoundaryPlan, estimate: Estimate, progress_variance: float) -> PrefixValue:
         """Return the record of the value of one of its prefixes."""
         return PrefixValue(
-            **self._place,
-            **vars(plan),
+            *self._place,
+            boundary=plan.boundary,
             value=estimate.value,
             variance=estimate.variance,
             progress_variance=progress_variance,
+            branches=plan.branches,
+            baseline=plan.baseline,
         )

@@ -123,22 +123,9 @@ class Branches:
     def _branch(self, boundary: int, number: int, drawn: Completion, follow_up: ScoringCost) -> SampledBranch:
         of_answer = self.closing is not None and drawn.token_ids[-1] in self.closing.brace_ids
         ended = drawn.finish_reason is FinishReason.STOP and not of_answer
-        return SampledBranch(
-            boundary=boundary,
-            branch=number,
-            text=self.fork.answer_start + self.fork.tokens.text(drawn.token_ids[:-1] if ended else drawn.token_ids),
-            token_ids=drawn.token_ids,
-            logprobs=drawn.logprobs,
-            finish_reason=drawn.finish_reason,
-            seed=drawn.seed,
-            weights_version=drawn.weights_version,
-            known=False,
-            prompt_tokens=drawn.prompt_tokens,
-            cached_tokens=drawn.cached_tokens,
-            looks=tuple(self._look(drawn, step) for step in range(len(drawn.tops))) if self.closing else (),
-            follow_up=follow_up,
-            later_weights=drawn.later_weights,
-        )
+        text = self.fork.answer_start + self.fork.tokens.text(drawn.token_ids[:-1] if ended else drawn.token_ids)
+        looks = tuple(self._look(drawn, step) for step in range(len(drawn.tops))) if self.closing else ()
+        return SampledBranch(boundary, number, text, drawn, looks=looks, follow_up=follow_up)
 
     def _look(self, drawn: Completion, step: int) -> CandidateLook:
         """The answers that could have come of one of a branch's tokens."""

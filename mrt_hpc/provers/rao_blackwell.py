@@ -58,7 +58,9 @@ class RaoBlackwellEstimator:
         scored = await self.scorer.score(trace, boundaries, self.writings(trace))
         plans = [BoundaryPlan(j, self.count, baseline) for j in boundaries]
         drawn = await self.branches.draw(trace, {p.boundary: range(p.branches) for p in plans})
-        marked = [replace(b, known=any(c.holds(b.token_ids) for c in scored.counts[b.boundary])) for b in drawn]
+        marked = [
+            replace(b, known=any(c.holds(b.completion.token_ids) for c in scored.counts[b.boundary])) for b in drawn
+        ]
         return replace(scored.valuation, plans=plans, branches=marked)
 
     def estimate(self, graded: GradedBoundary) -> Estimate:

@@ -27,7 +27,7 @@ from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.access import private_folder
 from mrt_hpc.run.atomic import (
-    creating,
+    create_text,
     make_folder,
     remove_leftovers,
     sync_directory,
@@ -269,12 +269,7 @@ def _warn(error: Exception) -> None:
 def run_id(task: Task) -> str:
     """The W&B id of the run; the first attempt writes it down."""
     path = task.layout.wandb / "run_id"
-
-    def write() -> None:
-        with creating(path) as commit:
-            commit.temporary.write_text(uuid.uuid4().hex[:8])
-
-    task.retrying(write, "the W&B id of the run")
+    task.retrying(lambda: create_text(path, uuid.uuid4().hex[:8]), "the W&B id of the run")
     return path.read_text()
 
 

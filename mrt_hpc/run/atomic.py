@@ -142,6 +142,13 @@ def creating(path: Path, *, durable: bool = True) -> Iterator[Commit]:
         commit.temporary.unlink(missing_ok=True)
 
 
+def create_text(path: Path, text: str, *, durable: bool = True) -> bool:
+    """Create a file with a text, as :func:`creating` does; False where another writer was first."""
+    with creating(path, durable=durable) as commit:
+        commit.temporary.write_text(text)
+    return commit.won
+
+
 class Commit:
     """An exclusive write: its content goes to ``temporary``, and ``won`` says afterwards whether it was the first."""
 

@@ -236,12 +236,6 @@ def events_by_process(directory: Path) -> Iterator[list[dict[str, Any]]]:
             yield events
 
 
-def read_events(directory: Path, kind: EventKind | None = None) -> list[dict[str, Any]]:
-    """All events of a run (of one kind), by time."""
-    wanted = [event for event in _events_in(directory, "*.jsonl") if kind is None or event["kind"] == kind]
-    return sorted(wanted, key=lambda event: event["time"])
-
-
 def _events_in(directory: Path, pattern: str) -> Iterator[dict[str, Any]]:
     """The events in all files whose names match a pattern, file by file."""
     return chain.from_iterable(map(_events, list_directory(directory, pattern)))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from mrt_hpc.run.atomic import creating
+from mrt_hpc.run.atomic import create_text
 from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory
@@ -101,9 +101,7 @@ class Leases:
         return holder == self.mine or living(self.heart(holder)) != holder.attempt
 
     def _create(self, path: Path) -> bool:
-        with creating(path, durable=False) as commit:
-            commit.temporary.write_text(json.dumps(self.mine.as_json()))
-        return commit.won
+        return create_text(path, json.dumps(self.mine.as_json()), durable=False)
 
     def release(self, position: int) -> None:
         """Remove the lease that this task holds on a group, where other tasks may want more of it at once."""

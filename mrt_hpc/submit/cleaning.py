@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mrt_hpc.analysis.collect import is_evaluated
 from mrt_hpc.attempt.ledger import claimed, local_process
-from mrt_hpc.attempt.run_progress import has_ended
+from mrt_hpc.attempt.run_progress import is_done
 from mrt_hpc.backends.queued_jobs import refuse_live_jobs
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import Plan, Role
@@ -86,7 +86,7 @@ def removals(layout: RunLayout, plan: Plan, recipe: Experiment, asked: Collectio
 
 def is_finished(layout: RunLayout, plan: Plan) -> bool:
     """Whether all tasks are done, apart from the report, which can be written at any time."""
-    return all(has_ended(layout, job) for job in plan.jobs if job.role is not Role.REPORT)
+    return all(is_done(layout, job) for job in plan.jobs if job.role is not Role.REPORT)
 
 
 def _checkpoints(layout: RunLayout, *, everything: bool) -> tuple[list[Path], str]:

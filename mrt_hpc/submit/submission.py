@@ -16,7 +16,7 @@ from pathlib import Path
 from mrt_hpc.attempt.ledger import claimed, local_process, record_site, record_submission, remember_site
 from mrt_hpc.attempt.notify import forget_notices
 from mrt_hpc.attempt.python_look import no_sampling
-from mrt_hpc.attempt.run_progress import has_ended
+from mrt_hpc.attempt.run_progress import is_done
 from mrt_hpc.backends.backend import Backend, JobOrder, Objections, Site
 from mrt_hpc.backends.queued_jobs import LiveJob, job_ids_of, live_jobs
 from mrt_hpc.domains.verifiers import refusals
@@ -245,7 +245,7 @@ def jobs_left(plan: Plan, layout: RunLayout) -> list[Job]:
     Raises:
         UserError: a file of the run is damaged.
     """
-    return [job for job in plan.jobs if not has_ended(layout, job)]
+    return [job for job in plan.jobs if not is_done(layout, job)]
 
 
 def what_is_left(plan: Plan, layout: RunLayout, live: Mapping[str, LiveJob]) -> Left:

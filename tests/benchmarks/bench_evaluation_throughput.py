@@ -38,13 +38,14 @@ from benchmarking import (
     timed,
     written,
 )
+from run_of import read_events
 
 from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutPlan
 from mrt_hpc.inference.server_start import cpu_environment, on_cpu
 from mrt_hpc.recipe.sections import Prompt
-from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import read_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems, write_problems

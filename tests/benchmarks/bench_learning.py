@@ -33,13 +33,13 @@ import numpy as np
 from benchmarking import RESULTS, ROOT, SMALL_WORLD, csv_text, options, spread, submit, table, written
 from learnt import Learnt, Spending
 from numpy.typing import NDArray
+from run_of import read_events
 
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel, draw
 from mrt_hpc.analysis.intervals import IntervalEstimate, paired_difference, t_quantile
 from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.run.events import read_events
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarking import ROOT, options, submit
+from run_of import read_events
 
 from mrt_hpc.analysis.measures import IterationMetrics
-from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:

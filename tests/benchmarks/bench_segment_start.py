@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarking import ROOT, environment, options, sets, table, turns, written
+from run_of import read_events
 
 from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.plan.jobs import Role, read_plan
-from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
 

@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from run_of import read_events
+
 from mrt_hpc.algorithms.batch import batch_digest
 from mrt_hpc.analysis.collect import read_measurements
 from mrt_hpc.analysis.measures import IterationMetrics
@@ -26,7 +28,7 @@ from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.evaluation_settings import evaluation_settings
-from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import RunLayout, collection_of
 from mrt_hpc.run.manifest import MANIFEST, read_manifest, verify

@@ -35,9 +35,10 @@ from chaos_auditor import Audit, audit
 from chaos_backends import LocalRun, Run, SlurmRun
 from chaos_faults import FaultKind, possible, strike
 from chaos_scenes import Scene, played, scenes
+from run_of import read_events
 from slurm_session import running_cluster
 
-from mrt_hpc.run.events import PROGRESS, EventKind, read_events
+from mrt_hpc.run.events import PROGRESS, EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence

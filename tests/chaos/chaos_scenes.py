@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 from chaos_faults import FaultKind, strike
+from run_of import read_events
 
 from mrt_hpc.run.atomic import is_temporary
-from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import complete_groups
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.weights import published_versions

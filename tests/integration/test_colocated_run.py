@@ -19,6 +19,7 @@ from chaos_backends import ROOT, started, submit_command
 from chaos_target import Target
 from conftest import task_in
 from families import assert_gone
+from run_of import read_events
 from samples import sampled
 from slurm_verifier import HELD_FROM, HELD_S, HELD_UNTIL
 
@@ -28,7 +29,7 @@ from mrt_hpc.roles.trainer import Next, Trainer
 from mrt_hpc.roles.training.artifacts import TrainingArtifacts
 from mrt_hpc.roles.training.iteration_data import iteration_readers
 from mrt_hpc.run.archive import read_sampled
-from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import commit_group, complete_groups
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import draw_problems, read_problems

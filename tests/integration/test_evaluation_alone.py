@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from conftest import ROOT
+from run_of import read_events
 
 from mrt_hpc.analysis.collect import read_summary
-from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import read_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest

@@ -253,6 +253,7 @@ def test_it_listens_on_no_port_for_http(reached: Reached) -> None:
 
 def test_reloaded_weights_are_those_of_the_directory(reached: Reached, models: list[Path]) -> None:
     """Untied embeddings, and samples at temperature 1: ``test_several_servers.py``."""
+    reached.server.load_weights(models[0], 0)  # another test may have loaded others
     before = reached.sample(0.6)
     report = reached.server.load_weights(models[1], 1)
     after = reached.sample(0.6)
@@ -366,11 +367,13 @@ with VllmServer(settings, Path(sys.argv[2])) as server:
 def test_nothing_outlives_an_owner_that_was_killed(models: list[Path], tmp_path: Path) -> None:
     command = [sys.executable, "-c", OWNER, str(models[0]), str(tmp_path / "server.log")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
-        assert owner.stdout
-        pid, socket = owner.stdout.readline().split()
-        processes = family(int(pid))
-        assert len(processes) > 1
-        owner.kill()
+        try:
+            assert owner.stdout
+            pid, socket = owner.stdout.readline().split()
+            processes = family(int(pid))
+            assert len(processes) > 1
+        finally:
+            owner.kill()
     assert_gone(processes)
     assert not Path(socket).parent.exists()
 
@@ -384,12 +387,12 @@ async def some_tokens(vllm: VllmServer, before: int) -> None:
 
 MANY = list(range(40))
 """The seeds of more samples than the server computes at once."""
-LONG = SamplingSettings(100, ignore_stop=True)
+LONG = SamplingSettings(200, ignore_stop=True)
 HANGS_S = 8.0
 """A fresh server may need some seconds on a busy core until the first of many requests has a token."""
 
 
-@pytest.mark.parametrize("fault", ["killed", "engine hangs while idle"])
+@pytest.mark.parametrize("fault", ["killed", "all hang", "engine hangs while idle"])
 def test_a_server_that_fails_under_load_is_restarted_with_the_weights_loaded_last(
     vllm: VllmServer, reached: Reached, models: list[Path], fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,15 +405,15 @@ def test_a_server_that_fails_under_load_is_restarted_with_the_weights_loaded_las
         limit_s = 600.0 if fault == "killed" else HANGS_S
         watch = asyncio.create_task(restart_when_hung(vllm, client, limit_s, lambda: asyncio.to_thread(vllm.restart)))
         try:
-            if fault == "killed":
+            if "idle" not in fault:
                 samples = asyncio.create_task(client.complete(PROMPT, MANY, LONG))
                 await some_tokens(vllm, before)
+            if fault == "killed":
                 os.kill(vllm.pid or 0, signal.SIGKILL)
                 await asyncio.to_thread(assert_gone, processes)
-                return await samples
-            for process in processes[1:]:
+            for process in {"killed": [], "all hang": processes}.get(fault, processes[1:]):
                 process.suspend()
-            return await client.complete(PROMPT, MANY, LONG)
+            return await (client.complete(PROMPT, MANY, LONG) if "idle" in fault else samples)
         finally:
             watch.cancel()
 
@@ -420,23 +423,6 @@ def test_a_server_that_fails_under_load_is_restarted_with_the_weights_loaded_las
     assert_gone(processes)
     assert_sampled_from(models[1], completions[:2], 1.0)
     assert not vllm.restart_if_dead()
-
-
-def test_a_server_that_answers_nothing_while_it_has_work_is_restarted() -> None:
-    silent = SimpleNamespace(tokens_done=lambda: None)
-    server, client = SimpleNamespace(control=silent, is_loading=False), SimpleNamespace(unfinished=1)
-
-    async def watched() -> None:
-        restarted = asyncio.Event()
-
-        async def restart() -> None:
-            restarted.set()
-
-        watch = asyncio.create_task(restart_when_hung(server, client, 0.05, restart))
-        await asyncio.wait_for(restarted.wait(), 30)
-        watch.cancel()
-
-    asyncio.run(watched())
 
 
 def test_a_reload_that_fails_half_way_leaves_no_server_to_sample_from(

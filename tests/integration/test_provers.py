@@ -187,7 +187,7 @@ def rao_blackwell(*answers: str) -> RaoBlackwellEstimator:
 
 def test_boxed_branches_end_with_their_box_and_are_unbiased() -> None:
     prover = MonteCarlo(boxed(), 4)
-    drawn = {tuple(b.token_ids) for b in branches_of(prover)}
+    drawn = {tuple(b.completion.token_ids) for b in branches_of(prover)}
     assert drawn <= {ids for ids, _ in endings()}, "none goes on behind its box, none stops inside it"
     assert any(b"{" in b"".join(TOKENS.pieces(ids)) and CLOSING.is_closed(ids) for ids in drawn)
     assert_unbiased(prover)
@@ -199,9 +199,10 @@ def test_a_branch_with_inner_braces_is_learnt_after_the_prompt_of_its_beginning(
     branches = branches_of(MonteCarlo(Branches(fork(policy), CLOSING), 4))
     continued = [b for b in branches if b.follow_up.prompt_tokens]
     assert len([b for b in continued if "{" in b.text]) > 1
-    assert {b.prompt_tokens for b in branches} == {len(PROMPT)}
+    assert {b.completion.prompt_tokens for b in branches} == {len(PROMPT)}
     asked = sum(len(r.prompt_ids) * len(r.seeds) for r in policy.asked)
-    assert asked == sum(b.prompt_tokens + b.follow_up.prompt_tokens for b in branches), "every prompt is paid for once"
+    paid = sum(b.completion.prompt_tokens + b.follow_up.prompt_tokens for b in branches)
+    assert asked == paid, "every prompt is paid for once"
     records = [sampled.branch(replace(b, branch=n), None, float(n == 0)) for n, b in enumerate(continued)]
     batch = Batch([sampled.graded(None, 0.0)], [{}], [], "", np.zeros(0), records)
     assert [s.prompt_ids for s in branch_sequences(batch, [])[0]] == [PROMPT] * len(records)
@@ -258,7 +259,7 @@ def test_rao_blackwell_is_unbiased_whatever_is_known(answers: tuple[str, ...]) -
 @pytest.mark.usefixtures("joined")
 def test_rao_blackwell_is_unbiased_where_answers_have_several_tokenisations(answers: tuple[str, ...]) -> None:
     pairs, prover = {PIECES.index(pair) for pair in (b"12", b"21")}, rao_blackwell(*answers)
-    assert any(b.known and pairs & {*b.token_ids} for b in branches_of(prover, 300))
+    assert any(b.known and pairs & {*b.completion.token_ids} for b in branches_of(prover, 300))
     assert_unbiased(prover)
 
 

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 import pytest
 from chaos_backends import started, submit_command
 from conftest import ROOT
+from run_of import read_events
 
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.run.archive import sampled_positions
 from mrt_hpc.run.atomic import is_temporary
-from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import complete_groups
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems
@@ -62,9 +63,9 @@ def stop_when(run: Path, condition: Callable[[], bool], *, kill: bool = True) ->
             assert servers_of(run) == []
             return
     finally:
-        if process.poll() is None:
+        with suppress(ProcessLookupError):  # a leader that ended by itself may have left others of its group
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.wait()
     wait_until(lambda: not servers_of(run), reason="the end of its servers", deadline_s=30)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from commands import typed
 from conftest import ROOT, task_in
+from run_of import read_events
 from samples import sampled
 from training_support import infinite_loss, random_batch, tiny_model
 
@@ -23,7 +24,7 @@ from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.trainer import Trainer, trainer_settings
 from mrt_hpc.roles.training.artifacts import TrainingArtifacts
 from mrt_hpc.roles.training.iteration_data import RolloutReader, iteration_readers
-from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from run_of import read_events
 from slurm_cluster import REPOSITORY, notes, wait_for_end
 from slurm_submissions import SHRUNK, all_logs, begun, examined, job, plan, sent, site_file
 
 from mrt_hpc.backends.slurm.queue import QueueState, queue_states
 from mrt_hpc.cluster.login_node import mounts_by_kernel
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
+from run_of import read_events
 from slurm_cluster import REPOSITORY, Cluster, wait_for_end
 from slurm_submissions import accounting, all_logs, options, site_file
 from slurm_verifier import HELD_FROM, HELD_S, HELD_UNTIL
@@ -17,7 +18,7 @@ from submitted import latest_ids
 from mrt_hpc.analysis.collect import read_summary
 from mrt_hpc.backends.slurm.queue import QueueState
 from mrt_hpc.domains.small_world import STARTING_MODEL
-from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.waiting import wait_until

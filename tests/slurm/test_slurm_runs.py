@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from chaos_auditor import audit
+from run_of import read_events
 from slurm_cluster import Cluster, notes, wait_for_end
 from slurm_submissions import SHRUNK, accounting, all_logs, begun, job, plan, quickstart, sent
 from slurm_trivial_tasks import SPENT_S
@@ -22,7 +23,7 @@ from mrt_hpc.backends.slurm.parameters import queue_name
 from mrt_hpc.backends.slurm.queue import QueueState
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.lock import read_lock
-from mrt_hpc.run.events import EventKind, Use, read_events
+from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.run.waiting import wait_until

@@ -15,12 +15,13 @@ from chaos_auditor import audit
 from chaos_target import Target, children, name_of
 from families import is_alive
 from listeners import beyond_loopback, listeners, send_rubbish
+from run_of import read_events
 from slurm_cluster import Cluster, wait_for_end
 from slurm_submissions import SHRUNK, accounting, all_logs, sent
 from slurm_verifier import FOLDER, HELD_FROM, HELD_S, HELD_UNTIL
 
 from mrt_hpc.backends.slurm.queue import QueueState
-from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
 

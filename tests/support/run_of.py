@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from basics import RECIPES, resources
 
@@ -15,6 +15,7 @@ from mrt_hpc.plan.jobs import Job
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.events import EventKind, events_by_process
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.weights import publish
 from mrt_hpc.submit.create import create_or_open
@@ -44,6 +45,12 @@ def say(layout: RunLayout, job: str, state: TaskState, index: int = 0) -> None:
     """The state of a task in attempt ``a``, whose heart has just begun to beat."""
     write_task(layout, job, index, TaskRecord(state, attempt="a"))
     write_json(layout.heart(job, index), {"attempt": "a", "beat": 1})
+
+
+def read_events(directory: Path, kind: EventKind | None = None) -> list[dict[str, Any]]:
+    """All events of a run (of one kind), by time."""
+    events = [event for process in events_by_process(directory) for event in process]
+    return sorted((event for event in events if kind in (None, event["kind"])), key=lambda event: event["time"])
 
 
 def publish_some(layout: RunLayout, *versions: int) -> None:

@@ -123,7 +123,9 @@ def test_a_window_that_only_a_mask_shows_is_refused_in_a_packed_row(tmp_path: Pa
     attend, mask = ALL_ATTENTION_FUNCTIONS[PACKED_ATTENTION], ALL_MASK_ATTENTION_FUNCTIONS[PACKED_ATTENTION]
     assert mask() is None
     attend(model, states, states, states, None, segments=segments)
-    refusal(partial(attend, segments=segments), model, states, states, states, mask(local_size=4096))
+    asked = partial(attend, segments=segments)
+    refused = refusal(asked, model, states, states, states, mask(local_size=4096))
+    assert refused.where == "training.batching"
 
 
 def test_dropout_that_is_left_is_seen(tmp_path: Path) -> None:
@@ -132,7 +134,7 @@ def test_dropout_that_is_left_is_seen(tmp_path: Path) -> None:
     assert dropouts and not any(m.p for m in dropouts)
     for module in dropouts:
         module.p = 0.1
-    refusal(refuse_differences, differences(policy, LONGEST), tmp_path)
+    assert "dropout" in refusal(refuse_differences, differences(policy, LONGEST), tmp_path).what
 
 
 def test_log_probabilities_that_are_not_finite_agree_with_nothing(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from basics import INFERENCE, JOBS, QUICKSTART, ROOT, TRAINER, resources
 from commands import refusal
 from ruamel.yaml import YAML
-from run_of import run_of
+from run_of import read_events, run_of
 from submitted import latest_ids
 
 from mrt_hpc.attempt.ledger import record_submission, recorded_site, submissions
@@ -30,7 +30,7 @@ from mrt_hpc.plan.compile import build_plan, compile_plan
 from mrt_hpc.plan.jobs import Dependency, DependencyKind, Job, Plan, Role, read_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import SITES
-from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 

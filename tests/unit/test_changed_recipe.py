@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from basics import QUICKSTART
 from commands import recipe, refusal, typed
-from run_of import publish_some, task_of
+from run_of import publish_some, read_events, task_of
 
 from mrt_hpc.analysis.collect import read_measurements
 from mrt_hpc.analysis.rows import summarise_evaluation
@@ -31,7 +31,7 @@ from mrt_hpc.roles.evaluation import run as run_evaluation
 from mrt_hpc.roles.prepare_checks import check_benchmark
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.evaluation_settings import evaluation_settings, has_samples
-from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest

@@ -95,6 +95,8 @@ def test_the_usual_removal_keeps_results_and_the_last_weights_and_checkpoint(run
 def test_logs_go_by_name_and_job_scripts_stay(run: RunLayout) -> None:
     clean(run, "--what", "logs", "--yes")
     assert [path.name for path in run.logs.iterdir()] == ["submission.sh"]
+    assert published_versions(run) == [*range(LAST + 1)], "nothing else goes"
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step000006", "step000008"]
 
 
 def test_the_last_checkpoint_goes_only_by_name_and_only_when_the_run_is_finished(run: RunLayout) -> None:

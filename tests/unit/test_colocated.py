@@ -21,7 +21,7 @@ import psutil
 import pytest
 from commands import refusal
 from families import assert_gone
-from run_of import RECIPES, publish_some, run_of, say, task_of
+from run_of import RECIPES, publish_some, read_events, run_of, say, task_of
 from samples import sampled
 
 from mrt_hpc.analysis.spending import attempts
@@ -38,7 +38,7 @@ from mrt_hpc.roles.sampling.serving import Rest
 from mrt_hpc.roles.sampling.weights_on_node import NodeFolder
 from mrt_hpc.roles.task.context import Companion, Task, turn_of
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
-from mrt_hpc.run.events import EventKind, EventLog, Use, event_file, has_progressed, read_events
+from mrt_hpc.run.events import EventKind, EventLog, Use, event_file, has_progressed
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import write_problems

@@ -104,8 +104,10 @@ def test_a_grader_may_class_wrong_answers() -> None:
 def test_unknown_measures_and_those_that_the_samples_do_not_give_are_refused() -> None:
     for name in ("pass", "pass@", "pass@0", "maj@x", "regret@-1", "accuracy", "tokens@3", "pass@1.5"):
         assert name in refusal(measure_of, name).message()
-    for name, rewards in (("pass@3", {"a": [1, 0, 0], "b": [1, 0]}), ("regret@100", {"a": [1]})):
-        refusal(measure_of(name).values, model("m", rewards))
+    for name, rewards, fact in (
+        ("pass@3", {"a": [1, 0, 0], "b": [1, 0]}, "m has 2 on b"), ("regret@100", {"a": [1]}, "not valued"),
+    ):  # fmt: skip
+        assert fact in refusal(measure_of(name).values, model("m", rewards)).what
 
 
 def test_models_are_paired_by_problem() -> None:

@@ -82,7 +82,8 @@ def test_a_base_is_a_file_or_has_a_digest_and_binds_a_place(tmp_path: Path, monk
     command = build_command(asked, Path("/i/.a"), tmp_path)
     assert command[command.index("--bind") + 1] == f"{tmp_path}/pip.conf"
     for bind in ("pip.conf:etc/pip.conf", "pip.conf:/etc/pip conf", str(tmp_path / "missing")):
-        refusal(arguments_of, ImageAsked("cpu", IMAGE, binds=(bind,)), tmp_path)
+        refused = refusal(arguments_of, ImageAsked("cpu", IMAGE, binds=(bind,)), tmp_path)
+        assert refused.value == bind.rpartition(":")[2]
 
 
 def test_an_image_appears_whole_with_its_checksum(tmp_path: Path) -> None:

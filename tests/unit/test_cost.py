@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from basics import executable
 from commands import commands_first, typed
-from run_of import run_of
+from run_of import read_events, run_of
 
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.analysis.spending import Accounts, Allocation, Spending, prices, spending
@@ -19,7 +19,7 @@ from mrt_hpc.backends.queued_jobs import A_DAY_S
 from mrt_hpc.backends.slurm.queue import attempts_of
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.lock import read_lock
-from mrt_hpc.run.events import EventKind, Use, event_file
+from mrt_hpc.run.events import EventKind, EventLog, Use, event_file
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 
@@ -190,3 +190,10 @@ def test_one_line_of_sacct() -> None:
     assert attempts_of("20_1|CANCELLED by 1000|900|900|Unknown|0|0|\n7_[2-9]|PENDING|900|Unknown|Unknown|0|0|") == []
     (kinds,) = attempts_of("7|RUNNING|900|Unknown|1000|60|8|cpu=8,gres/gpu:a100=1,gres/gpu:2080ti=2,gres/gpumem=80G")
     assert (kinds.gpus, kinds.cpus, kinds.queued_s) == (3, 8, 100.0)
+
+
+def test_the_same_use_again_writes_nothing(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "a.jsonl")
+    for what in (Use.STARTING, Use.WAITING, Use.WAITING, Use.GENERATING):
+        log.spend(what)
+    assert [event["use"] for event in read_events(tmp_path)] == ["waiting for a peer", "generating"]

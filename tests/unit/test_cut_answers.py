@@ -42,10 +42,7 @@ def graded(
     prover = MonteCarlo(Branches(None), 1)  # type: ignore[arg-type]  # nothing is asked
     asking = ProverSession(prover, AnswerHistory(8), thinks)
     whole = trace(text, thought_end, cut=cut, **of_trace)
-    branch = SampledBranch(
-        boundary=0, branch=0, text=text, token_ids=[5], logprobs=[-0.5], seed=0, weights_version=0, known=False,
-        finish_reason=whole.completion.finish_reason, prompt_tokens=1, cached_tokens=0,
-    )  # fmt: skip
+    branch = SampledBranch(boundary=0, branch=0, text=text, completion=whole.completion)
     valued = replace(whole, valuation=Valuation(branches=[branch]))
     found = asyncio.run(TraceGrader(GraderPool(MathVerifier()), thought_end, asking).grade(valued))
     return [(one.answer, one.reward) for one in (found.rollouts[0], found.branches[0])]

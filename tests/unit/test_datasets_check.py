@@ -95,7 +95,7 @@ def test_all_findings_are_listed_where_a_run_would_stop_at_the_first() -> None:
     assert places(report, FindingKind.BAD_LINE) == [[("a.jsonl", 4)], [("a.jsonl", 6)]]
     assert [len(report.findings), report.files[0].problems] == [4, 4]
     assert places(checked(written("a.jsonl")), FindingKind.BAD_LINE) == [[("a.jsonl", 0)]], "an empty file"
-    printed("none.jsonl")
+    assert "no such data file" in printed("none.jsonl")
 
 
 def test_problems_of_training_that_stand_in_a_benchmark_and_similar_ones_of_one_file() -> None:

@@ -86,7 +86,7 @@ def test_each_kind_of_file_makes_the_same_problems(name: str, content: bytes) ->
     assert read_problems(OUT) == PROBLEMS
     if name.endswith((".gz", ".zst")):
         Path(name).write_bytes(content[: len(content) // 2])
-        prepared(name, "--force", code=ExitCode.FATAL)
+        assert "cannot be read whole" in prepared(name, "--force", code=ExitCode.FATAL)
 
 
 @pytest.mark.parametrize(
@@ -138,12 +138,12 @@ def test_the_record_has_source_columns_numbers_and_checksums_and_the_same_input_
 
 def test_an_output_that_is_there_stays_without_force_and_the_source_is_never_replaced() -> None:
     OUT.write_text("precious")
-    of_rows(ROWS, code=ExitCode.FATAL)
+    assert "--force" in of_rows(ROWS, code=ExitCode.FATAL)
     assert (OUT.read_text(), record_file(OUT).exists()) == ("precious", False)
     of_rows(ROWS, "--force")
     assert read_problems(OUT) == PROBLEMS
     OUT.write_bytes(json_lines(ROWS))
-    prepared(OUT, "--force", code=ExitCode.FATAL)
+    assert "would replace the source" in prepared(OUT, "--force", code=ExitCode.FATAL)
     assert OUT.read_bytes() == json_lines(ROWS)
 
 
@@ -358,8 +358,9 @@ def test_names_of_the_hub() -> None:
         ("hub:a/b", Selection("refs/convert/parquet"), ("a/b", Selection("refs/convert/parquet"))),
     ):
         assert hub_name(text, options) == name
-    for wrong, asked in (("hub:b", None), ("hub:a/b/test/more", None), ("hub:a/b/test", "train")):
-        refusal(hub_name, wrong, Selection(split=asked))
+    for wrong in ("hub:b", "hub:a/b/test/more"):
+        assert refusal(hub_name, wrong, Selection()).value == wrong
+    assert refusal(hub_name, "hub:a/b/test", Selection(split="train")).value == "test and train"
 
 
 def numina(rows: int) -> list[dict[str, Any]]:
@@ -472,13 +473,14 @@ def test_the_smaller_sample_is_a_part_of_the_larger_one_and_is_not_taken_for_it(
     assert (len(small), len(large), set(small) < set(large)) == (4_000, 10_000, True)
     assert [p.id for p in small] == sorted((p.id for p in small), key=lambda name: int(name.split("-")[1]))
     assert all(p.id == f"numina_math-{int(p.answer) - 1}" for p in small), "whatever the name of the file"
-    printed("data", "fetch", "numina_math_10000", "data/numina_math_4000.jsonl", code=ExitCode.FATAL)
+    refused = printed("data", "fetch", "numina_math_10000", "data/numina_math_4000.jsonl", code=ExitCode.FATAL)
+    assert "not of this source" in refused
 
 
 def test_a_file_that_is_there_is_not_fetched_again(hub: dict[str, str]) -> None:
     on_hub(hub, "fetch", "aime25")
     assert not fetch_data("aime25", None).new
-    printed("data", "fetch", "aime24", "data/aime25.jsonl", code=ExitCode.FATAL)
+    assert "not of this source" in printed("data", "fetch", "aime24", "data/aime25.jsonl", code=ExitCode.FATAL)
     with Path("data/aime25.jsonl").open("a") as stream:
         stream.write("\n")
     assert "--force" in printed("data", "fetch", "aime25", code=ExitCode.FATAL)

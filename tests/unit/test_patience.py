@@ -93,10 +93,13 @@ def test_the_number_is_found_also_where_a_library_has_put_it_into_text(error: Ex
 def test_a_listing_is_tried_again_and_never_taken_for_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("b.json", "a.json", "c.txt"):
         (tmp_path / name).touch()
-    for name in ("listdir", "scandir"):  # Path.iterdir calls one of them, by the version of Python
-        failing_once = Mock(wraps=getattr(os, name), side_effect=[OSError(errno.ESTALE, "stale"), DEFAULT, DEFAULT])
-        monkeypatch.setattr(os, name, failing_once)
+    either = ("listdir", "scandir")  # Path.iterdir calls one of them, by the version of Python
+    outcomes = [OSError(errno.ESTALE, "stale"), DEFAULT, DEFAULT]
+    failing_once = {name: Mock(wraps=getattr(os, name), side_effect=outcomes) for name in either}
+    for name, listing in failing_once.items():
+        monkeypatch.setattr(os, name, listing)
     assert [p.name for p in list_directory(tmp_path, "*.json")] == ["a.json", "b.json"]
+    assert max(listing.call_count for listing in failing_once.values()) == 2, "the error was met"
     assert list_directory(tmp_path / "absent") == []
 
 

@@ -100,5 +100,6 @@ def test_a_look_finds_what_is_there_what_is_not_and_why_behind_the_setup_lines(t
     assert look_at_python([sys.executable, "-S"], environment=environment).packages == {"vllm": "installed"}
     with pytest.raises(PythonLookError, match="no module system"):
         look_at_python([sys.executable], setup=["echo no module system >&2; exit 3"])
-    with pytest.raises(PythonLookError, check=lambda late: late.timed_out):
+    with pytest.raises(PythonLookError) as late:
         look_at_python([sys.executable], setup=["exec sleep 30"], deadline_s=0.2)
+    assert late.value.timed_out

@@ -24,7 +24,7 @@ from mrt_hpc.roles.stored_parts import grader_of
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.groups import commit_group, read_group
 from mrt_hpc.run.manifest import read_manifest
-from mrt_hpc.run.problems import read_problems
+from mrt_hpc.run.problems import read_problems, write_problems
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,6 +77,15 @@ def test_verdicts_that_change_are_written_and_the_earlier_ones_kept(run: RunLayo
     assert [path.parent.parent for path in run.set_aside.glob("*/*/MANIFEST.json")] == [*run.set_aside.iterdir()]
     as_another_process(run)
     assert f"mrt-hpc report {run.root}" in typed("regrade", run.root).output
+
+
+def test_the_command_shows_an_answer_with_all_its_gold_answers(run: RunLayout) -> None:
+    path = run.benchmark_data("held-out")
+    first, *others = read_problems(path)
+    write_problems(path, [replace(first, answer=("1000", first.answer)), *others])
+    shown = typed("regrade", run.root).output
+    for fact in ("3 of 6", "0.0 % -> 50.0 %", f"1000 or {first.answer}", f"mrt-hpc report {run.root}"):
+        assert fact in shown
 
 
 class Killed(Exception):

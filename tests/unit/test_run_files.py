@@ -15,13 +15,13 @@ import pytest
 import samples
 from hypothesis import given
 from hypothesis import strategies as st
-from run_of import publish_some
+from run_of import publish_some, read_events
 from samples import rollout
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run import atomic, retries
 from mrt_hpc.run.atomic import commit_directory, creating, is_temporary, replacing, temporary_sibling, write_json
-from mrt_hpc.run.events import EventKind, EventLog, EventStream, Process, last_event, process_of, read_events
+from mrt_hpc.run.events import EventKind, EventLog, EventStream, Process, last_event, process_of
 from mrt_hpc.run.groups import PARTS, Sampled, commit_group, complete_groups, read_group
 from mrt_hpc.run.layout import RunLayout, collecting_version, collection_of, is_collection
 from mrt_hpc.run.manifest import DamagedError, read_manifest, verify, write_manifest

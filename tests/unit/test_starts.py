@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_of import read_events
 from test_task_endings import task
 
 from mrt_hpc.roles.sampling import serving
 from mrt_hpc.roles.sampling.serving import record_first_token
-from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.events import EventKind
 
 
 @dataclass

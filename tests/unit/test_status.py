@@ -137,6 +137,15 @@ def test_what_comes_next_is_timed_by_the_measured_iterations(run: CannedRun) -> 
     assert moments == sorted(moments)
 
 
+def test_metrics_that_are_written_again_are_read_again(run: CannedRun) -> None:
+    (metrics,) = trained(run, 1)
+    reader = SnapshotReader.of(run.layout, run.plan)
+    assert snapshot(run, reader).measured[0].reward == pytest.approx(metrics.reward_mean)
+    metrics.model_copy(update={"reward_mean": 0.75}).write(run.layout.metrics(0))
+    os.utime(run.layout.metrics(0), (1.0, 1.0))
+    assert snapshot(run, reader).measured[0].reward == 0.75
+
+
 def test_status_of_5000_tasks_takes_less_than_two_seconds_and_two_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

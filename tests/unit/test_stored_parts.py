@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from basics import QUICKSTART
-from run_of import run_of
+from run_of import read_events, run_of
 from run_of import task_of as task_named
 from samples import rollout, sampled
 
@@ -29,7 +29,7 @@ from mrt_hpc.roles.stored_parts import StoredParts, grader_of, writing
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.evaluation_settings import fingerprint_of
-from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Sampled, read_group
 from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.manifest import read_manifest

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from basics import QUICKSTART
+from run_of import read_events
 
 from mrt_hpc.attempt import entry
 from mrt_hpc.attempt.end import RUNS_AGAIN, settled
@@ -21,7 +22,7 @@ from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested, ShutdownRequest
-from mrt_hpc.run.events import EventKind, EventLog, event_file, read_events
+from mrt_hpc.run.events import EventKind, EventLog, event_file
 from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import MOST_RETURNS, TaskRecord, TaskState, read_task, write_task

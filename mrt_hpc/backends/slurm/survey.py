@@ -13,7 +13,6 @@ import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from mrt_hpc.attempt.gpus import is_slice
 from mrt_hpc.backends.slurm import answers
@@ -171,12 +170,13 @@ class User:
     def current(cls) -> User:
         """The user of this process. A user or group without a name is known by its number."""
         groups = {os.getegid(), *os.getgroups()}
-        return cls(_name(pwd.getpwuid, os.geteuid()), frozenset(_name(grp.getgrgid, group) for group in groups))
+        user = _name(lambda number: pwd.getpwuid(number).pw_name, os.geteuid())
+        return cls(user, frozenset(_name(lambda number: grp.getgrgid(number).gr_name, group) for group in groups))
 
 
-def _name(entry: Callable[[int], Sequence[Any]], number: int) -> str:
+def _name(named: Callable[[int], str], number: int) -> str:
     try:
-        return str(entry(number)[0])
+        return named(number)
     except KeyError:
         return str(number)
 

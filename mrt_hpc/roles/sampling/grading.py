@@ -40,7 +40,7 @@ class TraceGrader:
         """
         valuation, gold = trace.valuation, trace.group.problem.answer
         answer = self._answer_of(trace)
-        answers_of_branches = [self._answer_of_branch(b.text, b.finish_reason) for b in valuation.branches]
+        answers_of_branches = [self._answer_of_branch(b.text, b.completion.finish_reason) for b in valuation.branches]
         first, *of_branches = await self.pool.grade([(a, gold) for a in [answer, *answers_of_branches]])
         rewards = await self._rewards(valuation.all_answers, gold)
         branches = [
@@ -207,14 +207,14 @@ def _cost(trace: SampledTrace) -> GroupStatistics:
     """The cost of one trace with its branches; the seconds are those of its group."""
     completion, branches = trace.completion, trace.valuation.branches
     scoring = sum((b.follow_up for b in branches), trace.valuation.scoring)
-    prompt_tokens = sum(b.prompt_tokens for b in branches) + scoring.prompt_tokens
-    cached_tokens = sum(b.cached_tokens or 0 for b in branches) + scoring.cached_tokens
+    prompt_tokens = sum(b.completion.prompt_tokens for b in branches) + scoring.prompt_tokens
+    cached_tokens = sum(b.completion.cached_tokens or 0 for b in branches) + scoring.cached_tokens
     own = completion.prompt_tokens - (completion.cached_tokens or 0)
     return GroupStatistics(
         rollouts=1,
         branches=len(branches),
         rollout_tokens=len(completion.token_ids),
-        branch_tokens=sum(len(b.token_ids) for b in branches) + scoring.tokens,
+        branch_tokens=sum(len(b.completion.token_ids) for b in branches) + scoring.tokens,
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
         prefilled_tokens=prompt_tokens - cached_tokens + own,
