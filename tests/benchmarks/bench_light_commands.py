@@ -1,0 +1,58 @@
+"""Processor seconds of the commands that a user types most, beside those of ``import pydantic, numpy``, in turn.
+
+    python tests/benchmarks/bench_light_commands.py --repeats 12
+
+``status`` and ``explain`` look at a run of the quickstart of which nothing has begun.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from benchmarking import options, spread, table, turns, written
+from run_of import run_of
+
+REFERENCE = "import pydantic, numpy"
+
+
+def processor_seconds(words: list[str], folder: Path) -> float:
+    """Of a process and of all that it waits for."""
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{' '.join(words)} ended with status {process.returncode}")
+    return usage.ru_utime + usage.ru_stime
+
+
+def main() -> None:
+    given = options(__doc__, repeats=12, output=Path)
+    with tempfile.TemporaryDirectory(prefix="bench-light-commands-") as scratch:
+        folder = Path(scratch)
+        run_of(folder / "run")
+        mrt_hpc = [sys.executable, "-m", "mrt_hpc"]
+        commands = {
+            REFERENCE: [sys.executable, "-c", REFERENCE],
+            "--help": [*mrt_hpc, "--help"],
+            "plan quickstart": [*mrt_hpc, "plan", "quickstart", "--site", "local"],
+            "status": [*mrt_hpc, "status", "run"],
+            "explain": [*mrt_hpc, "explain", "run"],
+        }
+        measured = turns({name: partial(processor_seconds, c, folder) for name, c in commands.items()}, given.repeats)
+    reference = measured.pop(REFERENCE)
+    rows = [[f"`{REFERENCE}`", spread(reference), "1"]]
+    for name, seconds in measured.items():
+        ratios = [mine / other for mine, other in zip(seconds, reference, strict=True)]
+        rows.append([f"`mrt-hpc {name}`", spread(seconds), f"{statistics.median(ratios):.2f}"])
+    head = ("command", "processor seconds, median (extremes)", f"beside `{REFERENCE}`")
+    written("\n".join(table(head, rows)), given.output)
+
+
+if __name__ == "__main__":
+    main()
