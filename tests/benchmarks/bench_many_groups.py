@@ -10,6 +10,7 @@ filesystem are counted and wait; two calls of different threads wait at the same
 from __future__ import annotations
 
 import io
+import json
 import os
 import tempfile
 import threading
@@ -101,7 +102,11 @@ class Sharing:
 
 def shared_out(root: Path, groups: int, tasks: int, latency_s: float) -> list[object]:
     """A row of the table."""
+    data = root.with_suffix(".jsonl")
+    lines = [{"id": str(n), "problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(groups)]
+    data.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     changes = {
+        "data": f"{{type: jsonl, path: {data}}}",
         "sampling.problems_per_iteration": groups,
         "schedule": "{iterations: 1, iterations_per_job: 1}",
         "resources.inference.tasks": tasks,

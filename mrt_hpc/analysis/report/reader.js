@@ -62,8 +62,8 @@ function chosen() {
 
 function summary(trace) {
   const shares = known(trace);
-  const told = shares.length ? `best episode ${points(Math.max(...shares))}, worst ${points(Math.min(...shares))}` : "not valued";
-  return `${trace.right ? "✓ right" : "✗ wrong"} · ${trace.tokens.toLocaleString("en")} tokens · ${told}`;
+  const extremes = shares.length ? `best episode ${points(Math.max(...shares))}, worst ${points(Math.min(...shares))}` : "not valued";
+  return `${trace.right ? "✓ right" : "✗ wrong"} · ${trace.tokens.toLocaleString("en")} tokens · ${extremes}`;
 }
 
 function strip(trace) {
@@ -102,9 +102,9 @@ function answers(found) {
 function boundary(trace, index, words) {
   const value = trace.values[index];
   if (value === undefined || value === null) return [];
-  const told = element("p", { className: "note" }, `${words}: value ${(100 * value).toFixed(0)} %; forced answers:`);
+  const valued = element("p", { className: "note" }, `${words}: value ${(100 * value).toFixed(0)} %; forced answers:`);
   const found = trace.answers[index];
-  return found.length ? [told, answers(found)] : [element("p", { className: "note" }, `${words}: value ${(100 * value).toFixed(0)} %`)];
+  return found.length ? [valued, answers(found)] : [element("p", { className: "note" }, `${words}: value ${(100 * value).toFixed(0)} %`)];
 }
 
 function episode(trace, index) {
@@ -131,8 +131,8 @@ function facts(trace) {
   const found = trace.answer === null ? "no answer found" : `answer ${trace.answer}`;
   const gold = problem.gold !== undefined ? `, right answer ${whole(problem.gold)}` : "";
   const end = trace.cut ? "; cut off by the token limit" : "";
-  const told = element("p", {}, element("strong", {}, trace.right ? "✓ right" : "✗ wrong"), `: ${found}${gold}${end}`);
-  const parts = [element("p", { className: "note" }, `${trace.run} · ${trace.source} · ${summary(trace)}`), told];
+  const verdict = element("p", {}, element("strong", {}, trace.right ? "✓ right" : "✗ wrong"), `: ${found}${gold}${end}`);
+  const parts = [element("p", { className: "note" }, `${trace.run} · ${trace.source} · ${summary(trace)}`), verdict];
   if (problem.text !== undefined) parts.push(folded("Problem", problem.text));
   if (trace.before) parts.push(folded("Text that the model was given to go on from", trace.before));
   return parts;
