@@ -75,7 +75,8 @@ class Stepper:
         with phases.of("generation"):
             self.sampling.sample(work, self.equipment)
         with phases.of("update"):
-            self.training.go_on()
+            while self.training.iteration == iteration:  # at first it compares its policy with the sampler's
+                self.training.go_on()
         seconds = time.perf_counter() - started
         metrics = IterationMetrics.read(task.layout.metrics(iteration))
         publishing = metrics.seconds.get(Phase.PUBLISHING, 0.0)
