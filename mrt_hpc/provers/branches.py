@@ -125,7 +125,8 @@ class Branches:
         ended = drawn.finish_reason is FinishReason.STOP and not of_answer
         text = self.fork.answer_start + self.fork.tokens.text(drawn.token_ids[:-1] if ended else drawn.token_ids)
         looks = tuple(self._look(drawn, step) for step in range(len(drawn.tops))) if self.closing else ()
-        return SampledBranch(boundary, number, text, drawn, looks=looks, follow_up=follow_up)
+        whole = replace(drawn, tops=[])  # the looks are made of them: a branch waits for its grader without them
+        return SampledBranch(boundary, number, text, whole, looks=looks, follow_up=follow_up)
 
     def _look(self, drawn: Completion, step: int) -> CandidateLook:
         """The answers that could have come of one of a branch's tokens."""

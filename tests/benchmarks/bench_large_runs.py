@@ -9,15 +9,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarking import options, table, written
+from benchmarking import command_usage, options, table, written
 from synthetic_run import SAMPLES, Shape, SyntheticRun
 
 if TYPE_CHECKING:
@@ -26,14 +23,8 @@ if TYPE_CHECKING:
 
 def measured(name: str, *words: str | Path) -> list[str]:
     """A row of the table: wall and processor seconds of a command, and the memory that it had at most."""
-    began = time.perf_counter()
-    with subprocess.Popen([sys.executable, "-m", "mrt_hpc", *words], stdout=subprocess.DEVNULL) as process:
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        sys.exit(f"mrt-hpc {' '.join(map(str, words))} ended with status {process.returncode}")
-    seconds, processor = time.perf_counter() - began, usage.ru_utime + usage.ru_stime
-    row = [name, f"{seconds:.1f}", f"{processor:.1f}", f"{usage.ru_maxrss / 2**20:.2f}"]
+    processor, seconds, gib = command_usage([sys.executable, "-m", "mrt_hpc", *words])
+    row = [name, f"{seconds:.1f}", f"{processor:.1f}", f"{gib:.2f}"]
     print(row, flush=True)
     return row
 

@@ -7,28 +7,16 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 
-from benchmarking import options, spread, table, turns, written
+from benchmarking import command_usage, options, spread, table, turns, written
 from run_of import run_of
 
 REFERENCE = "import pydantic, numpy"
-
-
-def processor_seconds(words: list[str], folder: Path) -> float:
-    """Of a process and of all that it waits for."""
-    with subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        sys.exit(f"{' '.join(words)} ended with status {process.returncode}")
-    return usage.ru_utime + usage.ru_stime
 
 
 def main() -> None:
@@ -44,7 +32,8 @@ def main() -> None:
             "status": [*mrt_hpc, "status", "run"],
             "explain": [*mrt_hpc, "explain", "run"],
         }
-        measured = turns({name: partial(processor_seconds, c, folder) for name, c in commands.items()}, given.repeats)
+        used = turns({name: partial(command_usage, c, folder) for name, c in commands.items()}, given.repeats)
+    measured = {name: [processor for processor, *_ in each] for name, each in used.items()}
     reference = measured.pop(REFERENCE)
     rows = [[f"`{REFERENCE}`", spread(reference), "1"]]
     for name, seconds in measured.items():

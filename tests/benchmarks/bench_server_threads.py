@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-import psutil
 from benchmarking import options, spread, table, turns, written
+from step_worker import own_seconds
 
 from mrt_hpc.domains.small_world.model import ModelSize, build_tokenizer, fresh_model
 from mrt_hpc.inference import server_start
@@ -29,7 +29,7 @@ from mrt_hpc.inference.protocol import Request, SamplingSettings
 from mrt_hpc.inference.server import VllmServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 PROMPTS, SAMPLES, TOKENS = 32, 8, 200
 
@@ -53,14 +53,9 @@ async def sampled(server: VllmServer) -> list[tuple[int, ...]]:
 
 def measured(server: VllmServer) -> Sampled:
     server.control.reset_prefix_cache()
-    processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
-    before, began = processor_seconds(processes), time.perf_counter()
+    before, began = own_seconds(server.pid), time.perf_counter()
     tokens = asyncio.run(sampled(server))
-    return Sampled(time.perf_counter() - began, processor_seconds(processes) - before, tuple(sorted(tokens)))
-
-
-def processor_seconds(processes: Sequence[psutil.Process]) -> float:
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
+    return Sampled(time.perf_counter() - began, own_seconds(server.pid) - before, tuple(sorted(tokens)))
 
 
 @contextmanager

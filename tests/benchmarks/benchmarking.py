@@ -76,6 +76,17 @@ def timed(action: Callable[[], object]) -> tuple[float, float]:
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
+def command_usage(words: Sequence[str | Path], folder: Path | None = None) -> tuple[float, float, float]:
+    """Processor seconds, wall seconds and most GiB of a command, with all that it waits for; its output is left out."""
+    began = time.perf_counter()
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{' '.join(map(str, words))} ended with status {process.returncode}")
+    return usage.ru_utime + usage.ru_stime, time.perf_counter() - began, usage.ru_maxrss / 2**20
+
+
 def spread(values: Sequence[float], digits: int = 2) -> str:
     """Median, least and greatest."""
     middle, low, high = (f"{x:.{digits}f}" for x in (statistics.median(values), min(values), max(values)))

@@ -126,9 +126,9 @@ def _busy() -> float:
     return float(times.user + times.nice + times.system + times.irq + times.softirq)
 
 
-def own_seconds() -> float:
-    """The processor seconds of this process and of those that it has started."""
-    own = psutil.Process()
+def own_seconds(pid: int | None = None) -> float:
+    """The processor seconds of a process and of those that it has started; of this one where none is named."""
+    own = psutil.Process(pid)
     return sum(t.user + t.system for t in (p.cpu_times() for p in (own, *own.children(recursive=True))))
 
 
