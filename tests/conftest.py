@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,8 +38,10 @@ CONFIGURATION = tempfile.TemporaryDirectory(prefix="mrt-hpc-test-config-")
 def pytest_configure() -> None:
     """Commands print to a pipe as they do for users: readline, which pytest loads, sets a width of 80 for the processes
     that share the tests. And they take this machine where a test names no site, whatever the developer has set and
-    whether or not a Slurm controller answers; what other programs are configured with stays.
+    whether or not a Slurm controller answers; what other programs are configured with stays. SIGINT interrupts
+    them, also where the shell that started the tests in the background lets them ignore it.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.pop("COLUMNS", None)
     os.environ.pop("MRT_HPC_SITE", None)
     before, here = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"), Path(CONFIGURATION.name)

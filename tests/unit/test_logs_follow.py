@@ -134,11 +134,6 @@ def test_the_log_that_was_written_last_has_the_traceback(run: CannedRun) -> None
     assert older is not None and older[1].endswith("Error0"), "one that was removed is passed over"
 
 
-def take_interrupts() -> None:
-    """Take SIGINT as from a terminal; a shell lets what it starts in the background ignore it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_lines_come_while_the_run_goes_on_until_it_ends_or_the_reader_stops(run: CannedRun, interrupted: bool) -> None:
     run.submitted(trainer="13")
@@ -146,9 +141,7 @@ def test_lines_come_while_the_run_goes_on_until_it_ends_or_the_reader_stops(run:
     run.task(TRAINER, TaskState.RUNNING, attempt="13.0")
     path = run.log(f"{TRAINER}/13_0_log.out", "one\n")
     command = [sys.executable, "-m", "mrt_hpc.cli.main", "logs", str(run.layout.root), "--follow"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=take_interrupts
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         until(process, lambda line: line == f"{TRAINER}[0] 13.0 rank0 | one\n")
         if interrupted:
             process.send_signal(signal.SIGINT)

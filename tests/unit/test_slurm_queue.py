@@ -87,6 +87,7 @@ def test_what_was_cancelled_is_what_the_queue_no_longer_holds(
     run: CannedRun, monkeypatch: pytest.MonkeyPatch, scancel: str, asked: list[str], left: str
 ) -> None:
     monkeypatch.setattr(queue, "GONE_S", 0.1)
+    run.command("scontrol", "exit 0")
     run.command("scancel", scancel)
     run.queue(*(f"{job}|PENDING|N/A|Priority|" for job in "123"))
     if left:
