@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
-from ruamel.yaml import YAML
 
 from mrt_hpc.datasets.conversion import SourceRecord, record_file
 from mrt_hpc.domains.base import Verifier
@@ -30,7 +29,7 @@ from mrt_hpc.inference.tokens import StoredTokens
 from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.kinds import VERIFIERS, VerifierSettings
 from mrt_hpc.recipe.sections import Grading
-from mrt_hpc.recipe.source import UNREADABLE
+from mrt_hpc.recipe.source import UNREADABLE, parsed
 from mrt_hpc.recipe.user_code import import_from
 from mrt_hpc.run.atomic import checksum
 from mrt_hpc.run.problems import problem_of_line
@@ -450,7 +449,7 @@ def _loaded(asked: Check) -> tuple[list[LoadedSet], list[LoadedSet]]:
 
 def _verifier(text: str, grading: Grading) -> Verifier:
     try:
-        content = YAML(typ="safe", pure=True).load(text)
+        content, _ = parsed(text)
         import_from(Path.cwd(), {"verifier": content})
         settings = _VERIFIER.validate_json(json.dumps(content), strict=True)
     except (*UNREADABLE, ValidationError) as error:

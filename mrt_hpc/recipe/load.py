@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict
-from ruamel.yaml import YAML
 
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.find import RECIPES, SUITES, expanded, find, spellings
 from mrt_hpc.recipe.hub_models import MODEL_FIELDS, is_hub_name, with_cached_models
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.site import SITES, SiteSettings
-from mrt_hpc.recipe.source import UNREADABLE, FieldPlace, Location, Source, change, read_source
+from mrt_hpc.recipe.source import UNREADABLE, FieldPlace, Location, Source, change, parsed, read_source
 from mrt_hpc.recipe.user_code import import_from
 from mrt_hpc.recipe.validate import validate
 
@@ -39,7 +38,7 @@ def apply(source: Source, override: str) -> None:
             advice="--set training.learning_rate=2e-6, for example",
         )
     try:
-        parsed = YAML(typ="safe", pure=True).load(value)
+        content, _ = parsed(value)
     except UNREADABLE as error:
         reason = getattr(error, "problem", None) or error
         raise UserError(
@@ -52,10 +51,10 @@ def apply(source: Source, override: str) -> None:
         location.append(step)
     if isinstance(target, list):
         index = _index(target, keys[-1], override)
-        target[index] = parsed
+        target[index] = content
         location.append(index)
     else:
-        target[keys[-1]] = parsed
+        target[keys[-1]] = content
         location.append(keys[-1])
     source.overrides[tuple(location)] = override
 

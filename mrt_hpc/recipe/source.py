@@ -81,6 +81,17 @@ def change(override: str) -> str:
     return f"change the option --set {override}"
 
 
+def parsed(text: str) -> tuple[Any, Node | None]:
+    """The content of a text in YAML 1.2, and the nodes that it was made from, which know their lines.
+
+    Raises:
+        YAMLError: and the others of ``UNREADABLE``.
+    """
+    yaml = YAML(typ="safe", pure=True)
+    node = yaml.compose(text)
+    return None if node is None else yaml.constructor.construct_document(node), node
+
+
 def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
     """Parse a YAML file (1.2).
 
@@ -104,9 +115,7 @@ def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
         )
     try:
         text = path.read_text(encoding="utf-8")
-        yaml = YAML(typ="safe", pure=True)
-        node = yaml.compose(text)
-        data = yaml.constructor.construct_document(node) if node is not None else None
+        data, node = parsed(text)
         lines = {} if node is None else dict(_lines(node, ()))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-from ruamel.yaml import YAML
 
 from mrt_hpc.attempt.run_progress import progress
 from mrt_hpc.backends.queued_jobs import QueueLook, look_at_runs
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import read_plan
-from mrt_hpc.recipe.source import MAX_BYTES, UNREADABLE
+from mrt_hpc.recipe.source import MAX_BYTES, UNREADABLE, parsed
 from mrt_hpc.run.events import ProcessEvent, is_log, last_event
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.typed_file import file_bytes
@@ -46,7 +45,7 @@ class RunFacts:
 def read_facts(layout: RunLayout) -> RunFacts:
     """Read what a run is from its lock; nothing is known where the lock is missing or damaged."""
     try:
-        content = YAML(typ="safe").load(file_bytes(layout.recipe_lock, MAX_BYTES).decode())
+        content, _ = parsed(file_bytes(layout.recipe_lock, MAX_BYTES).decode())
     except (*UNREADABLE, OSError):
         return RunFacts()
     recipe = _section(content, "recipe")
