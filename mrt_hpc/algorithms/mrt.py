@@ -189,9 +189,7 @@ class StalePrefixes:
     def _going_on(self, prefix_tokens: int) -> SamplingSettings:
         settings = trace_settings(self.context.recipe, self.context.prompter, self.context.iteration)
         return SamplingSettings(
-            max(1, settings.max_tokens - prefix_tokens),
-            settings.temperature,
-            stop_token_ids=settings.stop_token_ids,
+            max(1, settings.max_tokens - prefix_tokens), settings.temperature, stop_token_ids=settings.stop_token_ids
         )
 
     def _stopping(self, before: list[int], samples: int, text: bytes) -> Start:

@@ -76,10 +76,7 @@ def analyse_extrapolation(models: Sequence[ModelSamples]) -> Analysis:
     by_model = [extrapolation_of(model) for model in models]
     accuracies = [(model.name, model.budgets, model.accuracy) for model in by_model]
     gains = [(model.name, model.budgets[1:], model.gain[1:]) for model in by_model]
-    tables = (
-        budget_table("extrapolation", "accuracy", accuracies),
-        budget_table("extrapolation_gains", "gain", gains),
-    )
+    tables = (budget_table("extrapolation", "accuracy", accuracies), budget_table("extrapolation_gains", "gain", gains))
     return Analysis(tables, (_figure(by_model),), _summary(by_model), _verdicts(models, by_model))
 
 

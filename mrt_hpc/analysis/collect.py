@@ -30,10 +30,7 @@ class Measurements:
 
 
 def read_measurements(
-    layout: RunLayout,
-    iterations_planned: int,
-    versions: Iterable[int],
-    settings: Mapping[str, EvaluationSettings],
+    layout: RunLayout, iterations_planned: int, versions: Iterable[int], settings: Mapping[str, EvaluationSettings]
 ) -> Measurements:
     """The metrics of all planned iterations and the summaries of all planned evaluations that are there, and those of
     further versions that were made with the same settings.

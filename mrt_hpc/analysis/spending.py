@@ -385,10 +385,7 @@ def _queued_s(
 
 
 def _notes(
-    allocations: Sequence[Allocation],
-    uncounted: Sequence[SpentTime],
-    plan: Plan,
-    recipe: Experiment,
+    allocations: Sequence[Allocation], uncounted: Sequence[SpentTime], plan: Plan, recipe: Experiment
 ) -> Iterable[str]:
     if any(allocation.gpus is None and resources_of(allocation.job, plan, recipe).gpus for allocation in allocations):
         yield "accounting does not name GPUs here (AccountingStorageTRES lacks gres/gpu): those of the plan are counted"

@@ -27,12 +27,7 @@ QUEUED = "queued"
 
 @click.command(short_help="Show what a run has cost, by role and use.")
 @click.argument("run", type=options.FOLDER)
-@click.option(
-    "--csv",
-    "csv_file",
-    type=options.FILE,
-    help="Also write the hours by role and use to this file.",
-)
+@click.option("--csv", "csv_file", type=options.FILE, help="Also write the hours by role and use to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 def cost(run: Path, csv_file: Path | None, as_json: bool) -> None:
     """Show the GPU-hours of RUN by role and use (core-hours where it used no GPUs), and what a point of accuracy cost.

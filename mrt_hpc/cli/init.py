@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 @click.option("--image", help="An Apptainer image in which tasks run.")
 @click.option("--scratch", help="A folder on each node for temporary files, as in '/scratch/$USER/$SLURM_JOB_ID'.")
 @click.option("--setup", multiple=True, metavar="LINE", help="A shell line before each task. Repeatable.")
-@click.option(
-    "--output",
-    type=options.FILE,
-    help="The file to write. Default: ~/.config/mrt-hpc/sites/NAME.yaml.",
-)
+@click.option("--output", type=options.FILE, help="The file to write. Default: ~/.config/mrt-hpc/sites/NAME.yaml.")
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
 def init(
     name: str | None,

@@ -142,10 +142,7 @@ def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path
 @main.command("eval", short_help="Evaluate models or weights versions on a suite.")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL_OR_RUN...", shell_complete=complete_run)
 @click.option(
-    "--suite",
-    required=True,
-    shell_complete=complete_suite,
-    help="The suite: a path, or a name in recipes/suites.",
+    "--suite", required=True, shell_complete=complete_suite, help="The suite: a path, or a name in recipes/suites."
 )
 @options.site
 @options.overrides

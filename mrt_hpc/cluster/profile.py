@@ -292,10 +292,7 @@ def _unpack(node: LoginNode) -> tuple[bool, str]:
     if node.kernel_mounts_images:
         return False, "apptainer buildcfg and its configuration: the kernel mounts images"
     if node.kernel_mounts_images is None:
-        return (
-            True,
-            "not seen: who mounts images; with false, doctor --on-node tries whether a signal ends the mount",
-        )
+        return (True, "not seen: who mounts images; with false, doctor --on-node tries whether a signal ends the mount")
     return True, "apptainer buildcfg: the kernel does not mount images, and a signal to a task would end their mount"
 
 

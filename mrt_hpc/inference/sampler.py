@@ -202,10 +202,7 @@ class RolloutSampler:
             tasks.create_task(self._value(trace, done))
 
     async def _trace(
-        self,
-        traces: AsyncIterator[SampledTrace],
-        tasks: asyncio.TaskGroup,
-        done: asyncio.Queue[SampledTrace | None],
+        self, traces: AsyncIterator[SampledTrace], tasks: asyncio.TaskGroup, done: asyncio.Queue[SampledTrace | None]
     ) -> None:
         """Sample the traces of one sample; the prover is asked about each while the next one is sampled."""
         async for trace in traces:

@@ -8,6 +8,7 @@ receives in its environment. Sampling goes through `mrt_hpc.inference.client`.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import shutil
 import threading
@@ -23,6 +24,7 @@ import httpx
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.server_control import Address, ServerControl, refuse_no_weights
 from mrt_hpc.inference.server_start import (
+    SOCKET,
     STOP_DEADLINE_S,
     ServerCommand,
     ServerProcess,
@@ -32,8 +34,9 @@ from mrt_hpc.inference.server_start import (
     refuse_stranger,
 )
 from mrt_hpc.recipe.sections import WeightSwap
-from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.waiting import wait_until
+
+log = logging.getLogger(__name__)
 
 RECOVERY_DEADLINE_S = 60.0
 """The time after which a server that runs but does not answer counts as dead."""
@@ -65,6 +68,8 @@ class VllmServer:
     key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     while_starting: Callable[[], None] | None = field(default=None, repr=False)
     """A function called repeatedly during the first start; it raises an error when the server is no longer needed."""
+    begun: ServerProcess | None = field(default=None, repr=False)
+    """A process that loads vLLM already, for the first start."""
     starts: int = 0
     """The number of times that it was started."""
     is_loading: bool = field(default=False, init=False)
@@ -77,19 +82,17 @@ class VllmServer:
 
     def __post_init__(self) -> None:
         self._model_dir = self.settings.model_dir
-        self._directory = private_directory()
+        self._directory = private_directory() if self.begun is None else self.begun.directory
 
     @property
     def socket(self) -> Path:
         """The path of its socket, the same after every restart."""
-        return self._directory / "vllm.sock"
+        return self._directory / SOCKET
 
     @property
     def command(self) -> ServerCommand:
         """The command that starts it with the weights loaded last."""
-        return ServerCommand(
-            self.settings, self._model_dir, self.weights_version, self._directory, self.socket, key=self.key
-        )
+        return ServerCommand(self.settings, self._model_dir, self.weights_version, self._directory, self.key)
 
     @property
     def control(self) -> ServerControl:
@@ -134,11 +137,12 @@ class VllmServer:
                 check()
 
         self._raise_if_closed()
-        make_folder(self.log.parent)
         self.socket.unlink(missing_ok=True)
         command = self.command
         with command.compiled_code.in_use(self._has_ended) if command.compiled_code else nullcontext():
-            self._process = ServerProcess.begun(command, self.log)
+            command.link_weights()
+            self._process = self._taken_or_begun(command)
+            self._process.serve(command)
             self.starts += 1
             wait_until(
                 self.healthy,
@@ -224,8 +228,22 @@ class VllmServer:
     def close(self) -> None:
         """End the process and all its children, and remove the socket; afterwards no thread restarts it."""
         self._closed.set()
+        self._end_begun()
         self._end_process()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _taken_or_begun(self, command: ServerCommand) -> ServerProcess:
+        """The process that loads vLLM already, where it can serve the command; otherwise a new one."""
+        if self.begun is not None and not self.begun.can_serve(command):
+            log.warning("the process that has loaded vLLM early is not used: it ended, or its environment has changed")
+            self._end_begun()
+        process, self.begun = self.begun, None
+        return process or ServerProcess.begun(command, self.log)
+
+    def _end_begun(self) -> None:
+        process, self.begun = self.begun, None
+        if process is not None:
+            process.end(patience_s=0.0)
 
     def _recovers(self) -> bool:
         """Wait for an answer, as the server may only be busy; return whether it is healthy."""

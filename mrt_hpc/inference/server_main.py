@@ -1,5 +1,5 @@
-"""Entry module of the vLLM server; ``python -m mrt_hpc.inference.server_main`` takes the arguments of vLLM's API
-server.
+"""Entry module of the vLLM server: ``python -m mrt_hpc.inference.server_main`` loads vLLM, and then takes from its
+standard input what to serve. The owner finds that out meanwhile: it verifies the weights and reads the tokenizer.
 
 It ensures that no process of the server outlives the process that started it, even when that process is killed without
 a chance to clean up: on a shared node a remaining engine would hold its GPU until a person notices. vLLM starts its
@@ -8,15 +8,17 @@ the process asks the kernel for a signal when its parent dies. An engine on CPU 
 `mrt_hpc.inference.vllm_on_cpu`. The server itself watches its parent instead: the kernel's signal follows the
 *thread* that started a process, and an owner may restart its server from a thread that ends.
 
-Nothing of the training stack is imported before the server starts, so that login nodes can read here how long the path
+Nothing of the training stack is imported with this module, so that login nodes can read here how long the path
 of a socket may be.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -68,7 +70,7 @@ def end_with_owner(owner: int, directory: str, *, group: bool = False) -> None:
 
 
 def main() -> None:
-    """Serve until a signal or the end of the owner."""
+    """Serve until a signal or the end of the owner; end at once where the owner needs no server."""
     if owner := os.environ.get(OWNER_VARIABLE):
         end_with_owner(int(owner), os.environ[DIRECTORY_VARIABLE])
     from vllm.entrypoints.launchers.api_server.entry import main as serve
@@ -78,7 +80,12 @@ def main() -> None:
         from mrt_hpc.inference.vllm_on_cpu import fork_engines
 
         fork_engines()
-    serve()
+    if order := sys.stdin.read():
+        sys.argv[1:], changed = json.loads(order)
+        os.environ.update(changed)
+        serve()
+    elif owner:  # it has ended, or needs no server
+        shutil.rmtree(os.environ[DIRECTORY_VARIABLE], ignore_errors=True)
 
 
 if __name__ == "__mp_main__":

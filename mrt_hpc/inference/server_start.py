@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,11 +22,12 @@ import msgspec
 import torch
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.inference.compiled_code import CompiledCode
+from mrt_hpc.inference.compiled_code import KEPT, CompiledCode
 from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS, SERVED_VARIABLE, ServedSettings
 from mrt_hpc.inference.server_control import CONTROL_TIMEOUT_S, READ_LOG, Address
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, LONGEST_SOCKET_FOLDER, OWNER_VARIABLE, folder_variables
 from mrt_hpc.run.access import ON_LOOPBACK
+from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.process import import_path
 from mrt_hpc.run.waiting import wait_until
 
@@ -39,6 +42,8 @@ kernels for minutes at the start of the server, and its sums differ from those o
 everywhere, together with the options of :func:`_without_flashinfer`.
 """
 _NOTHING_COMPILED = "TORCHDYNAMO_DISABLE"
+SOCKET = "vllm.sock"
+"""The Unix socket in its directory at which a server listens, unless its settings name another address."""
 _MODEL = "model"
 """The link to the weights that a server on one node starts with, in the folder in which it begins. vLLM's key for
 compiled code holds the model's path, which is thereby the same for all weights versions, runs and jobs.
@@ -96,18 +101,17 @@ class ServerCommand:
     """The version of these weights."""
     directory: Path
     """The private directory of its sockets and temporary files."""
-    socket: Path
-    """The Unix socket in this directory at which it listens, unless the settings name another address."""
     key: str = field(repr=False)
     """The key that every request needs."""
 
     def words(self) -> list[str]:
-        """Return the words of the command.
+        """Return the arguments of vLLM's API server.
 
         Raises:
             UserError: the server would span nodes without GPUs.
         """
-        return [sys.executable, "-m", "mrt_hpc.inference.server_main", *self._arguments()]
+        options = [text for name, value in self._options().items() for text in (f"--{name}", str(value))]
+        return [*options, *self._flags]
 
     def environment(self) -> dict[str, str]:
         """Return the environment: that of this process, what makes the server private, offline and owned, and where it
@@ -115,15 +119,13 @@ class ServerCommand:
         """
         return self._environment | (self.compiled_code.environment() if self.compiled_code else {})
 
-    def begin_in(self) -> Path | None:
-        """Make the link to the weights, and return the folder in which the server begins. A server on several nodes has
-        no link, as that is on this node alone, and begins where this process is: None.
+    def link_weights(self) -> None:
+        """Make the link to the weights in the directory, where the server begins. A server on several nodes has none,
+        because the link would be on this node alone; it begins where this process is.
         """
-        if self.settings.over_ray:
-            return None
-        (link := self.directory / _MODEL).unlink(missing_ok=True)
-        link.symlink_to(self.model_dir.absolute())
-        return self.directory
+        if not self.settings.over_ray:
+            (link := self.directory / _MODEL).unlink(missing_ok=True)
+            link.symlink_to(self.model_dir.absolute())
 
     @cached_property
     def compiled_code(self) -> CompiledCode | None:
@@ -190,16 +192,9 @@ class ServerCommand:
     def _place(self) -> dict[str, object]:
         """The arguments for the address to listen at."""
         if self.settings.listen is None:
-            return {"uds": self.socket}
+            return {"uds": self.directory / SOCKET}
         place = urlsplit(self.settings.listen.url)
         return {"host": place.hostname, "port": place.port}
-
-    def _arguments(self) -> list[str]:
-        options = self._options()
-        return [
-            *(text for name, value in options.items() for text in (f"--{name}", str(value))),
-            *self._flags,
-        ]
 
     def _options(self) -> dict[str, object]:
         settings = self.settings
@@ -294,27 +289,68 @@ class ServerProcess:
     """A process that is the first of a process group of its own, which holds all its children."""
 
     process: subprocess.Popen[bytes]
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The variables with which it began."""
 
     @classmethod
     def begun(cls, command: ServerCommand, log: Path) -> ServerProcess:
-        """Start the process of a command.
+        """Begin a process that loads vLLM, and then waits for :meth:`serve`.
 
         Args:
-            command: what to start, and its environment.
+            command: has its environment; what it serves may not be known yet.
             log: the file for its standard output and error, to which it appends.
         """
+        environment = command.environment()
+        make_folder(log.parent)
         with log.open("ab") as output:
-            return cls(
-                subprocess.Popen(
-                    command.words(),
-                    env=command.environment(),
-                    cwd=command.begin_in(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+            process = subprocess.Popen(
+                [sys.executable, "-m", "mrt_hpc.inference.server_main"],
+                env=environment,
+                cwd=None if command.settings.over_ray else command.directory,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
+        return cls(process, environment)
+
+    @classmethod
+    def begun_early(cls, settings: ServerSettings, key: str, log: Path) -> ServerProcess:
+        """Begin one while the weights and the longest sequence of its server are not known yet.
+
+        Args:
+            settings: of the server, but for these two.
+            key: of the server.
+            log: see :meth:`begun`.
+        """
+        known, directory = replace(settings, compiled_code=None), private_directory()
+        try:
+            return cls.begun(ServerCommand(known, known.model_dir, 0, directory, key), log)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+
+    @property
+    def directory(self) -> Path:
+        """The private directory of its sockets."""
+        return Path(self.environment[DIRECTORY_VARIABLE])
+
+    def can_serve(self, command: ServerCommand) -> bool:
+        """Whether it runs, and began with the variables of the command, but for those that vLLM reads later."""
+        changed = {name for name, _ in command.environment().items() ^ self.environment.items()}
+        return self.status is None and changed <= {FIRST_VERSION_VARIABLE, *KEPT}
+
+    def serve(self, command: ServerCommand) -> None:
+        """Tell it the arguments of vLLM's API server, and the variables that have changed."""
+        changed = dict(command.environment().items() - self.environment.items())
+        if (pipe := self.process.stdin) is not None:
+            with contextlib.suppress(BrokenPipeError), pipe:  # it has ended, which its owner notices
+                pipe.write(json.dumps([command.words(), changed]).encode())
+
+    def give_up(self) -> None:
+        """End it, and remove its directory: no server has taken it."""
+        self.end(patience_s=0.0)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     @property
     def pid(self) -> int:
@@ -338,6 +374,8 @@ class ServerProcess:
             _wait_at_most(patience_s, lambda: _has_ended(process.pid))
             os.killpg(process.pid, signal.SIGKILL)  # the process is not reaped yet, so no other process has this id
             process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
         _wait_at_most(KILLED_DEADLINE_S, lambda: _group_is_empty(process.pid))
 
 

@@ -290,8 +290,7 @@ class CheckedTemplate:
             raise self._refused(f"the prompt opens the thought {whole.count(start)} times", whole)
         if (own := self._own_opening(behind)) is not None:
             raise self._refused(
-                f"the chat template begins the model's turn in a way of its own, {own!r}, before {start!r}",
-                whole,
+                f"the chat template begins the model's turn in a way of its own, {own!r}, before {start!r}", whole
             )
 
     def _ends_turns(self, text: str) -> bool:

@@ -116,8 +116,7 @@ class Registry(Generic[S]):
             return self._adapter.validate_python(value)
 
         return core_schema.with_info_plain_validator_function(
-            check,
-            serialization=core_schema.plain_serializer_function_ser_schema(_dumped, info_arg=True),
+            check, serialization=core_schema.plain_serializer_function_ser_schema(_dumped, info_arg=True)
         )
 
 

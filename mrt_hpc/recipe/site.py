@@ -98,9 +98,5 @@ class SiteSettings(Section):
 
 
 SITES: Registry[SiteSettings] = Registry(
-    "site",
-    {
-        "local": "mrt_hpc.backends.local.site:LocalSite",
-        "slurm": "mrt_hpc.backends.slurm.site:SlurmSite",
-    },
+    "site", {"local": "mrt_hpc.backends.local.site:LocalSite", "slurm": "mrt_hpc.backends.slurm.site:SlurmSite"}
 )

@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from mrt_hpc.algorithms.starts import WholeTraces
@@ -35,7 +35,7 @@ from mrt_hpc.recipe.sections import Benchmark, BenchmarkSampling
 from mrt_hpc.roles.evaluation_summary import summary_of
 from mrt_hpc.roles.prepare_checks import check_benchmark
 from mrt_hpc.roles.sampling.grading import graded_in_order
-from mrt_hpc.roles.sampling.serving import client_of, room_of, running_server
+from mrt_hpc.roles.sampling.serving import OwnServers, client_of, room_of
 from mrt_hpc.roles.sampling.session import GradedGroup, SamplingSession, grader_pool
 from mrt_hpc.roles.sampling.weights_on_node import publish_again, verified_weights
 from mrt_hpc.roles.stored_parts import StoredParts
@@ -178,13 +178,20 @@ class UnitEvaluation:
         """Sample, grade and commit the problems that the shard lacks, one at a time; then commit the shard."""
         unit = self.unit
         self._await_version()
-        weights = verified_weights(self.task, unit.version)
-        check_benchmark(self.task, unit.benchmark, weights.directory)
-        problems = read_problems(self.task.layout.benchmark_data(unit.benchmark))
-        mine = share(range(len(problems)), unit.shard, self.task.experiment.evaluation.problem_shards)
-        parts = StoredParts.of(self.task, unit, self.benchmark, weights)
-        self._fill(weights, parts, {position: problems[position] for position in mine})
+        with self._servers.loading():
+            weights = verified_weights(self.task, unit.version)
+            check_benchmark(self.task, unit.benchmark, weights.directory)
+            problems = read_problems(self.task.layout.benchmark_data(unit.benchmark))
+            mine = share(range(len(problems)), unit.shard, self.task.experiment.evaluation.problem_shards)
+            parts = StoredParts.of(self.task, unit, self.benchmark, weights)
+            self._fill(weights, parts, {position: problems[position] for position in mine})
         self._commit_shard(weights, parts, mine)
+
+    @cached_property
+    def _servers(self) -> OwnServers:
+        prover = self.task.experiment.evaluation.prover
+        common = prover is not None and prover.shares_seeds
+        return OwnServers(self.task, common, dtype=self.task.experiment.evaluation_dtype)
 
     def _fill(self, weights: Weights, parts: StoredParts, mine: Mapping[int, Problem]) -> None:
         """Sample what lacks, and wait for what other tasks sample."""
@@ -194,6 +201,7 @@ class UnitEvaluation:
                 if claimed:
                     self._sample_missing(weights, parts, mine, claimed)
             if not claimed:
+                self._servers.give_up()  # another task may take long
                 parts.wait(lacking)
 
     def _commit_shard(self, weights: Weights, parts: StoredParts, positions: list[int]) -> None:
@@ -229,7 +237,6 @@ class UnitEvaluation:
             mine: the problems of the shard, by position.
             claimed: by the numbers of the samples, the positions of the problems that lack them.
         """
-        recipe = self.task.experiment
         self.task.spend(Use.STARTING)
         prompter = Prompter.of(weights.directory, self.sampling.prompt)
         policy = ProverModel.of(prompter)
@@ -237,12 +244,7 @@ class UnitEvaluation:
         length = self.sampling.max_prompt_tokens + self._mode.longest(prompter, self.sampling)
         if maker is not None:
             length += maker.longest_question
-        prover = recipe.evaluation.prover
-        common = prover is not None and prover.shares_seeds
-        with (
-            grader_pool(self.task, self.benchmark.problems) as pool,
-            running_server(self.task, weights, length, common_seeds=common, dtype=recipe.evaluation_dtype) as server,
-        ):
+        with grader_pool(self.task, self.benchmark.problems) as pool, self._servers.running(weights, length) as server:
             self.task.spend(Use.GENERATING)
             for samples, positions in claimed.items():
                 starts = WholeTraces(prompter, len(samples), self._settings(prompter), self.sampling.max_prompt_tokens)

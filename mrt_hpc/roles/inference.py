@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from mrt_hpc.roles.sampling.round_sampler import (
     Rounds,
     RoundSampler,
 )
-from mrt_hpc.roles.sampling.serving import Rest, client_of, policy_server, room_of, running_server
+from mrt_hpc.roles.sampling.serving import OwnServers, Rest, client_of, policy_server, room_of
 from mrt_hpc.roles.sampling.session import grader_pool
 from mrt_hpc.roles.sampling.weights_on_node import LocalWeights, Prefetch, collecting_weights, verified_weights
 from mrt_hpc.roles.task.context import Task
@@ -69,11 +69,16 @@ def _sample_segment(task: Task) -> None:
         log.info("all groups of the segment are sampled already")
         return
     task.spend(Use.STARTING)
-    weights = verified_weights(task, 0)  # never removed, however long the server takes to start
-    worker = Worker.of(task, problems, weights)
+    policy = policy_servers(task)
     try:
         watch = NeedWatch(Rounds(task, len(problems)))
-        with worker.local.open(), equipped(task, weights, worker.max_model_len, watch) as equipment:
+        with ExitStack() as stack:
+            if task.experiment.serving.attach is None:
+                stack.enter_context(policy.loading())
+            weights = verified_weights(task, 0)  # never removed, however long the server takes to start
+            worker = Worker.of(task, problems, weights)
+            stack.enter_context(worker.local.open())
+            equipment = stack.enter_context(equipped(policy, weights, worker.max_model_len, watch))
             rest = Rest(task.turn, equipment.servers)
             # other tasks have continued while the server started
             while (work := Rounds(task, len(problems), rest.begin).awaited()) is not None:
@@ -102,32 +107,33 @@ class Equipment:
         return [*self.server.each, *(self.mu.each if self.mu is not None else ())]
 
 
+def policy_servers(task: Task) -> OwnServers:
+    """The task's own servers of the policy, beside which those of a prover's own model take their share."""
+    prover = task.recipe.prover
+    share = 1.0 if prover is None or prover.model is None else 1.0 - prover.memory_share
+    return OwnServers(task, prover is not None and prover.shares_seeds, share)
+
+
 @contextmanager
-def equipped(task: Task, weights: Weights, max_model_len: int, watch: NeedWatch) -> Iterator[Equipment]:
+def equipped(policy: OwnServers, weights: Weights, max_model_len: int, watch: NeedWatch) -> Iterator[Equipment]:
     """Start the servers and graders of a task for the length of the block.
 
     Raises:
         NotNeededError: the segment was over before.
     """
-    prover = task.recipe.prover
-    common = prover is not None and prover.shares_seeds
-    policy = partial(policy_server, task, common_seeds=common, while_starting=watch.look)
+    task, prover = policy.task, policy.task.recipe.prover
     with ExitStack() as stack:
         cluster = stack.enter_context(joined(task))
         nodes = () if cluster is None else cluster.nodes
         pool = stack.enter_context(grader_pool(task, task.recipe.problems, nodes))
+        server = stack.enter_context(policy_server(policy, weights, max_model_len, watch.look))
         if prover is None or prover.model is None:
-            server = stack.enter_context(policy(weights, max_model_len))
             yield Equipment(server, None, pool)
             return
-        share, fixed = prover.memory_share, Weights(0, "", Path(prover.model))
-        server = stack.enter_context(policy(weights, max_model_len, share=1.0 - share))
+        own = replace(policy, share=prover.memory_share, name="vllm-mu")
         length = prover.model_max_tokens or max_model_len
-        own = running_server(
-            task, fixed, length, name="vllm-mu", share=share, common_seeds=common, while_starting=watch.look
-        )
-        mu = stack.enter_context(own)
-        yield Equipment(server, mu, pool)
+        mu = own.running(Weights(0, "", Path(prover.model)), length, watch.look)
+        yield Equipment(server, stack.enter_context(mu), pool)
 
 
 @dataclass

@@ -145,10 +145,7 @@ def read_group(path: Path, problems: Collection[str] | None = None) -> Group:
 
 
 def group_of(
-    manifest: Manifest,
-    file: Callable[[str], Path | BytesIO],
-    where: Path,
-    problems: Collection[str] | None = None,
+    manifest: Manifest, file: Callable[[str], Path | BytesIO], where: Path, problems: Collection[str] | None = None
 ) -> Group:
     """A group from its verified files.
 

@@ -166,11 +166,7 @@ def groups_there(layout: RunLayout, iteration: int) -> list[Path]:
 
 
 def throughput(
-    layout: RunLayout,
-    iterations: Sequence[IterationMetrics],
-    groups: Iterable[Path],
-    history: RunHistory,
-    costs: Costs,
+    layout: RunLayout, iterations: Sequence[IterationMetrics], groups: Iterable[Path], history: RunHistory, costs: Costs
 ) -> TokenRates:
     """The throughput of a run.
 

@@ -85,6 +85,15 @@ def table(turns: list[Turn]) -> list[str]:
     return markdown(HEAD, [_row(name, of) for name, of in pairs.items()])
 
 
+def by_process(turns: list[Turn]) -> list[str]:
+    """The processor time of our generation by process, beside that of vLLM alone, which samples in one process."""
+    names = [name for name in turns[0].ours.cpu if name.startswith("generation, ")]
+    rows = {name: [t.ours.cpu_per_token(name) for t in turns] for name in names}
+    rows["vLLM alone"] = [t.fastest.cpu_per_token("total") for t in turns]
+    head = ("ms of a processor for a generated token", "best", "median")
+    return markdown(head, [[name, f"{min(v):.4f}", f"{statistics.median(v):.4f}"] for name, v in rows.items()])
+
+
 def _row(name: str, pairs: list[tuple[float, float]]) -> list[str]:
     sides = [f"{of(values):.4f}" for values in zip(*pairs, strict=True) for of in (min, statistics.median)]
     return [name, *sides, spread([ours / theirs for ours, theirs in pairs])]
@@ -125,6 +134,7 @@ def main() -> None:
     lines = ["# A training step beside TRL's", "", f"{load}", ""]
     for name, chosen in (("all turns", turns), (f"turns in which others used at most {given.quiet} cores", quiet)):
         lines += [f"{len(chosen)} {name}:", "", *(table(chosen) if chosen else []), ""]
+    lines += ["By process, all turns:", "", *by_process(turns)]
     written("\n".join(lines), given.output)
 
 

@@ -26,18 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
-from benchmarking import (
-    RESULTS,
-    csv_text,
-    environment,
-    options,
-    random_qwen3,
-    sets,
-    spread,
-    table,
-    timed,
-    written,
-)
+from benchmarking import RESULTS, csv_text, environment, options, random_qwen3, sets, spread, table, timed, written
 from run_of import read_events
 
 from mrt_hpc.domains.small_world.model import build_tokenizer

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MARK = "measured:"  # the start of the lines that tell a step; libraries write to the standard output as well
 STEP, SAMPLE = "step", "sample"
+SERVER = "mrt_hpc.inference.server_main"
 LEARNING_RATE = 1e-6
 PRICE_OF_A_TOKEN = 1e-3
 
@@ -128,8 +129,24 @@ def _busy() -> float:
 
 def own_seconds(pid: int | None = None) -> float:
     """The processor seconds of a process and of those that it has started; of this one where none is named."""
-    own = psutil.Process(pid)
-    return sum(t.user + t.system for t in (p.cpu_times() for p in (own, *own.children(recursive=True))))
+    return sum(seconds_by_process(pid).values())
+
+
+def seconds_by_process(pid: int | None = None) -> dict[str, float]:
+    """The same by what each process is: the role, vLLM's API server, its engine, or a grader."""
+    own, seconds = psutil.Process(pid), dict[str, float]()
+    for process in (own, *own.children(recursive=True)):
+        times, name = process.cpu_times(), _name_of(process, own)
+        seconds[name] = seconds.get(name, 0.0) + times.user + times.system
+    return seconds
+
+
+def _name_of(process: psutil.Process, own: psutil.Process) -> str:
+    if process == own:
+        return "role"
+    if SERVER not in process.cmdline():
+        return "graders"
+    return "API server" if process.ppid() == own.pid else "engine"  # which is forked from the API server
 
 
 @dataclass(frozen=True)
@@ -182,9 +199,11 @@ class Phases:
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        started, own = time.perf_counter(), own_seconds()
+        started, before = time.perf_counter(), seconds_by_process()
         try:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-            self.cpu[name] = self.cpu.get(name, 0.0) + own_seconds() - own
+            spent = {process: seconds - before.get(process, 0.0) for process, seconds in seconds_by_process().items()}
+            for of, seconds in {name: sum(spent.values()), **{f"{name}, {p}": s for p, s in spent.items()}}.items():
+                self.cpu[of] = self.cpu.get(of, 0.0) + seconds

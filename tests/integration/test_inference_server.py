@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -35,7 +36,7 @@ from mrt_hpc.inference.client import Completion, GenerationClient, Request, Samp
 from mrt_hpc.inference.protocol import GENERATE_PATH
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_control import Address
-from mrt_hpc.inference.server_start import ServerSettings
+from mrt_hpc.inference.server_start import ServerProcess, ServerSettings
 from mrt_hpc.inference.vllm_extension import _verify_product
 from mrt_hpc.inference.vllm_on_cpu import step_keys
 from mrt_hpc.recipe.sections import WeightSwap
@@ -118,6 +119,9 @@ class Reached:
             return client.request(method, f"http://vllm{path}", headers=headers).status_code
 
 
+KEY = secrets.token_urlsafe(32)
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("models")
@@ -127,8 +131,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def vllm(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     settings = ServerSettings(models[0], max_model_len=512, dtype="float32", kv_cache_gib=0.25, max_num_seqs=32)
-    server = VllmServer(settings, tmp_path_factory.mktemp("logs") / "server.log")
+    log, partly = tmp_path_factory.mktemp("logs") / "server.log", dataclasses.replace(settings, model_dir=Path())
+    begun = ServerProcess.begun_early(dataclasses.replace(partly, max_model_len=0), KEY, log)
+    server = VllmServer(settings, log, key=KEY, begun=begun)
     with server:
+        assert server.pid == begun.pid, "the process that loaded vLLM before model and length were known"
         yield server
         processes = family(server.pid) if server.pid else []
     assert_gone(processes)

@@ -37,6 +37,7 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.sections import Episodes
 from mrt_hpc.roles import evaluation
 from mrt_hpc.roles.sampling.grading import graded_in_order
+from mrt_hpc.roles.sampling.serving import OwnServers
 from mrt_hpc.roles.sampling.session import SamplingSession
 from mrt_hpc.run.groups import Sampled, read_group
 from mrt_hpc.run.records import FinishReason
@@ -328,7 +329,8 @@ def test_every_prover_values_every_prefix(server: VllmServer, prover: str) -> No
 def test_the_evaluation_role_commits_all_stages_and_summarises_the_last(
     server: VllmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "running_server", lambda *_, **__: nullcontext(server))  # to start no other one
+    monkeypatch.setattr(OwnServers, "loading", nullcontext)  # to start no other one
+    monkeypatch.setattr(OwnServers, "running", lambda *_: nullcontext(server))
     recipe = recipe_with(MODES["budget_forcing"])
     jobs = compile_plan(recipe, LocalSite()).jobs
     job = next(j.name for j in jobs if j.role is Role.EVALUATION and j.evaluations[0].version == 0)

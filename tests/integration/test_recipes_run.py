@@ -416,10 +416,7 @@ def extended(run: Runs, warm_server: str, tmp_path_factory: pytest.TempPathFacto
     """A copy of the finished run of GRPO that gets a benchmark and an iteration more, and what the command says."""
     layout = RunLayout(tmp_path_factory.mktemp("extended") / "run")
     shutil.copytree(run("grpo").root, layout.root)
-    changed = {
-        "evaluation.benchmarks": f"[{HELD_OUT}, {EXTRAPOLATED}]",
-        "schedule.iterations": ITERATIONS + 1,
-    }
+    changed = {"evaluation.benchmarks": f"[{HELD_OUT}, {EXTRAPOLATED}]", "schedule.iterations": ITERATIONS + 1}
     said = submit(ROOT / "recipes/small_world/grpo.yaml", layout.root, *options("grpo", warm_server, **changed))
     return layout, said
 

@@ -29,8 +29,8 @@ SHELL = {
 KINDS = (FaultKind.KILL_ACCOUNTING, FaultKind.RESUBMIT, FaultKind.PREEMPT)
 SEED = 5
 CHANGES = (
-    "schedule.iterations=4",
-    "schedule.iterations_per_job=4",
+    "schedule.iterations=6",
+    "schedule.iterations_per_job=6",
     "evaluation.benchmarks=[]",
     "resources.inference.tasks=1",
 )

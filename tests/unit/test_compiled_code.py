@@ -222,7 +222,7 @@ def command(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Co
         ).save_pretrained(weights)  # fmt: skip
         usual = {"max_model_len": 512, "extra_args": ("--enable-chunked-prefill",), "compiled_code": folder}
         settings = ServerSettings(**{"model_dir": weights} | usual | changes)
-        return ServerCommand(settings, weights, 7, private, private / "vllm.sock", key=where)
+        return ServerCommand(settings, weights, 7, private, key=where)
 
     return made
 
@@ -280,7 +280,8 @@ def test_vllm_itself_has_one_key_for_two_weights_versions(command: Command, monk
             if name.startswith("VLLM_"):
                 monkeypatch.setenv(name, environment[name])
         for _ in range(2):  # it begins again, with other weights
-            (place := begun.begin_in()) is not None and monkeypatch.chdir(place)
+            begun.link_weights()
+            monkeypatch.chdir(begun.directory)
         model = words[words.index("--model") + 1]
         assert Path(model).resolve() == begun.model_dir
         arguments = AsyncEngineArgs(model=model, max_model_len=128, dtype="float32", skip_tokenizer_init=True)

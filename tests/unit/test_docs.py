@@ -18,19 +18,7 @@ import pytest
 from basics import ROOT
 from commands import typed
 from data_files import parquet
-from documents import (
-    DOCS,
-    PAGES,
-    README,
-    Command,
-    anchors,
-    blocks,
-    commands,
-    links,
-    options_of,
-    resolved,
-    spans,
-)
+from documents import DOCS, PAGES, README, Command, anchors, blocks, commands, links, options_of, resolved, spans
 from run_of import run_of
 
 from mrt_hpc.cli.fields import recipe_fields, reference_pages, site_fields

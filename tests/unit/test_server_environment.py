@@ -22,7 +22,7 @@ from mrt_hpc.inference.server import NODE_LACKS, VllmServer
 from mrt_hpc.inference.server_start import ServerSettings, cpu_environment
 from mrt_hpc.recipe.sections import ServerLayout
 from mrt_hpc.roles.sampling.ray_cluster import node_gpus
-from mrt_hpc.roles.sampling.serving import gpus_of, layout_of, server_settings
+from mrt_hpc.roles.sampling.serving import OwnServers, gpus_of, layout_of
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.access import CACHES, cache_variables
 
@@ -58,7 +58,7 @@ def task(plain: Task) -> MakeTask:
 
 
 def settings_of(task: Task, number: int = 0, share: float = 1.0) -> ServerSettings:
-    return server_settings(task, task.layout.root, 64, share=share, common_seeds=False, number=number)
+    return OwnServers(task, share=share).settings(number, task.layout.root, 64)
 
 
 def started(settings: ServerSettings) -> tuple[list[str], dict[str, str]]:
@@ -161,6 +161,21 @@ def test_servers_that_need_more_gpus_than_are_seen_are_refused(task: MakeTask, m
             gpus_of(task(4, **serving), 0)
         with pytest.raises(UserError, match="need 4 GPU"):
             node_gpus(task(4, 2, **serving))
+
+
+def test_a_process_that_loads_vllm_serves_only_with_the_variables_that_it_began_with(task: MakeTask) -> None:
+    own = OwnServers(task())
+    with own.loading():
+        (process,) = own._begun
+        server = VllmServer(settings_of(task()), process.directory / "log", key=own._key, begun=process)
+        assert process.can_serve(server.command)
+        for other in (replace(server.settings, gpus=("1",)), replace(server.settings, noise_by_request=True)):
+            assert not process.can_serve(replace(server.command, settings=other))
+        assert not process.can_serve(replace(server.command, key="another"))
+        command = server.command
+    assert process.status is not None, "no server has taken it"
+    assert not process.can_serve(command)
+    assert not process.directory.exists()
 
 
 def test_flashinfer_is_off_on_every_node(task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.sections import Grading, SmallWorldProblems
 from mrt_hpc.roles import evaluation
 from mrt_hpc.roles.evaluation import UnitEvaluation
+from mrt_hpc.roles.sampling.serving import OwnServers
 from mrt_hpc.roles.stored_parts import StoredParts, grader_of, writing
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import write_json
@@ -104,6 +106,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(UnitEvaluation, "_sample_missing", sample)
     monkeypatch.setattr(UnitEvaluation, "_await_version", lambda _: None)
+    monkeypatch.setattr(OwnServers, "loading", nullcontext)
     monkeypatch.setattr(evaluation, "verified_weights", weights_of)
     monkeypatch.setattr(evaluation, "check_benchmark", lambda *_: None)
     return positions

@@ -235,10 +235,7 @@ def _some_and_all(
     first, whole = tuple(row for shown, row in cells if shown), tuple(row for _, row in cells)
     if len(first) == len(whole):
         return (Table(some, columns, whole, note),)
-    return (
-        Table(some, columns, first, note, page_only=True),
-        Table(every, columns, whole, note, folded=True),
-    )
+    return (Table(some, columns, first, note, page_only=True), Table(every, columns, whole, note, folded=True))
 
 
 def _last_and_all(

@@ -103,11 +103,7 @@ class QueueWatch:
             sent = submissions(self.layout)
             listing = run_slurm(["squeue", "--me", "--all", squeue_format("%F")], ANSWER_WITHIN_S)
             queue = {job_id for (job_id,) in squeue_records(listing, 1)}
-        except (
-            UserError,
-            OSError,
-            ValueError,
-        ) as error:  # no squeue on this node, or a filesystem fails for a moment
+        except (UserError, OSError, ValueError) as error:  # no squeue on this node, or a filesystem fails for a moment
             self._log_once(error.what if isinstance(error, UserError) else str(error))
             return False
         ids = {job: {submission.job_id for submission in sent if submission.job == job} for job in jobs}

@@ -11,9 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.attached_server import AGAIN, AttachedServer
@@ -23,7 +21,7 @@ from mrt_hpc.inference.sampler import Generator
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_control import Address, Server, ServerControl, Servers
 from mrt_hpc.inference.server_pool import ServerPool, spread_over
-from mrt_hpc.inference.server_start import ServerSettings
+from mrt_hpc.inference.server_start import ServerProcess, ServerSettings
 from mrt_hpc.recipe.base import NumberFormat
 from mrt_hpc.recipe.sections import ServerLayout
 from mrt_hpc.roles.sampling.ray_cluster import seen_gpus, spans_nodes
@@ -80,45 +78,6 @@ def layout_of(task: Task) -> ServerLayout:
     return ServerLayout.of(task.experiment.serving, resources.gpus // resources.nodes, resources.nodes)
 
 
-def server_settings(
-    task: Task,
-    model_dir: Path,
-    max_model_len: int,
-    *,
-    share: float,
-    common_seeds: bool,
-    dtype: NumberFormat | None = None,
-    number: int = 0,
-) -> ServerSettings:
-    """The settings of one of a task's servers.
-
-    Args:
-        task: whose; see :func:`mrt_hpc.roles.sampling.serving.running_server` for all other arguments.
-        number: of the server among those of the task.
-    """
-    serving, layout = task.experiment.serving, layout_of(task)
-    return ServerSettings(
-        model_dir=model_dir,
-        max_model_len=max_model_len,
-        dtype=dtype or serving.dtype,
-        max_num_seqs=serving.max_concurrent_sequences,
-        tensor_parallel=layout.tensor_parallel,
-        stages=layout.stages,
-        over_ray=spans_nodes(task) and task.job.resources.gpus > 0,
-        gpus=gpus_of(task, number),
-        gpu_memory_utilization=serving.gpu_memory_utilization * share,
-        kv_cache_gib=serving.kv_cache_gib * share / layout.tensor_parallel,
-        cpu_threads=max(1, round(_threads(task) * share / (layout.servers * layout.tensor_parallel))),
-        seed=task.experiment.seed % SEEDS,
-        start_deadline_s=serving.start_limit_s,
-        pause_deadline_s=serving.stall_limit_s,
-        sleeps=task.turn.is_shared,
-        noise_by_request=common_seeds,
-        compiled_code=kept_by_all_runs() or task.layout.compiled_code,
-        extra_args=("--enforce-eager",) if serving.enforce_eager else (),
-    )
-
-
 def gpus_of(task: Task, number: int) -> tuple[str, ...]:
     """The GPUs of one of a task's servers, as CUDA names them; none where it is the only one and takes those that the
     task sees.
@@ -151,7 +110,7 @@ def record_started(task: Task, servers: Servers, version: int, seconds: float) -
         task: whose.
         servers: of one model.
         version: the number of their weights.
-        seconds: from their start to their answer.
+        seconds: from when they were given the model to their answer.
     """
     for server in servers.each:
         task.events.emit(EventKind.SERVER_STARTED, version=version, server_pid=server.pid, seconds=seconds)
@@ -187,44 +146,91 @@ def _record_first_token(task: Task) -> None:
         log.info("the first token came %.1f s after the attempt began", task.age_s)
 
 
-@contextmanager
-def running_server(
-    task: Task,
-    weights: Weights,
-    max_model_len: int,
-    *,
-    name: str = "vllm",
-    share: float = 1.0,
-    common_seeds: bool = False,
-    dtype: NumberFormat | None = None,
-    while_starting: Callable[[], None] | None = None,
-) -> Iterator[Servers]:
-    """This task's own vLLM servers, with the key of the run.
+@dataclass(frozen=True)
+class OwnServers:
+    """A task's own vLLM servers of one model, with the key of the run."""
 
-    Args:
-        task: whose.
-        weights: what it starts with.
-        max_model_len: tokens of the longest sequence.
-        name: of its log.
-        share: of the memory for serving and of the task's cores, what this server takes.
-        common_seeds: whether samples of equal seeds have to share their random numbers.
-        dtype: its number format; None takes that of ``serving``.
-        while_starting: called again and again until it answers; raises when it is not needed any more.
-    """
-    count = layout_of(task).servers
-    names = [name] if count == 1 else [f"{name}-{number}" for number in range(count)]
-    key = (task.layout.secrets / "server_key").read_text()
-    settings = partial(
-        server_settings, task, weights.directory, max_model_len, share=share, common_seeds=common_seeds, dtype=dtype
-    )
-    made = [
-        VllmServer(settings(number=number), task.log(names[number]), weights.version, key, while_starting)
-        for number in range(count)
-    ]
-    began = time.monotonic()
-    with made[0] if count == 1 else ServerPool(tuple(made)) as servers:
-        record_started(task, servers, weights.version, time.monotonic() - began)
-        yield servers
+    task: Task
+    common_seeds: bool = False
+    """Whether samples of equal seeds have to share their random numbers."""
+    share: float = 1.0
+    """The share of the memory for serving and of the task's cores that they take."""
+    dtype: NumberFormat | None = None
+    """Their number format; None takes that of ``serving``."""
+    name: str = "vllm"
+    """The name of their logs."""
+    _begun: list[ServerProcess] = field(default_factory=list, init=False, repr=False)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Load vLLM while the task verifies the weights and reads the tokenizer. :meth:`running` takes the processes;
+        those that it has not taken end with the block. Servers that span nodes load nothing here.
+        """
+        try:
+            for number, log in enumerate(self._logs if not spans_nodes(self.task) else ()):
+                self._begun.append(ServerProcess.begun_early(self.settings(number), self._key, log))
+            yield
+        finally:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """End the processes that load vLLM already."""
+        while self._begun:
+            self._begun.pop().give_up()
+
+    @contextmanager
+    def running(
+        self, weights: Weights, max_model_len: int, while_starting: Callable[[], None] | None = None
+    ) -> Iterator[Servers]:
+        """Serve a model for the length of the block.
+
+        Args:
+            weights: what they start with.
+            max_model_len: tokens of the longest sequence.
+            while_starting: called again and again until they answer; raises when they are not needed any more.
+        """
+        made = []
+        for number, log in enumerate(self._logs):
+            settings = self.settings(number, weights.directory, max_model_len)
+            begun = self._begun.pop(0) if self._begun else None
+            made.append(VllmServer(settings, log, weights.version, self._key, while_starting, begun))
+        began = time.monotonic()
+        with made[0] if len(made) == 1 else ServerPool(tuple(made)) as servers:
+            record_started(self.task, servers, weights.version, time.monotonic() - began)
+            yield servers
+
+    def settings(self, number: int, model_dir: Path = Path(), max_model_len: int = 0) -> ServerSettings:
+        """The settings of one of them; without model and length, as long as these are not known."""
+        serving, resources, layout = self.task.experiment.serving, self.task.job.resources, layout_of(self.task)
+        return ServerSettings(
+            model_dir=model_dir,
+            max_model_len=max_model_len,
+            dtype=self.dtype or serving.dtype,
+            max_num_seqs=serving.max_concurrent_sequences,
+            tensor_parallel=layout.tensor_parallel,
+            stages=layout.stages,
+            over_ray=spans_nodes(self.task) and resources.gpus > 0,
+            gpus=gpus_of(self.task, number),
+            gpu_memory_utilization=serving.gpu_memory_utilization * self.share,
+            kv_cache_gib=serving.kv_cache_gib * self.share / layout.tensor_parallel,
+            cpu_threads=max(1, round(_threads(self.task) * self.share / (layout.servers * layout.tensor_parallel))),
+            seed=self.task.experiment.seed % SEEDS,
+            start_deadline_s=serving.start_limit_s,
+            pause_deadline_s=serving.stall_limit_s,
+            sleeps=self.task.turn.is_shared,
+            noise_by_request=self.common_seeds,
+            compiled_code=kept_by_all_runs() or self.task.layout.compiled_code,
+            extra_args=("--enforce-eager",) if serving.enforce_eager else (),
+        )
+
+    @property
+    def _logs(self) -> list[Path]:
+        count = layout_of(self.task).servers
+        return [self.task.log(self.name if count == 1 else f"{self.name}-{number}") for number in range(count)]
+
+    @property
+    def _key(self) -> str:
+        return (self.task.layout.secrets / "server_key").read_text()
 
 
 def room_of(task: Task, servers: Servers) -> asyncio.Semaphore:
@@ -234,32 +240,22 @@ def room_of(task: Task, servers: Servers) -> asyncio.Semaphore:
 
 @contextmanager
 def policy_server(
-    task: Task,
-    weights: Weights,
-    max_model_len: int,
-    *,
-    common_seeds: bool,
-    while_starting: Callable[[], None],
-    **own: Any,
+    own: OwnServers, weights: Weights, max_model_len: int, while_starting: Callable[[], None]
 ) -> Iterator[Servers]:
     """The servers of the inference role: the one that the recipe names, or this task's own ones.
 
     Args:
-        task: whose.
-        weights: what it has to hold first.
-        max_model_len: tokens of the longest sequence.
-        common_seeds: see :func:`running_server`.
-        while_starting: see :func:`running_server`.
-        own: further arguments of :func:`running_server`.
+        own: the task's own ones.
+        weights: what they have to hold first.
+        max_model_len: see :meth:`OwnServers.running`.
+        while_starting: see :meth:`OwnServers.running`.
 
     Raises:
         UserError: the server that the recipe names does not answer, or was started with settings that do not fit.
     """
-    serving = task.experiment.serving
+    task, serving = own.task, own.task.experiment.serving
     if serving.attach is None:
-        with running_server(
-            task, weights, max_model_len, common_seeds=common_seeds, while_starting=while_starting, **own
-        ) as server:
+        with own.running(weights, max_model_len, while_starting) as server:
             yield server
         return
     address, key = Address(serving.attach.address), read_key(Path(serving.attach.key_file))
@@ -270,7 +266,7 @@ def policy_server(
         weights_version=weights.version,
         max_model_len=max_model_len,
         dtype=serving.dtype,
-        common_seeds=common_seeds,
+        common_seeds=own.common_seeds,
         read_deadline_s=serving.start_limit_s,
         pause_deadline_s=serving.stall_limit_s,
         while_starting=while_starting,

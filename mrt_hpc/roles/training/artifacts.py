@@ -195,8 +195,7 @@ class TrainingArtifacts:
         path = layout.checkpoint(iteration)
         cursor = {"iteration": iteration, "skipped_in_a_row": self.engine.skipped_in_a_row}
         mine = self.task.retrying(
-            lambda: checkpoint.save(self.engine, path, cursor),
-            f"the checkpoint after {iteration} iterations",
+            lambda: checkpoint.save(self.engine, path, cursor), f"the checkpoint after {iteration} iterations"
         )
         self._refuse_anothers(path, mine)
         self._keep_house(lambda: checkpoint.retain(layout.checkpoints, self.task.recipe.training.keep_checkpoints))

@@ -14,14 +14,7 @@ import numpy as np
 import torch
 from bench_trainer_gpu import VARIANTS
 from paper_sequences import SMALLER, branched, sampled
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from mrt_hpc.training.accelerator import choose_kernels, device
 from mrt_hpc.training.attention import PACKED_ATTENTION, Blocks, has_flash_attention, segments_of

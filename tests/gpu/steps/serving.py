@@ -208,11 +208,7 @@ def _sequence(prompt: list[int], sample: Completion) -> TrainingSequence:
 
 
 def compared(
-    samples: Sequence[Completion],
-    ours: Sequence[np.ndarray],
-    *,
-    starts: Sequence[int] = (),
-    ends: Sequence[int] = (),
+    samples: Sequence[Completion], ours: Sequence[np.ndarray], *, starts: Sequence[int] = (), ends: Sequence[int] = ()
 ) -> dict[str, Any]:
     """How far the trainer's log-probabilities are from the server's, at the tokens from ``starts`` up to ``ends``."""
     firsts, lasts = starts or [0] * len(ours), ends or [len(one) for one in ours]
