@@ -43,8 +43,8 @@ if "mrt_hpc.inference.server_main" in sys.orig_argv:
 @dataclass(frozen=True)
 class Start:
     imports: float  # from the start of the process to the first event of the task: the role and what it imports
-    before_server: float  # to the start of the server: weights verified, tokenizer read, graders started
-    server: float  # to the server's answer
+    before_server: float  # until the server is given its model: weights verified, tokenizer read, graders started
+    server: float  # to the server's answer; its process has loaded vLLM meanwhile
     first_token: float  # to the first token
 
     @property

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MARK = "measured:"  # the start of the lines that tell a step; libraries write to the standard output as well
 STEP, SAMPLE = "step", "sample"
-SERVER = "mrt_hpc.inference.server_main"
+SERVER, ENGINE = "mrt_hpc.inference.server_main", "VLLM::EngineCore"
 LEARNING_RATE = 1e-6
 PRICE_OF_A_TOKEN = 1e-3
 
@@ -144,9 +144,10 @@ def seconds_by_process(pid: int | None = None) -> dict[str, float]:
 def _name_of(process: psutil.Process, own: psutil.Process) -> str:
     if process == own:
         return "role"
-    if SERVER not in process.cmdline():
-        return "graders"
-    return "API server" if process.ppid() == own.pid else "engine"  # which is forked from the API server
+    words = " ".join(process.cmdline())
+    if ENGINE in words:
+        return "engine"
+    return "API server" if SERVER in words else "graders"
 
 
 @dataclass(frozen=True)
