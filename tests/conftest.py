@@ -79,7 +79,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 def what_stays_together(nodeid: str) -> str:
-    """Tests on Slurm share a cluster, those of another file servers, runs and what it imports."""
+    """All tests on Slurm share a cluster. The tests of any other file share servers, runs and what it imports."""
     folder = _folder(nodeid)
     return folder if folder == "slurm" else nodeid.split("::", 1)[0]
 
@@ -112,7 +112,9 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _yaml_is_parsed_once() -> Iterator[None]:
-    """Parse each text once: the tests read the same recipes and sites ten thousand times, in 10 ms each."""
+    """Parse each text once: the tests read the same recipes and sites ten thousand times, in 10 ms each. A text with a
+    merge key is changed when it is read, and one with a directive changes its parser: these are parsed each time.
+    """
     compose = YAML.compose
 
     @lru_cache(maxsize=512)
@@ -120,5 +122,5 @@ def _yaml_is_parsed_once() -> Iterator[None]:
         return compose(YAML(typ="safe", pure=True), text)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(YAML, "compose", lambda _, text: composed(text))
+        patch.setattr(YAML, "compose", lambda self, text: compose(self, text) if {*"<%"} & {*text} else composed(text))
         yield

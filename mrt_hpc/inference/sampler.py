@@ -2,7 +2,7 @@
 
 Each trace is cut into episodes as soon as it is finished, and the prover is asked about its boundaries at once, while
 the prefix is still in the server's cache; other traces continue meanwhile. This module leaves out what the prover asks
-(:mod:`mrt_hpc.provers.base`), grading, and the writing of shards.
+(:mod:`mrt_hpc.provers.branches`), grading, and the writing of shards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Generator(Protocol):
 
 
 class Valuer(Protocol):
-    """A component that asks the prover about a trace, see :mod:`mrt_hpc.provers.base`."""
+    """A component that asks the prover about a trace, see :mod:`mrt_hpc.provers.prover_session`."""
 
     async def value(self, trace: SampledTrace) -> Valuation:
         """Return the data from which the values of its boundaries are estimated."""

@@ -121,7 +121,7 @@ class VllmServer:
         self.close()
 
     def start(self, check: Callable[[], None] | None = None) -> None:
-        """Start the process and wait until it answers.
+        """Tell a process what to serve, and wait until it answers. One that was begun early has loaded vLLM already.
 
         Args:
             check: called repeatedly meanwhile; it raises an error to stop the wait.
@@ -141,8 +141,11 @@ class VllmServer:
         command = self.command
         with command.compiled_code.in_use(self._has_ended) if command.compiled_code else nullcontext():
             command.link_weights()
-            self._process = self._taken_or_begun(command)
-            self._process.serve(command)
+            self._process = process = self._taken_or_begun(command)
+            if self._closed.is_set():  # by another thread meanwhile
+                self._end_process(patience_s=0.0)
+                self._raise_if_closed()
+            process.serve(command)
             self.starts += 1
             wait_until(
                 self.healthy,
@@ -228,22 +231,20 @@ class VllmServer:
     def close(self) -> None:
         """End the process and all its children, and remove the socket; afterwards no thread restarts it."""
         self._closed.set()
-        self._end_begun()
+        begun, self.begun = self.begun, None
+        if begun is not None:
+            begun.end(patience_s=0.0)
         self._end_process()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _taken_or_begun(self, command: ServerCommand) -> ServerProcess:
         """The process that loads vLLM already, where it can serve the command; otherwise a new one."""
-        if self.begun is not None and not self.begun.can_serve(command):
-            log.warning("the process that has loaded vLLM early is not used: it ended, or its environment has changed")
-            self._end_begun()
         process, self.begun = self.begun, None
-        return process or ServerProcess.begun(command, self.log)
-
-    def _end_begun(self) -> None:
-        process, self.begun = self.begun, None
-        if process is not None:
+        if process is not None and (reason := process.unfit_for(command)):
+            log.warning("the process that has loaded vLLM early is not used (%s): %s", self.log, reason)
             process.end(patience_s=0.0)
+            process = None
+        return process or ServerProcess.begun(command, self.log)
 
     def _recovers(self) -> bool:
         """Wait for an answer, as the server may only be busy; return whether it is healthy."""

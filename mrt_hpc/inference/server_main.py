@@ -80,11 +80,11 @@ def main() -> None:
         from mrt_hpc.inference.vllm_on_cpu import fork_engines
 
         fork_engines()
-    if order := sys.stdin.read():
+    if order := sys.stdin.readline():
         sys.argv[1:], changed = json.loads(order)
         os.environ.update(changed)
         serve()
-    elif owner:  # it has ended, or needs no server
+    elif owner:  # the owner has ended, or needs no server
         shutil.rmtree(os.environ[DIRECTORY_VARIABLE], ignore_errors=True)
 
 

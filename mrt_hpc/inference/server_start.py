@@ -297,7 +297,7 @@ class ServerProcess:
         """Begin a process that loads vLLM, and then waits for :meth:`serve`.
 
         Args:
-            command: has its environment; what it serves may not be known yet.
+            command: gives the environment; model and longest sequence may not be known yet.
             log: the file for its standard output and error, to which it appends.
         """
         environment = command.environment()
@@ -319,7 +319,7 @@ class ServerProcess:
         """Begin one while the weights and the longest sequence of its server are not known yet.
 
         Args:
-            settings: of the server, but for these two.
+            settings: of the server; model and longest sequence are not used.
             key: of the server.
             log: see :meth:`begun`.
         """
@@ -335,17 +335,26 @@ class ServerProcess:
         """The private directory of its sockets."""
         return Path(self.environment[DIRECTORY_VARIABLE])
 
-    def can_serve(self, command: ServerCommand) -> bool:
-        """Whether it runs, and began with the variables of the command, but for those that vLLM reads later."""
+    def unfit_for(self, command: ServerCommand) -> str:
+        """Why it cannot serve a command: it has ended, or began with another value of a variable that is read when vLLM
+        is loaded. Empty text if it can.
+        """
+        if self.status is not None:
+            return f"it ended with status {self.status}"
         changed = {name for name, _ in command.environment().items() ^ self.environment.items()}
-        return self.status is None and changed <= {FIRST_VERSION_VARIABLE, *KEPT}
+        return ", ".join(sorted(changed - {FIRST_VERSION_VARIABLE, *KEPT}))
 
     def serve(self, command: ServerCommand) -> None:
-        """Tell it the arguments of vLLM's API server, and the variables that have changed."""
+        """Give it the arguments of vLLM's API server, and the variables that have changed.
+
+        Raises:
+            UserError: see :meth:`ServerCommand.words`.
+        """
         changed = dict(command.environment().items() - self.environment.items())
+        order = json.dumps([command.words(), changed]).encode()
         if (pipe := self.process.stdin) is not None:
-            with contextlib.suppress(BrokenPipeError), pipe:  # it has ended, which its owner notices
-                pipe.write(json.dumps([command.words(), changed]).encode())
+            with contextlib.suppress(BrokenPipeError, ValueError), pipe:  # it has ended, which its owner notices
+                pipe.write(order + b"\n")
 
     def give_up(self) -> None:
         """End it, and remove its directory: no server has taken it."""

@@ -2,7 +2,7 @@
 
 Every token of episode z_j gets A_outcome + alpha (V_{j+1} - V_j); the answer after the thought gets A_outcome only. A
 trace whose thought the token limit cut has reward 0 and its last boundary is the cut; it needs no special case here.
-The estimation of the values is in :mod:`values`.
+The estimation of the values is in :mod:`mrt_hpc.mrt.values`.
 """
 
 from __future__ import annotations

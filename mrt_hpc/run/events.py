@@ -92,7 +92,7 @@ class EventKind(StrEnum):
     SET_ASIDE = "set_aside"
     """Files that lie after the checkpoint resumed from were moved away; ``reason`` says why."""
     SERVER_STARTED = "server_started"
-    """A vLLM server answers, ``seconds`` after it was started or first asked."""
+    """A vLLM server answers, ``seconds`` after it was given the model, or first asked."""
     FIRST_TOKEN = "first_token"
     """The first token of an attempt was sampled, ``seconds`` after the attempt began."""
     SERVER_RESTARTED = "server_restarted"

@@ -87,8 +87,8 @@ def table(turns: list[Turn]) -> list[str]:
 
 def by_process(turns: list[Turn]) -> list[str]:
     """The processor time of our generation by process, beside that of vLLM alone, which samples in one process."""
-    names = [name for name in turns[0].ours.cpu if name.startswith("generation, ")]
-    rows = {name: [t.ours.cpu_per_token(name) for t in turns] for name in names}
+    names = sorted({name for t in turns for name in t.ours.cpu if name.startswith("generation, ")})
+    rows = {name: [1e3 * t.ours.cpu.get(name, 0.0) / t.ours.tokens for t in turns] for name in names}
     rows["vLLM alone"] = [t.fastest.cpu_per_token("total") for t in turns]
     head = ("ms of a processor for a generated token", "best", "median")
     return markdown(head, [[name, f"{min(v):.4f}", f"{statistics.median(v):.4f}"] for name, v in rows.items()])

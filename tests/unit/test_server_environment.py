@@ -17,6 +17,7 @@ import pytest
 from run_of import run_of, task_of
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.inference.compiled_code import KEPT
 from mrt_hpc.inference.ray_node import RayNode, RayPlace
 from mrt_hpc.inference.server import NODE_LACKS, VllmServer
 from mrt_hpc.inference.server_start import ServerSettings, cpu_environment
@@ -163,18 +164,24 @@ def test_servers_that_need_more_gpus_than_are_seen_are_refused(task: MakeTask, m
             node_gpus(task(4, 2, **serving))
 
 
-def test_a_process_that_loads_vllm_serves_only_with_the_variables_that_it_began_with(task: MakeTask) -> None:
+def test_a_process_that_loads_vllm_serves_only_with_the_variables_that_it_began_with(
+    task: MakeTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in KEPT:
+        monkeypatch.delenv(name, raising=False)
     own = OwnServers(task())
+    (tmp_path / "config.json").touch()
     with own.loading():
         (process,) = own._begun
         server = VllmServer(settings_of(task()), process.directory / "log", key=own._key, begun=process)
-        assert process.can_serve(server.command)
+        compiling = replace(server.settings, model_dir=tmp_path, extra_args=(), compiled_code=tmp_path)
+        later = replace(server.command, settings=compiling, model_dir=tmp_path, weights_version=7)
+        assert later.environment().keys() >= {*KEPT}
+        assert process.unfit_for(server.command) == process.unfit_for(later) == ""
         for other in (replace(server.settings, gpus=("1",)), replace(server.settings, noise_by_request=True)):
-            assert not process.can_serve(replace(server.command, settings=other))
-        assert not process.can_serve(replace(server.command, key="another"))
-        command = server.command
-    assert process.status is not None, "no server has taken it"
-    assert not process.can_serve(command)
+            assert process.unfit_for(replace(server.command, settings=other))
+        assert process.unfit_for(replace(server.command, key="another")) == "VLLM_API_KEY"
+    assert "ended" in process.unfit_for(later), "no server has taken it"
     assert not process.directory.exists()
 
 

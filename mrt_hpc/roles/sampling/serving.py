@@ -163,8 +163,8 @@ class OwnServers:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Load vLLM while the task verifies the weights and reads the tokenizer. :meth:`running` takes the processes;
-        those that it has not taken end with the block. Servers that span nodes load nothing here.
+        """Begin processes that load vLLM while the task verifies the weights and reads the tokenizer. :meth:`running`
+        takes them; those that it has not taken end with the block. Servers that span nodes load nothing here.
         """
         try:
             for number, log in enumerate(self._logs if not spans_nodes(self.task) else ()):
@@ -189,11 +189,12 @@ class OwnServers:
             max_model_len: tokens of the longest sequence.
             while_starting: called again and again until they answer; raises when they are not needed any more.
         """
-        made = []
-        for number, log in enumerate(self._logs):
-            settings = self.settings(number, weights.directory, max_model_len)
-            begun = self._begun.pop(0) if self._begun else None
-            made.append(VllmServer(settings, log, weights.version, self._key, while_starting, begun))
+        logs, key = self._logs, self._key
+        settings = [self.settings(number, weights.directory, max_model_len) for number in range(len(logs))]
+        made = [
+            VllmServer(own, log, weights.version, key, while_starting, self._begun.pop(0) if self._begun else None)
+            for own, log in zip(settings, logs, strict=True)
+        ]
         began = time.monotonic()
         with made[0] if len(made) == 1 else ServerPool(tuple(made)) as servers:
             record_started(self.task, servers, weights.version, time.monotonic() - began)
