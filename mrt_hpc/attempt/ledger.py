@@ -34,6 +34,8 @@ from mrt_hpc.run.typed_file import Moment, ProcessNumber, UnreadableError, Whole
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.@\[\]-]{0,99}")
 """What an id may look like, of any queue: it becomes part of a file's name, and of lists with colons."""
+LOCAL = "local"
+"""Where a job has its name: the heartbeats of the processes that have held the run, by their claims."""
 UNRECORDED = "slurm"
 """The kind of a site whose profile is not recorded: the only one that comes with the package and has a queue."""
 
@@ -61,6 +63,8 @@ class LocalProcess:
     started: str
     """The start time that the kernel reports; a later process with the same number has another one."""
     host: str
+    generation: Whole = 0
+    """The number of its claim on the run, and of its heartbeat."""
 
     @property
     def name(self) -> str:
@@ -247,16 +251,22 @@ def claimed(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
         UserError: another live process holds the run.
     """
     generation, other = _newest_claim(layout)
+    before = layout.heart(LOCAL, generation)
+    still = read_beat(before)  # before the question whether it lives: a first beat that comes later is seen below
     if other is not None and _lives(layout, other, heartbeat_limit_s):
         raise _in_use(layout, other)
-    mine, still = LocalProcess(os.getpid(), _kernel_start(os.getpid()), socket.gethostname()), read_beat(_heart(layout))
-    won = create_text(layout.jobs / f"local-{generation + 1:05d}.json", json.dumps(asdict(mine)))
-    if not won or read_beat(_heart(layout)) not in (still, NO_BEAT):
+    mine = LocalProcess(os.getpid(), _kernel_start(os.getpid()), socket.gethostname(), generation + 1)
+    won = create_text(_claim(layout, mine.generation), json.dumps(asdict(mine)))
+    if not won or read_beat(before) not in (still, NO_BEAT):
         raise _in_use(layout, _newest_claim(layout)[1] or mine)
-    with Heart(_heart(layout), mine.name, heartbeat_limit_s):
-        if (newest := _newest_claim(layout))[0] != generation + 1:
-            raise _in_use(layout, newest[1] or mine)
+    with Heart(layout.heart(LOCAL, mine.generation), mine.name, heartbeat_limit_s):
+        if _claim(layout, mine.generation + 1).exists():  # a listing may be some seconds old on a network filesystem
+            raise _in_use(layout, _newest_claim(layout)[1] or mine)
         yield
+
+
+def _claim(layout: RunLayout, generation: int) -> Path:
+    return layout.jobs / f"local-{generation:05d}.json"
 
 
 def local_process(layout: RunLayout) -> LocalProcess | None:
@@ -297,19 +307,15 @@ def _lives(layout: RunLayout, process: LocalProcess, heartbeat_limit_s: float) -
     """Whether a process runs the plan: of the one that claimed last the kernel knows it on this machine; every other
     one is known by the heartbeat.
     """
-    first = read_beat(_heart(layout))
-    if process.host == socket.gethostname() and first.attempt in ("", process.name):
+    if process.host == socket.gethostname():
         return process.is_here
-    end = time.monotonic() + heartbeat_limit_s
+    heart = layout.heart(LOCAL, process.generation)
+    first, end = read_beat(heart), time.monotonic() + heartbeat_limit_s
     while first != NO_BEAT and time.monotonic() < end:
-        if read_beat(_heart(layout)) not in (first, NO_BEAT):
+        if read_beat(heart) not in (first, NO_BEAT):
             return True
         time.sleep(min(1.0, heartbeat_limit_s / 10))
     return False
-
-
-def _heart(layout: RunLayout) -> Path:
-    return layout.heart("local", 0)
 
 
 def _in_use(layout: RunLayout, other: LocalProcess) -> UserError:

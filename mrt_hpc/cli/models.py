@@ -89,24 +89,19 @@ def serve(recipe: Recipe, model: Path | None, key_file: Path, listen: str | None
 
     if (error := no_sampling(recipe)) is not None:
         raise error
-    serving, prover = recipe.serving, recipe.prover
-    model_dir, width = model or _model_of(recipe), serving.tensor_parallel or max(1, recipe.resources.inference.gpus)
+    prover, resources = recipe.prover, recipe.resources.inference
+    model_dir, width = model or _model_of(recipe), recipe.serving.tensor_parallel or max(1, resources.gpus)
     ModelFiles(model_dir, "model.path").check_division(width)
-    settings = ServerSettings(
+    settings = ServerSettings.of(
+        recipe,
+        width,
+        resources.cpus // width * width,
         model_dir=model_dir,
         max_model_len=recipe.longest_sequence,
-        dtype=serving.dtype,
-        max_num_seqs=serving.max_concurrent_sequences,
-        tensor_parallel=width,
-        gpu_memory_utilization=serving.gpu_memory_utilization,
-        kv_cache_gib=serving.kv_cache_gib / width,
-        cpu_threads=max(1, recipe.resources.inference.cpus // width),
-        seed=recipe.seed % 2**32,
-        start_deadline_s=serving.start_limit_s,
+        dtype=recipe.serving.dtype,
         noise_by_request=prover is not None and prover.shares_seeds,
         listen=None if listen is None else Address(listen),
         compiled_code=kept_by_all_runs(),
-        extra_args=("--enforce-eager",) if serving.enforce_eager else (),
     )
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

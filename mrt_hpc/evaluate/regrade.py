@@ -17,6 +17,7 @@ from mrt_hpc.recipe.sections import Benchmark
 from mrt_hpc.roles.evaluation_summary import summary_of
 from mrt_hpc.roles.regrading import Regrader, changed_verdicts
 from mrt_hpc.roles.stored_parts import grader_of
+from mrt_hpc.run.atomic import commit_directory, sync_names
 from mrt_hpc.run.evaluation_settings import versions_evaluated
 from mrt_hpc.run.groups import Sampled, commit_group, read_group
 from mrt_hpc.run.layout import RunLayout
@@ -114,7 +115,7 @@ def _replace(layout: RunLayout, waiting: Path, paths: Sequence[Path], judged: Se
         retrying(partial(commit_group, waiting / path.name, sampled, **about, grader=grader), f"the shard {path}")
     for path in paths:
         set_aside(layout, [path], "its verdicts were those of another grader; the samples were judged again")
-        (waiting / path.name).rename(path)
+        commit_directory(waiting / path.name, path)
 
 
 def _finish_interrupted(waiting: Path, paths: Sequence[Path]) -> bool:
@@ -127,7 +128,8 @@ def _finish_interrupted(waiting: Path, paths: Sequence[Path]) -> bool:
         return False
     for path in paths:
         if not path.exists() and (waiting / path.name).exists():
-            (waiting / path.name).rename(path)
+            commit_directory(waiting / path.name, path)
+        sync_names(path.parent)  # the one that was interrupted may not have done it
     shutil.rmtree(waiting)
     waiting.mkdir()
     return True

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -30,6 +31,9 @@ from mrt_hpc.run.access import ON_LOOPBACK
 from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.process import import_path
 from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from mrt_hpc.recipe.schema import Experiment
 
 _EAGER = "--enforce-eager"
 _CPU_FLAGS = (_EAGER, "--no-enable-chunked-prefill")
@@ -446,6 +450,10 @@ def _group_is_empty(leader: int) -> bool:
     return False
 
 
+SEEDS = 2**32
+"""The number of seeds for a server: vLLM passes its own to numpy, which takes 32 bits."""
+
+
 @dataclass(frozen=True)
 class ServerSettings:
     """The settings with which a server is started."""
@@ -491,3 +499,27 @@ class ServerSettings:
     """The folder on the shared filesystem that keeps what it compiles; None to keep it on the node alone."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of vLLM's API server."""
+
+    @staticmethod
+    def of(recipe: Experiment, width: int, cores: float, share: float = 1.0, **others: Any) -> ServerSettings:
+        """What a recipe asks of a server.
+
+        Args:
+            recipe: the recipe.
+            width: the number of GPUs, or on CPU of processes, that each layer is divided over.
+            cores: those of the node that the server may use.
+            share: of memory and cores that the server may use, where several work side by side.
+            others: further settings.
+        """
+        serving = recipe.serving
+        return ServerSettings(
+            max_num_seqs=serving.max_concurrent_sequences,
+            tensor_parallel=width,
+            gpu_memory_utilization=serving.gpu_memory_utilization * share,
+            kv_cache_gib=serving.kv_cache_gib * share / width,
+            cpu_threads=max(1, round(cores * share / width)),
+            seed=recipe.seed % SEEDS,
+            start_deadline_s=serving.start_limit_s,
+            extra_args=("--enforce-eager",) if serving.enforce_eager else (),
+            **others,
+        )

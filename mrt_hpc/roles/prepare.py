@@ -14,6 +14,7 @@ from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import HuggingFaceModel
 from mrt_hpc.roles.prepare_checks import check_prompts, check_tokenizer, name_unreadable
 from mrt_hpc.roles.task.context import Task
+from mrt_hpc.run.atomic import sync_names
 from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
 from mrt_hpc.run.safetensors_file import refuse_not_finite
@@ -65,6 +66,7 @@ def publish_models(task: Task) -> None:
                 advice=f"mrt-hpc status {model.run}" if model.run else f"ls {word(Path(model.path).parent)}",
             )
         publish_copy(task, number, Path(model.path), f"models.{number}.path", trained=False)
+    task.retrying(lambda: sync_names(task.layout.weights), "syncing the weights")  # those of a killed attempt, too
     release(task.experiment, task.layout)  # these weights are in this run now, and their training may remove them
 
 

@@ -23,7 +23,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import SmallWorldProblems
 from mrt_hpc.roles.sampling.weights_on_node import verified_weights
-from mrt_hpc.roles.task.context import Task, is_trained
+from mrt_hpc.roles.task.context import STATE, Task, is_trained
 from mrt_hpc.roles.task.peers import PeerWait
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.roles.tracking import Tracker
@@ -31,6 +31,7 @@ from mrt_hpc.roles.training.artifacts import TrainingArtifacts, newest_good_chec
 from mrt_hpc.roles.training.iteration_data import IterationReader, iteration_readers
 from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
 from mrt_hpc.roles.training.sampler_agreement import agreement, comparable, refuse_disagreement
+from mrt_hpc.run.atomic import sync_names
 from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.waiting import wait_until
@@ -82,7 +83,7 @@ def run(task: Task) -> None:
     limit_s = LONGEST_EXCHANGE_S + task.recipe.resilience.full_disk_minutes * 60
     rendezvous.join(ranks, task.layout.rendezvous / f"{task.log_stem}.json", limit_s)
     try:
-        if rendezvous.on_rank_zero(lambda: is_trained(task)):
+        if rendezvous.on_rank_zero(lambda: was_trained(task)):
             log.info("all iterations of the segment are trained, published and in a checkpoint already")
             return
         with Tracker.of(task) as tracker:
@@ -93,6 +94,17 @@ def run(task: Task) -> None:
             task.spend(Use.ENDING)
     finally:
         rendezvous.leave()
+
+
+def was_trained(task: Task) -> bool:
+    """Whether an earlier attempt has trained the segment. What it has committed is on the disk then: it may have been
+    killed before it synced the names.
+    """
+    if not is_trained(task):
+        return False
+    for folder in (task.layout.weights, task.layout.checkpoints):
+        task.retrying(partial(sync_names, folder), f"syncing {folder}")
+    return True
 
 
 def trainer_settings(recipe: Recipe) -> TrainerSettings:
@@ -148,12 +160,13 @@ class Trainer:
             rendezvous.on_rank_zero(lambda: verified_weights(task, 0).version)
         engine = build(trainer_settings(recipe), layout.weights_version(0), ranks, reference)
         problems = read_problems(layout.train_data) if recipe.data.form == "problems" else []
-        iteration = 0
+        iteration, state = 0, None
         if newest is not None:
             cursor = checkpoint.load(engine, newest)
+            state = cursor.get(STATE)
             iteration, engine.skipped_in_a_row = int(cursor["iteration"]), int(cursor.get("skipped_in_a_row", 0))
             task.events.emit(EventKind.RESUMED, iteration=iteration, checkpoint=newest.name, rank=task.rank)
-        artifacts = TrainingArtifacts(task, engine, saved=iteration)
+        artifacts = TrainingArtifacts(task, engine, saved=iteration, state=state)
         artifacts.reconcile(iteration)
         tracker.resume(iteration)
         statements = {p.id: p.problem for p in problems}
@@ -277,6 +290,7 @@ class Trainer:
             stats = self.engine.update([*data.sequences, *data.branches], keep)
         self._longest_step_s = max(self._longest_step_s, timeline.working)
         done, self.reader = self.iteration, self.readers(self.iteration + 1)
+        self.artifacts.publisher.state = f"{self.task.attempt}:{done}"
         self.artifacts.emit(EventKind.STEP, iteration=done)
         if checkpoint_due := self._checkpoint_due():
             # The metrics come first: a checkpoint means that its iteration is wholly accounted for.

@@ -15,13 +15,24 @@ import zlib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
-from mrt_hpc.run.atomic import commit_directory, is_temporary, make_folder, replacing, temporary_sibling, tree
-from mrt_hpc.run.groups import Group, complete_groups, group_of, read_group
+from mrt_hpc.run.atomic import (
+    commit_directory,
+    is_temporary,
+    make_folder,
+    replacing,
+    sync_names,
+    temporary_sibling,
+    tree,
+)
+from mrt_hpc.run.groups import Group, Sampled, commit_group, complete_groups, group_of, read_group
 from mrt_hpc.run.layout import GROUPS, RunLayout
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, Manifest, parse_manifest, read_manifest, refuse_misplaced
 from mrt_hpc.run.retries import list_directory
 
+OWN = (".groups", ".leases")
+"""The beginnings of the temporary names of what is archived here."""
 UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError, ValueError)
 """The errors that zipfile raises for a damaged archive; errors of the filesystem are not among them."""
 
@@ -124,6 +135,7 @@ def archive_groups(layout: RunLayout, iteration: int, wanted: int) -> None:
         with replacing(path) as temporary:
             _write(temporary, groups, positions)
     if path.exists():
+        sync_names(path.parent)  # the one that made it may have been killed before it did
         _remove(layout, iteration)
 
 
@@ -136,12 +148,13 @@ def _write(path: Path, groups: Path, positions: set[int]) -> None:
 
 
 def _remove(layout: RunLayout, iteration: int) -> None:
-    """First under a temporary name, so that no reader finds half of a group."""
+    """First under a temporary name, so that no reader finds half of a group. Metrics that are being written stay."""
     for directory in (layout.groups(iteration), layout.leases(iteration)):
         if directory.exists():
             directory.rename(temporary_sibling(directory))
     for leftover in filter(is_temporary, list_directory(layout.iteration(iteration))):
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        if leftover.name.startswith(OWN):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
 def sampled_positions(layout: RunLayout, iteration: int) -> set[int]:
@@ -150,9 +163,26 @@ def sampled_positions(layout: RunLayout, iteration: int) -> set[int]:
     Raises:
         DamagedError: the archive cannot be read.
     """
+    beside = complete_groups(layout.groups(iteration))  # first: directories are removed when the archive is there
     archive = opened(layout, iteration)
-    archived = set() if archive is None else set(archive.members)
-    return archived | complete_groups(layout.groups(iteration))
+    if archive is None:  # it may have been unpacked and set aside meanwhile
+        return beside or complete_groups(layout.groups(iteration))
+    return beside | set(archive.members)
+
+
+def commit_sampled(layout: RunLayout, iteration: int, position: int, sampled: Sampled, **about: Any) -> bool:
+    """Write a group as :func:`commit_group` does, unless training has passed its iteration: the other tasks took the
+    one that sampled it for lost.
+    """
+    archive = layout.group_archive(iteration)
+    if archive.exists():
+        return False
+    try:
+        return commit_group(layout.group(iteration, position), sampled, **about)
+    except FileNotFoundError:
+        if archive not in list_directory(archive.parent):
+            raise
+        return False  # the groups were archived meanwhile
 
 
 def read_sampled(layout: RunLayout, iteration: int, position: int) -> Group:

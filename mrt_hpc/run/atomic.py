@@ -12,7 +12,7 @@ import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,29 @@ def make_folder(folder: Path) -> None:
     while not folder.is_dir():
         missing.append(folder)
         folder = folder.parent
-    if missing and not any((above / name).is_file() for above in (folder, *folder.parents) for name in OWN_FILES):
+    if missing and _run_around(folder) is None:
         raise _gone(missing[-1])
     for each in reversed(missing):
         try:
             each.mkdir(exist_ok=True)
         except FileNotFoundError as error:  # it was moved at this moment
             raise _gone(each.parent) from error
+        _sync_above.cache_clear()  # a folder that is made again may have the inode of the one before
+
+
+def make_durable(folder: Path) -> None:
+    """Make a folder outside of any run, with those above it; these names, and those in it, are on the disk then."""
+    missing = [each for each in folder.parents if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in (folder, folder.parent, *(above.parent for above in missing)):
+        with suppress(PermissionError):  # a folder of all users, which none may list
+            sync_directory(each)
+
+
+def _run_around(folder: Path) -> Path | None:
+    """The run directory, or the folder of stored samples, that a folder is or lies in."""
+    around = (folder, *folder.parents)
+    return next((above for above in around if any((above / name).is_file() for name in OWN_FILES)), None)
 
 
 def _gone(folder: Path) -> UserError:
@@ -114,7 +130,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
             sync_file(temporary)
         temporary.replace(path)
         if durable:
-            sync_directory(path.parent)
+            sync_names(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -136,8 +152,8 @@ def creating(path: Path, *, durable: bool = True) -> Iterator[Commit]:
         if durable:
             sync_file(commit.temporary)
         commit.won = _link_if_absent(commit.temporary, path)
-        if durable:
-            sync_directory(path.parent)
+        if durable:  # tried again by itself: who creates the file again finds that another was first
+            retrying(lambda: sync_names(path.parent), f"syncing {path.parent}")
     finally:
         commit.temporary.unlink(missing_ok=True)
 
@@ -161,7 +177,10 @@ def _link_if_absent(temporary: Path, path: Path) -> bool:
     try:
         os.link(temporary, path)
     except FileExistsError:
-        return temporary.samefile(path)  # a network filesystem may have sent this request twice
+        try:
+            return temporary.samefile(path)  # a network filesystem may have sent this request twice
+        except FileNotFoundError:
+            return False  # it was another's, which has removed it since
     return True
 
 
@@ -186,14 +205,18 @@ def commit_directory(temporary: Path, path: Path) -> bool:
             shutil.rmtree(temporary, ignore_errors=True)
             won = False
     # What is committed is not written again; the writer that was first may have died before the name was on the disk.
-    retrying(lambda: sync_directory(path.parent), f"syncing {path.parent}")
+    retrying(lambda: sync_names(path.parent), f"syncing {path.parent}")
     return won
 
 
 def remove_whole(path: Path) -> None:
-    """Remove a file, or a folder that is renamed first, so that no reader finds a part of it."""
+    """Remove a file, or a folder that is renamed first, so that no reader finds a part of it. It does not come back
+    when the machine is lost; nothing is done where it is not there.
+    """
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            sync_directory(path.parent)
         return
     doomed = path if is_temporary(path) else path.rename(temporary_sibling(path))
     sync_directory(path.parent)
@@ -251,6 +274,23 @@ def sync_file(path: Path) -> None:
 def sync_directory(path: Path) -> None:
     """Sync the names in ``path`` to the disk."""
     sync_file(path)
+
+
+def sync_names(folder: Path) -> None:
+    """Sync the names in a folder of a run, and the folder's own name: a result is lost with any folder above it. The
+    process that made these may have ended before it synced them, so each process syncs them once.
+    """
+    sync_directory(folder)
+    _sync_above(folder.absolute(), folder.stat().st_ino)
+
+
+@cache
+def _sync_above(folder: Path, inode: int) -> None:  # noqa: ARG001 - it tells a folder from a later one of this name
+    run = _run_around(folder)
+    for above in folder.parents:
+        if run is None or not above.is_relative_to(run):
+            return
+        sync_directory(above)
 
 
 def checksums(paths: Sequence[Path]) -> list[str]:

@@ -101,7 +101,10 @@ class Leases:
         return holder == self.mine or living(self.heart(holder)) != holder.attempt
 
     def _create(self, path: Path) -> bool:
-        return create_text(path, json.dumps(self.mine.as_json()), durable=False)
+        try:
+            return create_text(path, json.dumps(self.mine.as_json()), durable=False)
+        except FileNotFoundError:
+            return False  # the folder was moved away meanwhile, as where all groups are there and are archived
 
     def release(self, position: int) -> None:
         """Remove the lease that this task holds on a group, where other tasks may want more of it at once."""

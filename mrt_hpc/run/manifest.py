@@ -250,12 +250,15 @@ def verify(
     """
     manifest = read_manifest(directory, anywhere=anywhere)
     files = [directory / name for name in manifest.files]
-    for file, (size, digest) in zip(files, manifest.files.values(), strict=True):
-        if not file.is_file() or file.stat().st_size != size:
-            raise _differs(file, size, digest)
-    for file, (size, digest), digest_found in zip(files, manifest.files.values(), read(files), strict=True):
-        if digest_found != digest:
-            raise _differs(file, size, digest)
+    try:
+        for file, (size, digest) in zip(files, manifest.files.values(), strict=True):
+            if not file.is_file() or file.stat().st_size != size:
+                raise _differs(file, size, digest)
+        for file, (size, digest), digest_found in zip(files, manifest.files.values(), read(files), strict=True):
+            if digest_found != digest:
+                raise _differs(file, size, digest)
+    except NOT_THERE as error:  # another task has moved or removed the directory meanwhile
+        raise DamagedError(f"a file of it is gone: {error!r}", where=directory) from error
     return manifest
 
 

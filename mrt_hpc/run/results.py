@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mrt_hpc.run.atomic import moved, write_json, write_text
+from mrt_hpc.run.atomic import moved, sync_directory, write_json, write_text
 from mrt_hpc.run.evaluation_settings import Fingerprint
 from mrt_hpc.run.groups import Sampled, commit_group, read_group
 from mrt_hpc.run.layout import IDENTITY
@@ -50,6 +50,7 @@ class StoredSamples:
         store = StoredSamples(results / fingerprint.digest[:24])
         if not store.readable_fingerprint.exists():
             store.directory.mkdir(exist_ok=True)
+            sync_directory(results)  # before the fingerprint, which is what others look for
             write_text(store.directory / IDENTITY, f"{store.directory.name}\n")
             write_json(store.readable_fingerprint, fingerprint.model_dump(mode="json"))
         return store

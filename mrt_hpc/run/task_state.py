@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from mrt_hpc.errors import ExitCode, word
-from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.atomic import remove_whole, write_json
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import Moment, UnreadableError, Whole, read_if_there
@@ -163,4 +163,4 @@ def forget_failures(layout: RunLayout, job: str, tasks: Iterable[int]) -> None:
     """Let failed tasks with these indices run again, because the user has asked for it."""
     for index in tasks:
         if read_task(layout, job, index).state is not TaskState.DONE:
-            task_file(layout, job, index).unlink(missing_ok=True)
+            remove_whole(task_file(layout, job, index))

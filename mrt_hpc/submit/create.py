@@ -34,7 +34,7 @@ from mrt_hpc.recipe.sections import (
 )
 from mrt_hpc.recipe.user_code import keep
 from mrt_hpc.run.access import follow_access, open_to_group
-from mrt_hpc.run.atomic import commit_directory, temporary_sibling, write_json, write_text
+from mrt_hpc.run.atomic import commit_directory, make_durable, temporary_sibling, write_json, write_text
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems, write_problems
 from mrt_hpc.run.prompt_files import keep_prompt_files, prompt_files
@@ -63,22 +63,25 @@ def create_or_open(
         UserError: the data are wrong, the directory belongs to another recipe, or it is no run directory.
     """
     layout = RunLayout(root.absolute())
+    # This is asked before the lock file is looked for: another submission may make the run in between.
+    is_taken = root.exists() and (not root.is_dir() or any(root.iterdir()))
     if layout.recipe_lock.is_file():
         if origin is not None:
             origin.refuse_another(layout)
         refuse_writable_by_others(layout.root)
         refuse_other_recipe(layout, recipe)
+        make_durable(layout.root.parent)  # an interrupted submission may have made the run, and not synced its name
         follow_access(layout.root)
         make_results_folder(recipe)
         return layout
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+    if is_taken:
         raise UserError(
             "the run directory exists and is not a run", value=str(root), advice="choose another with --run DIR"
         )
     data = read_all_data(recipe)
     check_model(recipe if origin is None else origin.checked(recipe))
     make_results_folder(recipe)
-    root.parent.mkdir(parents=True, exist_ok=True)
+    make_durable(layout.root.parent)
     temporary = temporary_sibling(layout.root)
     try:
         temporary.mkdir(mode=0o700)
@@ -107,7 +110,7 @@ def make_results_folder(recipe: Experiment) -> None:
     if (results := recipe.evaluation.results) is None:
         return
     try:
-        Path(results).mkdir(parents=True, exist_ok=True)
+        make_durable(Path(results).absolute())
     except FileExistsError as error:
         raise UserError(
             "the results folder is a file",

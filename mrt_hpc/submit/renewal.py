@@ -18,7 +18,7 @@ from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan, Role, read_plan
 from mrt_hpc.recipe.lock import FREE_SECTIONS, lock_text, read_lock
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import BenchmarkSampling, JsonlProblems, PromptLimits, SmallWorldProblems
-from mrt_hpc.run.atomic import write_json, write_text
+from mrt_hpc.run.atomic import remove_whole, write_json, write_text
 from mrt_hpc.run.evaluation_settings import (
     EvaluationSettings,
     evaluation_settings,
@@ -72,13 +72,13 @@ def renew(layout: RunLayout, recipe: Experiment, plan: Plan) -> list[str]:
     keep_prompt_files(layout, recipe)
     for path, problems in renewal.data.items():
         write_problems(path, problems)
-        left_out_file(path).unlink(missing_ok=True)
+        remove_whole(left_out_file(path))
     for job in renewal.jobs_to_open(read_plan(layout.plan)):
         renewal.open_again(job)
     write_json(layout.plan, plan.as_json())
     write_text(layout.recipe_lock, lock_text(recipe))
     _record_changes(layout, renewal.changes)
-    layout.renewal.unlink()
+    remove_whole(layout.renewal)
     return renewal.sentences()
 
 
@@ -141,7 +141,7 @@ class Renewal:
             if job.evaluations and self._is_settled(job.evaluations[index]):
                 write_task(self.layout, job.name, index, TaskRecord(TaskState.DONE))
             else:
-                task_file(self.layout, job.name, index).unlink(missing_ok=True)
+                remove_whole(task_file(self.layout, job.name, index))
 
     def _is_settled(self, unit: EvaluationUnit) -> bool:
         settings = self._settings[unit.benchmark]

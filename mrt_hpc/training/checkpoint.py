@@ -24,7 +24,14 @@ import torch
 from safetensors import safe_open
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.run.atomic import commit_directory, make_folder, remove_leftovers, temporary_sibling, write_json
+from mrt_hpc.run.atomic import (
+    commit_directory,
+    make_folder,
+    remove_leftovers,
+    remove_whole,
+    temporary_sibling,
+    write_json,
+)
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import (
     MANIFEST,
@@ -73,13 +80,14 @@ class TensorFile:
     parameters: tuple[str, ...]
 
 
-def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any]) -> bool:
+def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any], **about: Any) -> bool:
     """Write a checkpoint; collective. An error on one rank is raised on all, and no partial checkpoint is left.
 
     Args:
         trainer: its state between two updates.
         path: the directory to create, from ``RunLayout.checkpoint``.
         cursor: how far the run has come, anything that JSON holds; ``load`` gives it back.
+        about: more for the manifest.
 
     Returns:
         False when a checkpoint existed already; it is kept.
@@ -107,7 +115,7 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any]) -> bool:
         def commit() -> bool:
             write_json(temporary / STATE, state)
             files = {name: (size, digest) for share in shares for name, (size, digest) in share["files"].items()}
-            write_manifest(temporary, files, step=trainer.step, **{PLACE: place_of(path)})
+            write_manifest(temporary, files, step=trainer.step, **{PLACE: place_of(path), **about})
             return commit_directory(temporary, path)
 
         return on_rank_zero(commit)
@@ -176,7 +184,7 @@ def retain(checkpoints: Path, keep: int) -> list[Path]:
     """
     doomed = [p for p in _numbered(checkpoints) if (p / MANIFEST).is_file()][: -max(1, keep)]
     for path in doomed:
-        path.rename(temporary_sibling(path))  # renamed first, so that no reader finds a part of it
+        remove_whole(path)
     remove_leftovers(checkpoints)
     return doomed
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from mrt_hpc.attempt.ledger import LocalProcess, shown_process
+from mrt_hpc.attempt.ledger import LOCAL, LocalProcess, shown_process
 from mrt_hpc.attempt.run_progress import Records, read_records
 from mrt_hpc.backends.backend import Hold, QueuedTask, QueueState
 from mrt_hpc.backends.queued_jobs import QueueLook
@@ -107,7 +107,7 @@ class RunLook:
         process = self.process
         if process is None or process.host == socket.gethostname():
             return False
-        return read_beat(self.layout.heart("local", 0)).attempt == process.name
+        return read_beat(self.layout.heart(LOCAL, process.generation)).attempt == process.name
 
     @cached_property
     def queued(self) -> Mapping[tuple[str, int], QueuedTask]:

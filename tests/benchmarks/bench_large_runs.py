@@ -1,6 +1,6 @@
 """Seconds and memory of the commands that read whole runs, on made-up runs that are large.
 
-    python tests/benchmarks/bench_large_runs.py --iterations 5000 --runs 20 --problems 1000
+    python tests/benchmarks/bench_large_runs.py --iterations 5000 --runs 20 --problems 500
 
 - ``report, long``: a run of so many iterations.
 - ``report, many traces``: a run whose two evaluated versions have eight traces of each problem, with values.
@@ -49,7 +49,7 @@ def rows(folder: Path, iterations: int, runs: int, problems: int) -> Sequence[li
 
 
 def main() -> None:
-    given = options(__doc__, iterations=5000, runs=20, problems=1000, output=Path)
+    given = options(__doc__, iterations=5000, runs=20, problems=500, output=Path)
     with tempfile.TemporaryDirectory(prefix="bench-large-runs-") as scratch:
         found = rows(Path(scratch), given.iterations, given.runs, given.problems)
     head = ("command", "seconds", "processor seconds", "GiB at most")

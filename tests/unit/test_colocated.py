@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,6 +42,7 @@ from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.run.events import EventKind, EventLog, Use, event_file, has_progressed
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.manifest import commit_whole
 from mrt_hpc.run.problems import write_problems
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task
@@ -188,7 +190,10 @@ def test_it_samples_until_a_checkpoint_holds_the_last_state(layout: RunLayout) -
     publish_some(layout, 2)
     rounds = Rounds(task_of(layout, JOB, rank=1), problems=10)
     assert not rounds.are_over()
-    layout.checkpoint(2).mkdir(parents=True)
+    commit_whole(layout.checkpoint(2), lambda _: None, state="another attempt's")
+    assert not rounds.are_over(), "of two attempts, which the trainer sees to"
+    shutil.rmtree(layout.checkpoint(2))
+    commit_whole(layout.checkpoint(2), lambda _: None)
     assert rounds.are_over()
 
 

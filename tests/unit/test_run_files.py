@@ -90,7 +90,8 @@ def test_content_is_on_the_disk_before_its_name(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(os, "fsync", noted)
     write_json(place, {})
-    assert (is_temporary(synced[0][0]), synced[0][1], synced[1:]) == (True, False, [(tmp_path, True)])
+    assert (is_temporary(synced[0][0]), synced[0][1], synced[1]) == (True, False, (tmp_path, True))
+    assert synced[2:] == [(above, True) for above in tmp_path.parents[: len(synced) - 2]], "the folders above, once"
     place.unlink()
     synced.clear()
     temporary, late = (tree_to_commit(place) for _ in range(2))

@@ -42,16 +42,16 @@ ROOMS: dict[str, Size] = {
     "evaluate": Size(500, 5),
     "hub": Size(100, 1),
     "images": Size(200, 1),
-    "inference": Size(2440, 19),  # a server loads vLLM before its weights are known
+    "inference": Size(2460, 19),  # what a recipe asks of a server stands once, for `serve` and the roles
     "modes": Size(400, 6),
     "mrt": Size(560, 14),
     "plan": Size(1280, 9),
     "provers": Size(680, 12),
     "recipe": Size(2740, 20),
-    "roles": Size(4220, 30),
-    "run": Size(2820, 29),
+    "roles": Size(4240, 30),  # what is learnt or taken over is on the disk; states of attempts are told apart
+    "run": Size(2880, 29),  # results are synced with their folders; groups are archived beside readers
     "submit": Size(1140, 10),
-    "training": Size(2500, 19),
+    "training": Size(2520, 19),
     "view": Size(1260, 9),
 }
 CLASSES_TWICE: set[str] = set()
@@ -202,10 +202,12 @@ def joined(graph: dict[str, set[str]], room: str) -> dict[str, set[str]]:
 
 
 def test_no_room_grows_unnoticed() -> None:
-    for room, size in rooms().items():
-        assert room in ROOMS, f"mrt_hpc/{room} is a new room. {QUESTION}\n{row(room, size)}"
-        for what, now, most in zip(("lines of code", "files"), size, ROOMS[room], strict=True):
-            assert now <= most, f"mrt_hpc/{room} has {now} {what}; {most} is the most. {QUESTION}\n{row(room, size)}"
+    grown = [
+        f"{row(room, size)}  # has {size.lines} lines of code in {size.files} files; it was {ROOMS.get(room)}"
+        for room, size in rooms().items()
+        if room not in ROOMS or size.lines > ROOMS[room].lines or size.files > ROOMS[room].files
+    ]
+    assert grown == [], f"{QUESTION}\n" + "\n".join(grown)
 
 
 def test_every_room_of_the_table_is_there() -> None:

@@ -27,8 +27,9 @@ from mrt_hpc.roles.sampling.grading import graded_in_order
 from mrt_hpc.roles.sampling.session import SamplingSession
 from mrt_hpc.roles.task.context import LONGEST_LOOK_S, Task, is_trained, positions_there
 from mrt_hpc.roles.task.peers import PeerStatus
+from mrt_hpc.run.archive import commit_sampled
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.groups import Sampled, commit_group, merged
+from mrt_hpc.run.groups import Sampled, merged
 from mrt_hpc.run.layout import collecting_version, is_collection
 from mrt_hpc.run.leases import Leases, group_leases
 from mrt_hpc.run.problems import draw_problems
@@ -328,11 +329,11 @@ class GroupFinisher:
         self._record_end(claim.position, sampled, won)
 
     def _commit(self, claim: Claim, sampled: Sampled) -> bool:
-        if self.task.layout.group_archive(self.work.iteration).exists():
-            return False  # training has passed the iteration: the other tasks took this one for lost
         return self.task.retrying(
-            lambda: commit_group(
-                self.task.layout.group(self.work.iteration, claim.position),
+            lambda: commit_sampled(
+                self.task.layout,
+                self.work.iteration,
+                claim.position,
                 sampled,
                 holder=self.work.leases.mine.as_json(),
                 weights={"version": claim.weights.version, "digest": claim.weights.digest},

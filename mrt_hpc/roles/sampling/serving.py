@@ -68,10 +68,6 @@ class Rest:
 # The settings of a task's own servers: how its GPUs, cores and memory are divided among them.
 
 
-SEEDS = 2**32
-"""The number of seeds for a server: vLLM passes its own to numpy, which takes 32 bits."""
-
-
 def layout_of(task: Task) -> ServerLayout:
     """How the task's GPUs are divided among its own servers."""
     resources = task.job.resources
@@ -202,26 +198,22 @@ class OwnServers:
 
     def settings(self, number: int, model_dir: Path = Path(), max_model_len: int = 0) -> ServerSettings:
         """The settings of one of them; without model and length, as long as these are not known."""
-        serving, resources, layout = self.task.experiment.serving, self.task.job.resources, layout_of(self.task)
-        return ServerSettings(
+        recipe, resources, layout = self.task.experiment, self.task.job.resources, layout_of(self.task)
+        return ServerSettings.of(
+            recipe,
+            layout.tensor_parallel,
+            _threads(self.task) / layout.servers,
+            self.share,
             model_dir=model_dir,
             max_model_len=max_model_len,
-            dtype=self.dtype or serving.dtype,
-            max_num_seqs=serving.max_concurrent_sequences,
-            tensor_parallel=layout.tensor_parallel,
+            dtype=self.dtype or recipe.serving.dtype,
             stages=layout.stages,
             over_ray=spans_nodes(self.task) and resources.gpus > 0,
             gpus=gpus_of(self.task, number),
-            gpu_memory_utilization=serving.gpu_memory_utilization * self.share,
-            kv_cache_gib=serving.kv_cache_gib * self.share / layout.tensor_parallel,
-            cpu_threads=max(1, round(_threads(self.task) * self.share / (layout.servers * layout.tensor_parallel))),
-            seed=self.task.experiment.seed % SEEDS,
-            start_deadline_s=serving.start_limit_s,
-            pause_deadline_s=serving.stall_limit_s,
+            pause_deadline_s=recipe.serving.stall_limit_s,
             sleeps=self.task.turn.is_shared,
             noise_by_request=self.common_seeds,
             compiled_code=kept_by_all_runs() or self.task.layout.compiled_code,
-            extra_args=("--enforce-eager",) if serving.enforce_eager else (),
         )
 
     @property

@@ -28,7 +28,7 @@ from mrt_hpc.run.groups import complete_groups
 from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Holder
-from mrt_hpc.run.manifest import DamagedError
+from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.process import end_or_kill
 from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.retries import list_directory, retrying
@@ -314,10 +314,25 @@ def set_group_aside(task: Task, iteration: int, position: int, damage: DamagedEr
 # When a segment of training is over, by the files of the run.
 
 
+STATE = "state"
+"""The entry of the manifests of a weights version and a checkpoint with the name of what they hold."""
+
+
 def is_trained(task: Task) -> bool:
     """Whether the last weights version of the segment is published, and a checkpoint holds the state that the next
-    segment continues from.
+    segment continues from: the same, or a later one.
     """
     layout, end = task.layout, task.job.end_iteration
     saved = [layout.step_of(path) or 0 for path in list_directory(layout.checkpoints)]
-    return layout.weights_version(end).exists() and max(saved, default=0) >= end
+    if not layout.weights_version(end).exists() or max(saved, default=0) < end:
+        return False
+    return max(saved) > end or _state_of(task, layout.checkpoint(end)) == _state_of(task, layout.weights_version(end))
+
+
+def _state_of(task: Task, directory: Path) -> str | None:
+    try:
+        manifest = task.retrying(lambda: read_manifest(directory), f"reading {directory}")
+    except DamagedError:  # the trainer sets it aside
+        return str(directory)
+    state: str | None = manifest.about.get(STATE)
+    return state

@@ -1,7 +1,8 @@
 """What training has reached, as files: checkpoints, weights versions and metrics that belong together.
 
 What lies after the checkpoint resumed from can only be younger work that is computed again; it is set aside, never
-mixed in. What one attempt commits, an attempt that was taken for lost cannot commit any more.
+mixed in. What one attempt commits, an attempt that was taken for lost cannot commit any more; where both have committed
+at the same moment, the names of their states tell it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.kept_weights import is_in_full, needed_versions
 from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.roles.task.context import Task
+from mrt_hpc.roles.task.context import STATE, Task
 from mrt_hpc.run.archive import archive_groups
 from mrt_hpc.run.atomic import is_temporary, remove_leftovers, write_json
 from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.layout import RunLayout, collection_of
-from mrt_hpc.run.manifest import DamagedError, read_manifest
+from mrt_hpc.run.manifest import DamagedError, Manifest, read_manifest
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.quarantine import evaluated_with_others, younger_than
 from mrt_hpc.run.retries import RetryPolicy, list_directory, retrying
@@ -54,11 +55,15 @@ class LastPublished:
 
 @dataclass
 class Publisher:
-    """Publishes the weights of a trainer. Only rank 0 has one."""
+    """Publishes the weights of a trainer, on rank 0."""
 
     task: Task
     refuse_if_superseded: Callable[[], None]
     """Called when a version is written and before it is committed; raises where another attempt of the task runs."""
+    state: str | None = None
+    """The name of what the engine holds: the attempt that has computed it, and the iteration; None before the first
+    update. A checkpoint and the weights version of its number bear the same, or two attempts have made them.
+    """
     _last: LastPublished | None = None
 
     def publish(self, version: int, weights: GatheredWeights, *, in_full: bool = False) -> bool:
@@ -105,8 +110,12 @@ class Publisher:
 
     def digest(self, version: int) -> str:
         """That of a version that is published."""
+        return self.manifest(version).digest
+
+    def manifest(self, version: int) -> Manifest:
+        """That of a version that is published."""
         path = self.task.layout.weights_version(version)
-        return self.task.retrying(lambda: read_manifest(path), f"reading {path}").digest
+        return self.task.retrying(lambda: read_manifest(path), f"reading {path}")
 
     def _can_be_a_base(self, version: int, tensors: Sequence[TensorBytes]) -> bool:
         """Whether the files of a whole model hold the trainer's tensors under their names: transformers stores those
@@ -125,7 +134,7 @@ class Publisher:
             write(directory)
             self.refuse_if_superseded()  # checked at the last moment: the writing may have waited for room
 
-        whole = {"iteration": version, "attempt": self.task.attempt, "time": time.time(), **about}
+        whole = {"iteration": version, "attempt": self.task.attempt, STATE: self.state, "time": time.time(), **about}
         committing = partial(publish, self.task.layout, version, write_unless_superseded, **whole)
         return self.task.retrying(committing, f"weights version {version}")
 
@@ -147,19 +156,21 @@ class TrainingArtifacts:
     longest_save_s: float = 0.0
     archived: int = 0
     """Iterations before this one have been archived by this attempt."""
+    state: InitVar[str | None] = None
+    """See :class:`Publisher`."""
     publisher: Publisher = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.publisher = Publisher(self.task, self._refuse_if_superseded)
+    def __post_init__(self, state: str | None) -> None:
+        self.publisher = Publisher(self.task, self._refuse_if_superseded, state)
 
     def reconcile(self, iteration: int) -> None:
-        """Make the files agree with the state after ``iteration`` updates: set aside younger ones, and publish the
-        weights version that is missing. The one that training resumes from is a whole model: what follows does not
-        depend on what lies before.
+        """Make the files agree with the state after ``iteration`` updates: set aside younger ones, and the weights
+        version of another attempt, and publish the version that is missing. The one that training resumes from is a
+        whole model: what follows does not depend on what lies before.
         """
 
         def set_aside() -> None:
-            layout = self.task.layout
+            layout, state = self.task.layout, self.publisher.state
             reason = f"younger than the state after {iteration} iterations, from which training resumed"
             self.task.set_aside(younger_than(layout, iteration), reason)
             if is_delta(path := layout.weights_version(iteration)):
@@ -167,8 +178,8 @@ class TrainingArtifacts:
                     [path], "a delta of the version from which training resumed, which is a whole model"
                 )
             try:
-                if self.is_published(iteration):
-                    self.task.retrying(lambda: read_manifest(path), f"reading {path}")
+                if self.is_published(iteration) and self.publisher.manifest(iteration).about.get(STATE) != state:
+                    self.task.set_aside([path], "it was computed by another attempt than the checkpoint of its number")
             except DamagedError as damage:
                 self.task.set_aside([path], f"the version from which training resumed: {damage.what}")
 
@@ -193,10 +204,9 @@ class TrainingArtifacts:
         layout, started = self.task.layout, time.monotonic()
         rendezvous.on_rank_zero(self._refuse_if_superseded)
         path = layout.checkpoint(iteration)
-        cursor = {"iteration": iteration, "skipped_in_a_row": self.engine.skipped_in_a_row}
-        mine = self.task.retrying(
-            lambda: checkpoint.save(self.engine, path, cursor), f"the checkpoint after {iteration} iterations"
-        )
+        cursor = {"iteration": iteration, "skipped_in_a_row": self.engine.skipped_in_a_row, STATE: self.publisher.state}
+        saving = partial(checkpoint.save, self.engine, path, cursor, **{STATE: self.publisher.state})
+        mine = self.task.retrying(saving, f"the checkpoint after {iteration} iterations")
         self._refuse_anothers(path, mine)
         self._keep_house(lambda: checkpoint.retain(layout.checkpoints, self.task.recipe.training.keep_checkpoints))
         self._keep_house(self._archive)

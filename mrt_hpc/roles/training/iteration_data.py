@@ -26,6 +26,7 @@ from mrt_hpc.roles.task.context import Task, positions_there, set_group_aside
 from mrt_hpc.roles.task.peers import Peers, PeerStatus
 from mrt_hpc.roles.training.sampler_agreement import comparable
 from mrt_hpc.run.archive import read_sampled
+from mrt_hpc.run.atomic import sync_names
 from mrt_hpc.run.groups import Group, refuse_another_problem
 from mrt_hpc.run.manifest import DamagedError, unreadable
 from mrt_hpc.run.problems import draw_indices, read_problems
@@ -221,6 +222,9 @@ class RolloutReader:
         """
         if not self.is_complete():
             raise self._not_as_first_seen()
+        if self.task.rank == 0 and (folder := self.task.layout.groups(self.iteration)).is_dir():
+            # what is learnt stays: a task that committed a group may have been killed before it synced its name
+            self.task.retrying(partial(sync_names, folder), f"syncing {folder}")
         batch = batch_of([self._groups[position] for position in sorted(self._groups)], self.question_ids)
         learnt = self._learnt(batch)
         if learnt.dropped_branches:

@@ -1,0 +1,297 @@
+"""Explores every crash state of the protocols, what a network filesystem may do, and interleavings of the contests.
+
+    PYTHONPATH=tests/support python tests/crash/explore.py                      once, as the tests do
+    PYTHONPATH=tests/support python tests/crash/explore.py --times 0.1          a tenth of it
+    PYTHONPATH=tests/support python tests/crash/explore.py --hours 8 --seed 5   further seeds, for so long
+
+A state is built, what was promised is looked for in it, a task resumes from it, and the outcome must be that of an
+undisturbed run. Some resumptions are recorded themselves, and crash as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shutil
+import sys
+import tempfile
+import time
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from disk import Crash, Recording, crashes, tree_after
+from file_calls import calls_seen_by
+from interleaving import AtCalls, AtRandom, Simulation
+from network import SENT_TWICE, STALE, NetworkFilesystem
+from tiny_training import ATTEMPTS
+
+from mrt_hpc.run import archive, atomic, weights_delta
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.training import checkpoint, export
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from contests import Contest
+    from interleaving import Schedule
+    from protocols import Protocol
+
+IN_MEMORY = Path("/dev/shm")
+RESUMPTIONS, SUBSETS = 6, 40
+MOST_NAPS = 2000  # of a whole exploration, which may try again what fails
+AGAIN = 8  # crash states of a resumption
+
+
+@dataclass
+class Found:
+    """What an exploration has found."""
+
+    states: set[bytes] = field(default_factory=set)
+    """The crash states, or the interleavings, that differ."""
+    violations: list[str] = field(default_factory=list)
+    sites: set[str] = field(default_factory=set)
+    """The lines of the package that have changed files or names: there was a crash before and after each."""
+
+
+@dataclass
+class Exploration:
+    """Explores one protocol in a folder."""
+
+    protocol: Protocol
+    layout: RunLayout
+    random: Random
+    subsets: int
+    """Random choices of what is lost, after each step."""
+    found: Found = field(default_factory=Found)
+    wanted: Any = None
+
+    def all(self, states: int, resumptions: int) -> Found:
+        """Explore so many crash states, and further ones of so many resumptions that crash as well."""
+        self.protocol.make(self.layout)
+        recording = self.recorded()
+        self.wanted = self.protocol.outcome(self.layout)
+        self._explore(recording, states)
+        lost = self._some(list(crashes(recording, self.random, self.subsets)), resumptions)
+        killed = self._some([Crash(after) for after in range(len(recording.steps))], 2 * resumptions)
+        for crash in [*lost, *killed]:
+            self._build(recording, crash)
+            kept = [p for p in recording.promises if p.after <= crash.after]
+            resumed = self.recorded(*((recording, crash.after) if crash == Crash(crash.after) else ()))
+            resumed.promises[:0] = [p._replace(after=0) for p in kept]
+            self._explore(resumed, AGAIN, of=f"{describe(recording, crash)}, and again ")
+        return self.found
+
+    def over_a_network(self, most: int) -> Found:
+        """Make each mistake of a network filesystem at so many calls, and let the next attempt go on."""
+        self.protocol.make(self.layout)
+        begin = Recording(self.layout.root)
+        self.recorded()
+        self.wanted = self.protocol.outcome(self.layout)
+        for mistake in (SENT_TWICE, STALE):
+            calls = self._mistaken(begin, NetworkFilesystem(mistake, at=0))
+            for number in self.random.sample(range(1, calls + 1), min(most, calls)):
+                self._mistaken(begin, NetworkFilesystem(mistake, number))
+        return self.found
+
+    def _mistaken(self, begin: Recording, filesystem: NetworkFilesystem) -> int:
+        """Run the protocol on a filesystem; the number of calls at which it might have made the mistake."""
+        self._build(begin, Crash(0))
+        promised: list[Any] = []
+        with suppress(Exception), calls_seen_by(filesystem, self.layout.root):
+            self.protocol.act(self.layout, promised.append)
+        begin_process()
+        where = f"{self.protocol.name}: call {filesystem.at}, {filesystem.mistake}"
+        self.found.violations += [f"{where}: {wrong}" for wrong in self._violations(promised)]
+        self.found.states.add(where.encode())
+        return filesystem.calls
+
+    def recorded(self, *earlier: Any) -> Recording:
+        """The steps of the protocol from what lies at the layout; or after the steps of a process that was killed."""
+        begin_process()
+        recording = Recording(self.layout.root, *earlier)
+        with calls_seen_by(recording, self.layout.root):
+            self.protocol.act(self.layout, recording.promise)
+        recording.end()
+        self.found.sites |= recording.sites
+        return recording
+
+    def _explore(self, recording: Recording, states: int, of: str = "") -> None:
+        seen: set[tuple[int, bytes]] = set()
+        crashed = crashes(recording, self.random, self.subsets)
+        for crash in crashed if not of else self._some(list(crashed), AGAIN):
+            promised = [p.what for p in recording.promises if p.after <= crash.after]
+            digest = tree_after(recording, crash).digest()
+            if (len(promised), digest) in seen:
+                continue
+            seen.add((len(promised), digest))
+            self._build(recording, crash)
+            where = f"{self.protocol.name}: {of}{describe(recording, crash)}"
+            self.found.violations += [f"{where}: {wrong}" for wrong in self._violations(promised)]
+            if len(seen) >= states:
+                break
+        self.found.states |= {digest for _, digest in seen}
+
+    def _some(self, every: list[Crash], count: int) -> list[Crash]:
+        return self.random.sample(every, min(count, len(every)))
+
+    def _build(self, recording: Recording, crash: Crash) -> None:
+        shutil.rmtree(self.layout.root)
+        tree_after(recording, crash).build(self.layout.root)
+        begin_process()
+
+    def _violations(self, promised: list[Any]) -> Iterator[str]:
+        """What is wrong with a state, before and after a task resumes from it."""
+        for what in promised:
+            try:
+                if not self.protocol.kept(self.layout, what):
+                    yield f"{what} was done, and is lost"
+            except Exception as error:  # whatever a reader raises
+                yield f"{what} was done, and is not whole: {error!r}"
+        try:
+            self.protocol.act(self.layout, lambda _: None)
+            if (outcome := self.protocol.outcome(self.layout)) != self.wanted:
+                yield f"the outcome is {outcome}, not {self.wanted}"
+        except Exception as error:  # the resumed task may raise anything
+            yield f"it does not end: {error!r}"
+
+
+def begin_process() -> None:
+    """What a process remembers of files is forgotten."""
+    archive._opened.cache_clear()
+    atomic._sync_above.cache_clear()
+
+
+@contextmanager
+def in_memory() -> Iterator[Path]:
+    """A folder in memory; during the block, what the package does in threads is done one after the other."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (atomic, checkpoint, export, weights_delta):
+            patch.setattr(module, "ThreadPoolExecutor", OneAfterTheOther)
+        patch.setattr(time, "sleep", Naps().nap)
+        atomic._sync_pool.cache_clear()
+        place = IN_MEMORY if IN_MEMORY.is_dir() else None
+        with tempfile.TemporaryDirectory(prefix="mrt-hpc-crash-", dir=place) as folder:
+            yield Path(folder)
+    atomic._sync_pool.cache_clear()
+
+
+@dataclass
+class Naps:
+    """A process that is alone has nothing to wait for: its pauses take no time, and too many of them are an error."""
+
+    taken: int = 0
+
+    def nap(self, _: float) -> None:
+        self.taken += 1
+        if self.taken > MOST_NAPS:
+            self.taken = 0
+            raise RuntimeError(f"{MOST_NAPS} pauses, and no end")
+
+
+class OneAfterTheOther(Executor):
+    """Stands where the package has a pool of threads."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        """It takes the arguments of the other, and needs none."""
+
+    def submit(self, action: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(action(*given, **named))
+        except Exception as error:  # the one who waits raises it
+            done.set_exception(error)
+        return done
+
+
+def explored(
+    protocol: Protocol, *, seed: int = 0, subsets: int = 40, states: int = 500, resumptions: int = 10
+) -> Found:
+    """Explore a protocol in a folder in memory; see :class:`Exploration`."""
+    with in_memory() as folder:
+        return Exploration(protocol, RunLayout(folder / "run"), Random(seed), subsets).all(states, resumptions)
+
+
+def over_a_network(protocol: Protocol, *, seed: int = 0, most: int = 100) -> Found:
+    """Run a protocol with mistakes of a network filesystem; see :class:`Exploration`."""
+    with in_memory() as folder:
+        return Exploration(protocol, RunLayout(folder / "run"), Random(seed), SUBSETS).over_a_network(most)
+
+
+def contested(contest: Contest, *, seed: int = 0, interleavings: int = 500) -> Found:
+    """Run a contest so often: without a disturbance, with a switch at each call, with two switches, and at random."""
+    random, found = Random(seed), Found()
+    with in_memory() as folder:
+        layout = RunLayout(folder / "run")
+        calls = _interleaved(contest, layout, AtCalls(frozenset()), "undisturbed", found)
+        singles = [frozenset({call}) for call in range(calls)]
+        pairs = [frozenset(random.sample(range(calls), 2)) for _ in range(interleavings // 8)]
+        for switches in [*random.sample(singles, min(calls, interleavings // 8)), *pairs]:
+            _interleaved(contest, layout, AtCalls(switches), f"switches at {sorted(switches)}", found)
+        for number in range(interleavings * 3 // 4):
+            schedule = AtRandom(Random(f"{seed} {number}"))
+            _interleaved(contest, layout, schedule, f"seed {seed} {number}", found)
+    return found
+
+
+def _interleaved(contest: Contest, layout: RunLayout, schedule: Schedule, name: str, found: Found) -> int:
+    """One interleaving of a contest; the number of its calls."""
+    shutil.rmtree(layout.root, ignore_errors=True)
+    ATTEMPTS.begin()
+    contest.make(layout)
+    begin_process()
+    simulation = Simulation(contest.acts(layout), schedule)
+    with calls_seen_by(simulation, layout.root):
+        processes = simulation.run()
+    found.violations += [f"{contest.name}, {name}: {wrong}" for wrong in contest.wrong(layout, processes)]
+    found.states.add(simulation.history.digest())
+    return simulation.calls
+
+
+def describe(recording: Recording, crash: Crash) -> str:
+    """A crash in words, with the lines of the package."""
+    at = recording.steps[crash.after - 1].site if crash.after else "the beginning"
+    lost, torn = ([f"{n}:{recording.steps[n].site}" for n in sorted(some)] for some in (crash.lost, crash.torn))
+    return f"after step {crash.after} ({at}), lost {lost}, torn {torn}"
+
+
+def main() -> int:
+    from contests import CONTESTS
+    from protocols_of_runs import PROTOCOLS
+    from tiny_training import tiny_engines
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hours", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--times", type=float, default=1.0)
+    asked = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    end, seed, wrong = time.monotonic() + asked.hours * 3600, asked.seed, 0
+    while True:
+        with tiny_engines():
+            for protocol in PROTOCOLS:
+                states, resumptions = int(protocol.states * asked.times), int(RESUMPTIONS * asked.times)
+                found = explored(protocol(), seed=seed, states=states, resumptions=resumptions)
+                wrong += _show(f"seed {seed}, crash states of {protocol.name}", found)
+                found = over_a_network(protocol(), seed=seed, most=int(100 * asked.times))
+                wrong += _show(f"seed {seed}, mistakes of a network filesystem in {protocol.name}", found)
+        with tiny_engines(noisy=True):
+            for contest in CONTESTS:
+                found = contested(contest(), seed=seed, interleavings=int(contest.interleavings * asked.times))
+                wrong += _show(f"seed {seed}, interleavings of {contest.name}", found)
+        seed += 1
+        if time.monotonic() >= end:
+            return int(bool(wrong))
+
+
+def _show(what: str, found: Found) -> int:
+    print(f"{what}: {len(found.states)}, {len(found.violations)} violations", *found.violations, sep="\n", flush=True)
+    return len(found.violations)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""What a network filesystem does to a single call: a request whose answer was lost and that is sent again, or a handle
+that is stale.
+
+A protocol meets one of these at one of its calls. It may go on, or end with an error; then the next attempt must end as
+if nothing had happened, and what was promised before must be there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from file_calls import call_site
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from file_calls import FileCall
+
+TWICE = {
+    "link": errno.EEXIST, "mkdir": errno.EEXIST, "unlink": errno.ENOENT, "rmdir": errno.ENOENT,
+    "rename": errno.ENOENT, "replace": errno.ENOENT,
+}  # fmt: skip
+"""What a call that has succeeded reports when it was sent again."""
+READS = frozenset({"stat", "lstat", "open", "listdir", "scandir"})
+SENT_TWICE, STALE = "sent twice", "stale handle"
+
+
+@dataclass
+class NetworkFilesystem:
+    """An observer that makes one mistake: at the call with this number, of those that it can be made at."""
+
+    mistake: str
+    at: int
+    calls: int = 0
+    """The number of calls at which the mistake can be made."""
+
+    def call(self, call: FileCall, make: Callable[[], Any]) -> Any:
+        number = TWICE.get(call.name) if self.mistake == SENT_TWICE else errno.ESTALE if call.name in READS else None
+        if number is None or not call_site():  # what a library's own threads write
+            return make()
+        self.calls += 1
+        if self.calls != self.at:
+            return make()
+        if self.mistake == SENT_TWICE:
+            make()
+        raise OSError(number, os.strerror(number), *call.paths[:1])

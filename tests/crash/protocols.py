@@ -1,0 +1,161 @@
+"""The protocols that keep a run whole, by their real functions: what each does from any state, and what it promises.
+
+``act`` is what a task does: it is also what the next attempt does after a crash, so it ends from every state. It calls
+``promise`` with what counts as done from that moment on, and ``kept`` says of a disk whether such a promise is kept.
+``outcome`` is what an undisturbed run leaves behind; the same must be there after every crash.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from run_of import run_of
+from samples import rollout, sampled
+from tiny_training import ATTEMPTS, CHANGES, TinyRun, first_version
+
+from mrt_hpc.analysis.measures import IterationMetrics
+from mrt_hpc.run.archive import archive_groups, opened, sampled_manifest, sampled_positions
+from mrt_hpc.run.groups import commit_group
+from mrt_hpc.run.heartbeats import Observer
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.leases import Holder, group_leases
+from mrt_hpc.run.manifest import verify
+from mrt_hpc.run.weights import prune, publish, published_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Promise = Callable[[Any], None]
+
+
+class Protocol:
+    """One of them, on a run directory."""
+
+    name: str
+    states: int
+    """How many crash states the tests try, if there are as many."""
+
+    def make(self, layout: RunLayout) -> None:
+        """Make the run directory; it is on the disk before anything happens."""
+        layout.root.mkdir()
+        layout.identity.write_text("run")
+
+    def act(self, layout: RunLayout, promise: Promise) -> None:
+        raise NotImplementedError
+
+    def kept(self, layout: RunLayout, promised: Any) -> bool:
+        """Whether what was promised is there, before anything is mended."""
+        raise NotImplementedError
+
+    def outcome(self, layout: RunLayout) -> Any:
+        raise NotImplementedError
+
+
+def is_whole(directory: Path) -> bool:
+    """Whether a directory is what its manifest says."""
+    verify(directory)
+    return True
+
+
+def group_is_whole(layout: RunLayout, iteration: int, position: int) -> bool:
+    """Whether a group is there, in its archive or beside it, as its manifest says."""
+    archive = opened(layout, iteration)
+    if archive is None or position not in archive.members:
+        return is_whole(layout.group(iteration, position))
+    manifest = archive.manifest(position)
+    return all(archive.verified(position, manifest, name) for name in manifest.files)
+
+
+class Groups(Protocol):
+    """Claim and commit of the groups of an iteration, and its archive when training has passed it."""
+
+    name = "groups"
+    states = 3600
+    positions = range(3)
+
+    def act(self, layout: RunLayout, promise: Promise) -> None:
+        me = Holder(layout.root, "segment-000.inference", 0, ATTEMPTS.new())
+        leases = group_leases(layout, 0, me, Observer(20.0))
+        for position in self.positions:
+            if position not in sampled_positions(layout, 0) and leases.claim(position):
+                commit_group(layout.group(0, position), sampled(rollout(f"p{position}", 0)))
+                promise(position)
+        archive_groups(layout, 0, len(self.positions))
+
+    def kept(self, layout: RunLayout, promised: int) -> bool:
+        return group_is_whole(layout, 0, promised)
+
+    def outcome(self, layout: RunLayout) -> Any:
+        whole = [position for position in self.positions if group_is_whole(layout, 0, position)]
+        digests = [sampled_manifest(layout, 0, position).digest for position in whole]
+        return digests, layout.groups(0).exists(), layout.leases(0).exists()
+
+
+class Versions(Protocol):
+    """Publication of whole weights versions, and the removal of those that are not needed any more."""
+
+    name = "weights versions"
+    states = 1200
+    last = 3
+
+    def act(self, layout: RunLayout, promise: Promise) -> None:
+        for version in range(1, self.last + 1):
+            if version < max(published_versions(layout), default=-1):
+                continue
+
+            def write(directory: Path, version: int = version) -> None:
+                (directory / "model.safetensors").write_bytes(bytes([version]) * 64)
+                (directory / "config.json").write_text("{}")
+
+            publish(layout, version, write)
+            promise(version)
+            prune(layout, {version})
+
+    def kept(self, layout: RunLayout, promised: int) -> bool:
+        newest = max(published_versions(layout), default=-1)
+        return newest >= promised and is_whole(layout.weights_version(newest))
+
+    def outcome(self, layout: RunLayout) -> Any:
+        return [(v, verify(layout.weights_version(v)).digest) for v in published_versions(layout)]
+
+
+class Training(Protocol):
+    """A run of two iterations: groups, updates, metrics, weights versions, checkpoints, archives, and what a trainer
+    that resumes sets aside.
+    """
+
+    name = "training"
+    states = 1100
+    last = 2
+    changes: tuple[str, ...] = ()
+
+    def make(self, layout: RunLayout) -> None:
+        run_of(layout.root, *CHANGES, *self.changes, recipe="small_world/grpo")
+        first_version(layout)
+        TinyRun.of(layout)  # reads recipe and plan, which it keeps
+
+    def act(self, layout: RunLayout, promise: Promise) -> None:
+        TinyRun.of(layout).end(promise)
+
+    def kept(self, layout: RunLayout, promised: Any) -> bool:
+        if promised[0] == "group":
+            return group_is_whole(layout, *promised[1:])
+        newest = max(path for path in layout.checkpoints.iterdir() if layout.step_of(path) is not None)
+        published = [layout.weights_version(version) for version in published_versions(layout)]
+        return layout.step_of(newest) > promised[1] and all(is_whole(path) for path in (newest, *published))
+
+    def outcome(self, layout: RunLayout) -> Any:
+        trained = [IterationMetrics.read(layout.metrics(i)).batch for i in range(self.last)]
+        groups = [sorted(sampled_positions(layout, i)) for i in range(self.last)]
+        models = [verify(layout.weights_version(version)).digest for version in (0, self.last)]
+        return trained, groups, models, max(layout.checkpoints.iterdir()).name
+
+
+class Deltas(Training):
+    """The same with weights versions of which some are deltas."""
+
+    name = "deltas"
+    states = 400
+    last = 3
+    changes = ("training.full_weights_every=4", "schedule.iterations=3", "schedule.iterations_per_job=3")

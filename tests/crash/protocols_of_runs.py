@@ -1,0 +1,417 @@
+"""The protocols of a run's directory: its making, what is submitted, what changes it, and what evaluations share."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from basics import RECIPES
+from protocols import Deltas, Groups, Protocol, Training, Versions, is_whole
+from run_of import run_of
+from samples import rollout, sampled
+from tiny_training import ATTEMPTS, CHANGES, TinyRun
+
+from mrt_hpc.analysis.measures import EvaluationSummary
+from mrt_hpc.analysis.rows import summarise_evaluation
+from mrt_hpc.attempt import ledger
+from mrt_hpc.attempt.ledger import claimed, record_site, record_submission, remember_site, submissions
+from mrt_hpc.attempt.notify import forget_notices, is_first_notice, sign, take_back
+from mrt_hpc.attempt.sole_attempt import sole_attempt
+from mrt_hpc.backends.local.site import LocalSite
+from mrt_hpc.domains import small_world
+from mrt_hpc.evaluate import regrade
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.lock import read_lock
+from mrt_hpc.roles.task.context import positions_there, set_group_aside
+from mrt_hpc.roles.tracking import Points, write_events
+from mrt_hpc.run.archive import read_sampled
+from mrt_hpc.run.atomic import TEMPORARY_MARK, remove_leftovers, remove_whole, sync_names, write_text
+from mrt_hpc.run.evaluation_settings import Fingerprint
+from mrt_hpc.run.fork_record import ForkRecord
+from mrt_hpc.run.groups import commit_group, merged, part_file, read_group
+from mrt_hpc.run.heartbeats import Observer
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.leases import Holder, Leases
+from mrt_hpc.run.manifest import MANIFEST, DamagedError, commit_whole, read_manifest, verify
+from mrt_hpc.run.results import StoredSamples
+from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.task_state import TaskRecord, TaskState, forget_failures, read_task, write_task
+from mrt_hpc.run.weights import pin, pinned_versions, prune, publish, published_versions, take_over
+from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.submit.origin import Origin
+from mrt_hpc.submit.renewal import is_renewed, renew
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from protocols import Promise
+
+    from mrt_hpc.plan.jobs import Plan
+    from mrt_hpc.recipe.schema import Recipe
+
+STARTING_MODEL = Path(small_world.__file__).parent / "starting_model"
+JOB = "segment-000.trainer"
+
+
+@cache
+def recipe_and_plan(*changes: str) -> tuple[Recipe, Plan]:
+    recipe = load_recipe(RECIPES / "small_world" / "grpo.yaml", (*CHANGES, *changes))
+    return recipe, compile_plan(recipe, LocalSite())
+
+
+@contextmanager
+def on_another_node() -> Iterator[None]:
+    """What is recorded of this process during the block is of a node that no other block was on."""
+    with pytest.MonkeyPatch.context() as patch:
+        name = ATTEMPTS.new()
+        patch.setattr(ledger.socket, "gethostname", lambda: name)
+        yield
+
+
+class Making(Protocol):
+    """The making of a run directory."""
+
+    name = "making"
+    states = 300
+
+    def make(self, layout: RunLayout) -> None:
+        layout.root.mkdir()
+
+    def act(self, layout: RunLayout, promise: Promise) -> None:
+        create_or_open(layout.root / "runs" / "mine", *recipe_and_plan())
+        promise("a run")
+
+    def kept(self, layout: RunLayout, promised: str) -> bool:
+        run = RunLayout(layout.root / "runs" / "mine")
+        return read_lock(run.recipe_lock) == recipe_and_plan()[0] and read_plan(run.plan) == recipe_and_plan()[1]
+
+    def outcome(self, layout: RunLayout) -> Any:
+        run = layout.root / "runs" / "mine"
+        return sorted(str(path.relative_to(run)) for path in run.rglob("*"))
+
+
+class Forking(Making):
+    """The making of a run that begins with a weights version of another."""
+
+    name = "forking"
+    states = 60
+
+    def make(self, layout: RunLayout) -> None:
+        super().make(layout)
+        other = RunLayout(layout.root / "other")
+        other.root.mkdir()
+        other.identity.write_text("other")
+        publish(other, 1, partial(take_over, STARTING_MODEL))
+
+    def act(self, layout: RunLayout, promise: Promise) -> None:
+        weights = RunLayout(layout.root / "other").weights_version(1)
+        record = ForkRecord("other", "other", 1, read_manifest(weights).digest, (), ())
+        create_or_open(layout.root / "runs" / "mine", *recipe_and_plan(), origin=Origin(weights, record))
+        promise("a run")
+
+    def kept(self, layout: RunLayout, promised: str) -> bool:
+        first = RunLayout(layout.root / "runs" / "mine").first_model
+        verify(first, anywhere=True)
+        return super().kept(layout, promised)
+
+
+class Renewal(Protocol):
+    """Other values for a run that exists: more iterations and other resources."""
+
+    name = "renewal"
+    states = 300
+    changes = ("schedule.iterations=4", "resilience.retries=1")
+
+    def make(self, layout: RunLayout) -> None:
+        create_or_open(layout.root, *recipe_and_plan())
+        for job in recipe_and_plan()[1].jobs:
+            write_task(layout, job.name, 0, TaskRecord(TaskState.DONE))
+
+    def act(self, layout: RunLayout, promise: Promise) -> None:
+        recipe, plan = recipe_and_plan(*self.changes)
+        if is_renewed(layout, recipe, plan):
+            renew(layout, recipe, plan)
+            promise("other values")
+
+    def kept(self, layout: RunLayout, promised: str) -> bool:
+        return not is_renewed(layout, *recipe_and_plan(*self.changes))
+
+    def outcome(self, layout: RunLayout) -> Any:
+        plan = read_plan(layout.plan)
+        return plan, read_lock(layout.recipe_lock), [read_task(layout, job.name, 0).state for job in plan.jobs]
+
+
+class Ledger(Protocol):
+    """What is submitted: each job that the queue has accepted is recorded before the next one is sent."""
+
+    name = "ledger"
+    states = 1500
+
+    def make(self, layout: RunLayout) -> None:
+        create_or_open(layout.root, *recipe_and_plan())
+
+    def act(self, layout: RunLayout, promise: Promise) -> None:
+        with on_another_node(), claimed(layout, 0.0):
+            site, sent = LocalSite(), {entry.job for entry in submissions(layout)}
+            record_site(layout, site)
+            for number, job in enumerate(read_plan(layout.plan).jobs):
+                if job.name not in sent:
+                    record_submission(layout, job.name, str(number), site.name)
+                    promise(job.name)
+            remember_site(layout, site)
+
+    def kept(self, layout: RunLayout, promised: str) -> bool:
+        return promised in {entry.job for entry in submissions(layout)}
+
+    def outcome(self, layout: RunLayout) -> Any:
+        return [(entry.job, entry.job_id) for entry in submissions(layout)]
+
+
+class Endings(Protocol):
+    """The states of tasks, and a notice that is given once."""
+
+    name = "endings"
+    states = 900
+
+    def make(self, layout: RunLayout) -> None:
+        create_or_open(layout.root, *recipe_and_plan())
+
+    def act(self, layout: RunLayout, promise: Promise) -> None:
+        if read_task(layout, JOB, 0).state is not TaskState.DONE:
+            attempt = ATTEMPTS.new()
+            write_task(layout, JOB, 0, TaskRecord(TaskState.RUNNING, attempt=attempt))
+            sign(layout, JOB)
+            is_first_notice(layout, JOB, "full_disk")
+            take_back(layout, JOB, "full_disk")
+            is_first_notice(layout, JOB, "failed")
+            forget_notices(layout)
+            with sole_attempt(replace(TinyRun.of(layout).trainer, attempt=attempt)):
+                write_task(layout, JOB, 0, TaskRecord(TaskState.RETRYING, attempt=attempt))
+            forget_failures(layout, JOB, [0])
+            write_task(layout, JOB, 0, TaskRecord(TaskState.DONE, attempt=attempt))
+            promise("done")
+
+    def kept(self, layout: RunLayout, promised: str) -> bool:
+        return read_task(layout, JOB, 0).state is TaskState.DONE
+
+    def outcome(self, layout: RunLayout) -> Any:
+        return read_task(layout, JOB, 0).state
+
+
+class Damage(Groups):
+    """A damaged group of an archive is set aside and sampled again; the others stay."""
+
+    name = "damage"
+    states = 900
+
+    def make(self, layout: RunLayout) -> None:
+        run_of(layout.root, *CHANGES, recipe="small_world/grpo")
+        super().act(layout, lambda _: None)
+        content = layout.group_archive(0).read_bytes()
+        middle = content.index(b"00000/rollouts.parquet") + 200
+        layout.group_archive(0).write_bytes(content[:middle] + b"damage" + content[middle + 6 :])
+
+    def act(self, layout: RunLayout, promise: Promise) -> None:
+        task = TinyRun.of(layout).trainer
+        for position in sorted(positions_there(task, 0)):
+            try:
+                read_sampled(layout, 0, position)
+            except DamagedError as damage:
+                set_group_aside(task, 0, position, damage)
+        super().act(layout, promise)
+
+
+class Stored(Protocol):
+    """Samples of an evaluation in a results folder, the shard that is made of them, and its summary."""
+
+    name = "stored samples"
+    states = 1300
+    problems = range(2)
+    grader = "0123456789abcdef"
+
+    def make(self, layout: RunLayout) -> None:
+        layout.root.mkdir()
+        layout.identity.write_text("run")
+        (layout.root / "results").mkdir()
+
+    def act(self, layout: RunLayout, promise: Promise) -> None:
+        shard, summary = layout.evaluation_shard(0, "aime", 0), layout.evaluation_summary(0, "aime")
+        if not shard.exists():
+            store = StoredSamples.of(layout.root / "results", FINGERPRINT)
+            me = Holder(layout.root, JOB, 0, ATTEMPTS.new())
+            leases = Leases(store.leases, me, Observer(20.0), lambda p: not store.lacking(p, 1), store.heart)
+            for problem in self.problems:
+                if (lacking := store.lacking(problem, 1)) and leases.claim(problem):
+                    store.commit(problem, lacking, sampled(rollout(f"p{problem}", 0)), self.grader)
+                    promise(problem)
+                    leases.release(problem)
+            batches = [store.batches(problem)[0] for problem in self.problems]
+            commit_group(shard, merged([store.read(batch, [0]) for batch in batches]), weights="w")
+            promise("shard")
+        rewards = {r.problem_id: [r.reward] for r in read_group(shard).rollouts}
+        summarise_evaluation(0, "aime", rewards).write(summary)
+        promise("summary")
+
+    def kept(self, layout: RunLayout, promised: int | str) -> bool:
+        if promised == "summary":
+            return EvaluationSummary.read(layout.evaluation_summary(0, "aime")).accuracy == 1.0
+        if promised == "shard":
+            return is_whole(layout.evaluation_shard(0, "aime", 0))
+        store = StoredSamples(layout.root / "results" / FINGERPRINT.digest[:24])
+        return is_whole(store.batches(promised)[0].path)
+
+    def outcome(self, layout: RunLayout) -> Any:
+        return verify(layout.evaluation_shard(0, "aime", 0)).digest
+
+
+FINGERPRINT = Fingerprint(
+    weights="w", benchmark="aime", problems="p", seed=0, sampling={}, mode={}, episodes={}, prover=None,
+    dtype="float32", code={}, engine={},
+)  # fmt: skip
+
+
+class Spoilt(Stored):
+    """Stored samples of which one batch is damaged: it is set aside and sampled again."""
+
+    name = "damaged samples"
+    states = 600
+
+    def make(self, layout: RunLayout) -> None:
+        super().make(layout)
+        store = StoredSamples.of(layout.root / "results", FINGERPRINT)
+        store.commit(0, range(1), sampled(rollout("p0", 0)), self.grader)
+        part_file(store.batches(0)[0].path, "rollouts").write_bytes(b"damage")
+
+    def act(self, layout: RunLayout, promise: Promise) -> None:
+        store = StoredSamples.of(layout.root / "results", FINGERPRINT)
+        for batch in store.batches(0):
+            try:
+                store.read(batch, [0])
+            except DamagedError:
+                store.set_aside(batch)
+        super().act(layout, promise)
+
+
+class Regrading(Stored):
+    """Shards get the verdicts of another grader."""
+
+    name = "regrading"
+    states = 500
+
+    def make(self, layout: RunLayout) -> None:
+        super().make(layout)
+        super().act(layout, lambda _: None)
+
+    def act(self, layout: RunLayout, promise: Promise) -> None:
+        shard, waiting = layout.evaluation_shard(0, "aime", 0), layout.regraded(0, "aime")
+        interrupted = regrade._finish_interrupted(waiting, [shard])
+        if interrupted or read_manifest(shard).about.get("grader") != "another":
+            regrade._replace(layout, waiting, [shard], [read_group(shard)], "another")
+            shutil.rmtree(waiting)
+        promise("shard")
+
+    def outcome(self, layout: RunLayout) -> Any:
+        return super().outcome(layout), read_manifest(layout.evaluation_shard(0, "aime", 0)).about["grader"]
+
+
+class EventFiles(Protocol):
+    """The event files of TensorBoard are written again from the metrics, whenever a trainer resumes."""
+
+    name = "event files"
+    states = 50
+
+    def make(self, layout: RunLayout) -> None:
+        layout.root.mkdir()
+        layout.identity.write_text("run")
+
+        (layout.root / f".left{TEMPORARY_MARK}").touch()
+
+    def act(self, layout: RunLayout, promise: Promise) -> None:
+        remove_leftovers(layout.root)
+        write_text(layout.report, "report")
+        write_events(layout, layout.training_events, [Points(0, {"reward": 1.0}, 0.0)])
+
+    def kept(self, layout: RunLayout, promised: str) -> bool:
+        return True
+
+    def outcome(self, layout: RunLayout) -> Any:
+        return [path.name.rpartition(".")[2] for path in layout.training_events.iterdir()]
+
+
+class Pins(Protocol):
+    """A weights version that an evaluation wants stays until it has taken it over."""
+
+    name = "pins"
+    states = 600
+
+    def make(self, layout: RunLayout) -> None:
+        layout.root.mkdir()
+        for run in (self.run(layout), self.evaluation(layout)):
+            run.secrets.mkdir(parents=True)
+            run.identity.write_text(run.root.name)
+            (run.secrets / "server_key").write_text("key")
+        for version in range(3):
+            publish(self.run(layout), version, lambda directory: (directory / "model").write_bytes(b"w") and None)
+
+    def run(self, layout: RunLayout) -> RunLayout:
+        return RunLayout(layout.root / "training")
+
+    def evaluation(self, layout: RunLayout) -> RunLayout:
+        return RunLayout(layout.root / "evaluation")
+
+    def act(self, layout: RunLayout, promise: Promise) -> None:
+        run, copy = self.run(layout), self.evaluation(layout).weights_version(0)
+        if not copy.exists():
+            pin(run, 1, self.evaluation(layout))
+            promise("pinned")
+            prune(run, {2, *pinned_versions(run)})
+            commit_whole(copy, partial(take_over, run.weights_version(1), without=[MANIFEST]))
+        sync_names(copy.parent)  # as the first job does
+        promise("taken over")
+        for path in list_directory(run.pins):
+            path.unlink()
+        prune(run, {2})
+
+    def kept(self, layout: RunLayout, promised: str) -> bool:
+        copy = self.evaluation(layout).weights_version(0)
+        return is_whole(copy if promised == "taken over" or copy.exists() else self.run(layout).weights_version(1))
+
+    def outcome(self, layout: RunLayout) -> Any:
+        return published_versions(self.run(layout)), verify(self.evaluation(layout).weights_version(0)).digest
+
+
+class Cleaning(Groups):
+    """What a user removes is gone as a whole, and what stays is whole."""
+
+    name = "cleaning"
+    states = 50
+
+    def make(self, layout: RunLayout) -> None:
+        super().make(layout)
+        for version in range(3):
+            publish(layout, version, lambda directory: (directory / "model").write_bytes(b"w" * 9) and None)
+
+    def act(self, layout: RunLayout, promise: Promise) -> None:
+        for version in (0, 1):
+            if (path := layout.weights_version(version)).exists():
+                remove_whole(path)
+        promise("removed")
+
+    def kept(self, layout: RunLayout, promised: str) -> bool:
+        return all(is_whole(layout.weights_version(version)) for version in published_versions(layout))
+
+    def outcome(self, layout: RunLayout) -> Any:
+        return published_versions(layout)
+
+
+PROTOCOLS = (
+    Groups, Versions, Training, Deltas, Making, Forking, Renewal, Ledger, Endings, Damage, Stored, Spoilt, Regrading,
+    EventFiles, Pins, Cleaning,
+)  # fmt: skip

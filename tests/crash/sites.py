@@ -1,0 +1,87 @@
+"""The places of the package at which files or names change, found in its text."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGE = Path(__file__).parents[2] / "mrt_hpc"
+METHODS = frozenset({
+    "write_text", "write_bytes", "rename", "unlink", "mkdir", "rmdir", "touch", "symlink_to", "hardlink_to", "link",
+    "fsync", "rmtree", "copyfile", "copy2", "copytree", "move", "truncate", "makedirs", "save_pretrained", "ZipFile",
+    "save_file", "ParquetWriter", "write_table",
+})  # fmt: skip
+WRITING, LONGEST_MODE = frozenset("wax+"), 3
+WRITING_FLAGS = frozenset({"O_CREAT", "O_WRONLY", "O_RDWR"})
+COMMANDS = "what a command writes for its user, outside of runs: the user types it again"
+NODE = "files of one node, which end with the process that uses them"
+INSIDE = "writes into a folder that is committed as a whole afterwards: the crash is in the commit"
+FAILED = "tidies up after a failure, and changes nothing after a success"
+EXCEPTIONS = {
+    "cli/": COMMANDS, "cluster/": COMMANDS, "datasets/": COMMANDS, "hub.py": COMMANDS, "images.py": COMMANDS,
+    "backends/sites.py": COMMANDS, "domains/": COMMANDS,
+    "inference/": NODE, "roles/sampling/weights_on_node.py": NODE, "run/turns.py": NODE, "run/access.py _made": NODE,
+    "run/weights_delta.py _begin_files": NODE, "run/weights_delta.py _begin_file": NODE,
+    "run/weights_delta.py _write_tensor": NODE, "training/agreement.py make_small": NODE,
+    "backends/slurm/after_srun.py _scratch_fault": NODE,
+    "recipe/user_code.py keep": INSIDE, "training/export.py write": INSIDE, "run/parquet.py write_table": INSIDE,
+    "run/weights.py take_over": INSIDE,
+    "run/manifest.py commit_whole": FAILED, "submit/create.py create_or_open": FAILED,
+    "training/checkpoint.py save": FAILED, "run/quarantine.py set_aside": FAILED, 
+    "attempt/notify.py notify_stuck": FAILED,
+    "backends/slurm/arrays.py": "submitit's files of one submission: a job without them ends, and is sent again",
+    "evaluate/regrade.py _regrade": "removes what the shards hold by then",
+    "roles/evaluation.py summarise_if_complete": "removes what the shards hold by then",
+    "roles/tracking.py _settle": "files of W&B, which are made again", "run/process.py started": "output of processes",
+    "roles/tracking.py attach": "files of W&B, which are made again",
+    "roles/tracking.py _staged": "files of W&B, which are made again",
+    "roles/tracking.py write_events": "the folder of event files, which are made again from the metrics",
+}  # fmt: skip
+"""Places at which nothing crashes, by the beginning of a file's name or by file and function, each with the reason."""
+
+
+def excused(place: str, function: str) -> bool:
+    """Whether a place stands among the exceptions."""
+    file = place.partition(":")[0]
+    return any(file.startswith(name) if " " not in name else name == f"{file} {function}" for name in EXCEPTIONS)
+
+
+def change_sites() -> dict[str, str]:
+    """Each such call as ``run/atomic.py:93``, with the name of its function."""
+    found = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for function, call in _calls(ast.parse(file.read_text()), ""):
+            if _changes_files(call):
+                found[f"{file.relative_to(PACKAGE)}:{call.lineno}"] = function
+    return found
+
+
+def _calls(node: ast.AST, function: str) -> Iterator[tuple[str, ast.Call]]:
+    for child in ast.iter_child_nodes(node):
+        inner = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else function
+        if isinstance(child, ast.Call):
+            yield function, child
+        yield from _calls(child, inner)
+
+
+def _changes_files(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name == "open":
+        modes = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        flags = {n.attr for a in call.args for n in ast.walk(a) if isinstance(n, ast.Attribute)}
+        return any({*mode} & WRITING for mode in modes if len(mode) <= 3) or bool(
+            flags & {"O_CREAT", "O_WRONLY", "O_RDWR"}
+        )
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    if name == "ZipFile":
+        return len(call.args) > 1
+    if name == "replace":  # that of a text has two arguments
+        return len(call.args) == 1 and not call.keywords
+    if name == "copy":
+        return getattr(call.func.value, "id", "") == "shutil"
+    return name in METHODS

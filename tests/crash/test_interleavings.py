@@ -1,0 +1,43 @@
+"""Several processes at once, in thousands of orders, with kills and processes that stand still."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+from contests import CONTESTS
+from explore import contested
+from tiny_training import tiny_engines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from contests import Contest
+    from explore import Found
+
+INTERLEAVINGS = 10_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _engines() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    with tiny_engines(noisy=True):
+        yield
+    logging.disable(logging.NOTSET)
+
+
+@cache
+def found(contest: type[Contest]) -> Found:
+    return contested(contest(), interleavings=contest.interleavings)
+
+
+@pytest.mark.parametrize("contest", CONTESTS, ids=lambda contest: contest.name)
+def test_every_interleaving_keeps_what_must_hold(contest: type[Contest]) -> None:
+    assert found(contest).violations == []
+
+
+def test_there_are_enough_interleavings() -> None:
+    counts = {contest.name: len(found(contest).states) for contest in CONTESTS}
+    assert sum(counts.values()) >= INTERLEAVINGS, counts
