@@ -2,8 +2,9 @@
 filesystem may leave of them.
 
 Only what was synced is certain. Content that was not synced may be lost, or half there; names that were not synced may
-be lost, each for itself and in any order. A rename is one step: both of its names change, or neither does. This is the
-model of strict POSIX, weaker than what ext4 or XFS promise.
+be lost, each for itself and in any order. A rename is one step: both of its names change, or neither does, and it is
+certain when one of its directories is synced. Otherwise this is the model of strict POSIX, weaker than what ext4 or XFS
+promise.
 """
 
 from __future__ import annotations

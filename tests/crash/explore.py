@@ -30,6 +30,7 @@ from interleaving import AtCalls, AtRandom, Simulation
 from network import SENT_TWICE, STALE, NetworkFilesystem
 from tiny_training import ATTEMPTS
 
+from mrt_hpc.errors import UserError
 from mrt_hpc.run import archive, atomic, weights_delta
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.training import checkpoint, export
@@ -102,7 +103,7 @@ class Exploration:
         """Run the protocol on a filesystem; the number of calls at which it might have made the mistake."""
         self._build(begin, Crash(0))
         promised: list[Any] = []
-        with suppress(Exception), calls_seen_by(filesystem, self.layout.root):
+        with suppress(OSError, UserError), calls_seen_by(filesystem, self.layout.root):
             self.protocol.act(self.layout, promised.append)
         begin_process()
         where = f"{self.protocol.name}: call {filesystem.at}, {filesystem.mistake}"
@@ -247,7 +248,9 @@ def _interleaved(contest: Contest, layout: RunLayout, schedule: Schedule, name: 
     simulation = Simulation(contest.acts(layout), schedule)
     with calls_seen_by(simulation, layout.root):
         processes = simulation.run()
-    found.violations += [f"{contest.name}, {name}: {wrong}" for wrong in contest.wrong(layout, processes)]
+    errors = [process.error for process in processes if process.error is not None and not process.was_killed]
+    wrong = [repr(error) for error in errors if not isinstance(error, contest.allowed)]
+    found.violations += [f"{contest.name}, {name}: {each}" for each in (*wrong, *contest.wrong(layout, processes))]
     found.states.add(simulation.history.digest())
     return simulation.calls
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import sys
 import threading
 import time
@@ -116,7 +117,7 @@ class Process:
     error: BaseException | None = None
     hearts: list[heartbeats.Heart] = field(default_factory=list)
     stood_still: list[tuple[float, float]] = field(default_factory=list)
-    """From when to when."""
+    """From when to when; to infinity where it was killed."""
     listings: dict[str, tuple[float, list[str]]] = field(default_factory=dict)
     """What its node remembers of folders, and since when."""
 
@@ -166,6 +167,7 @@ class Simulation:
             self.history.update(f"{me.number} {still} ".encode())
             if still == float("inf"):
                 me.error = Killed()
+                me.stood_still.append((self.now, still))
             elif still is not None:
                 me.until = self.now + still
                 me.stood_still.append((self.now, me.until))
@@ -251,6 +253,7 @@ class Simulation:
                     patch.setattr(cached, "lock", nullcontext())
             # temporary names begin with the first digits
             patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=next(names) << 80))
+            patch.setattr(socket, "gethostname", lambda: f"node{me.number}" if (me := self.running) else "node")
             patch.setattr(heartbeats.Heart, "__enter__", lambda heart: self._beats(heart))
             patch.setattr(heartbeats.Heart, "__exit__", lambda heart, *_: self._ends(heart))
             yield

@@ -22,7 +22,7 @@ from run_of import run_of, task_of
 from mrt_hpc.attempt import ledger
 from mrt_hpc.attempt import sole_attempt as holding
 from mrt_hpc.attempt.entry import run_task
-from mrt_hpc.attempt.ledger import LocalProcess, claimed, local_process
+from mrt_hpc.attempt.ledger import LOCAL, LocalProcess, claimed, local_process
 from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.attempt.sole_attempt import sole_attempt
 from mrt_hpc.backends import queued_jobs
@@ -34,7 +34,6 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.heartbeats import BEATS_A_LIMIT, NO_BEAT, Heart, read_beat
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
-from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.submit.renewal import is_renewed, renew
 
@@ -188,8 +187,8 @@ def test_a_run_held_by_a_live_process_is_refused_until_that_has_ended(layout: Ru
         assert found.pid == process.pid
     assert local_process(layout) is None, "killed"
     with claimed(layout, 10.0):
-        assert read_beat(layout.heart("local", 0)) != NO_BEAT
-    assert read_beat(layout.heart("local", 0)) == NO_BEAT
+        assert read_beat(layout.heart(LOCAL, 2)) != NO_BEAT, "the second claim"
+    assert read_beat(layout.heart(LOCAL, 2)) == NO_BEAT
 
 
 def test_a_cancelled_process_has_ended(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,13 +234,13 @@ def test_one_that_looked_too_early_looks_again(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_process_on_another_host_is_known_by_its_heart(layout: RunLayout) -> None:
-    process, heart = LocalProcess(os.getpid(), "1", "another-host"), layout.heart("local", 0)
+    process, heart = LocalProcess(os.getpid(), "1", "another-host", 1), layout.heart(LOCAL, 1)
     (layout.jobs / "local-00001.json").write_text(json.dumps(asdict(process)))
     beating, refused = Heart(heart, process.name, 0.02 * BEATS_A_LIMIT), pytest.raises(UserError, match="another-host")
     with beating, refused, claimed(layout, 10.0):
         pass
     with Heart(heart, process.name, 1000.0), claimed(layout, 0.3):
-        wait_until(lambda: read_beat(heart).attempt != process.name, reason="beat", deadline_s=5)
+        assert read_beat(layout.heart(LOCAL, 2)) != NO_BEAT
 
 
 def test_other_resources_are_taken_over_and_another_experiment_is_not(tmp_path: Path) -> None:
