@@ -27,7 +27,7 @@ settings.register_profile("mrt-hpc", deadline=None)
 settings.load_profile("mrt-hpc")
 
 ROOT = Path(__file__).parents[1]
-SLOW = ("slurm", "chaos", "integration", "crash", "install")
+SLOW = ("slurm", "chaos", "integration", "install")
 """Folders of tests that share servers, runs or a cluster, in the order in which they begin. Unit tests come last, since
 they fill what is left.
 """

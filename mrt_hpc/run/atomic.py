@@ -77,7 +77,7 @@ def make_durable(folder: Path) -> None:
     missing = [each for each in folder.parents if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in (folder, folder.parent, *(above.parent for above in missing)):
-        with suppress(PermissionError):  # a folder of all users, which none may list
+        with suppress(OSError):  # a folder of all users, which none may list, or of the system; writing tells more
             sync_directory(each)
 
 

@@ -25,10 +25,10 @@ STATES = 10_000
 
 @pytest.fixture(scope="module", autouse=True)
 def _engines() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
     with tiny_engines():
+        logging.disable(logging.CRITICAL)
         yield
-    logging.disable(logging.NOTSET)
+        logging.disable(logging.NOTSET)
 
 
 @cache

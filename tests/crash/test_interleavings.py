@@ -22,10 +22,10 @@ INTERLEAVINGS = 10_000
 
 @pytest.fixture(scope="module", autouse=True)
 def _engines() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
     with tiny_engines(noisy=True):
+        logging.disable(logging.CRITICAL)
         yield
-    logging.disable(logging.NOTSET)
+        logging.disable(logging.NOTSET)
 
 
 @cache
