@@ -304,9 +304,6 @@ class Makings(Contest):
         return [partial(Making().act, layout, lambda _: None) for _ in range(2)]
 
     def wrong(self, layout: RunLayout, processes: list[Process]) -> Iterator[str]:
-        for process in processes:
-            if process.error is not None and not process.was_killed:
-                yield f"{process.number}: {process.error!r}"
         if not all(p.was_killed for p in processes) and not Making().kept(layout, "a run"):
             yield "the run is not whole"
 
@@ -339,9 +336,6 @@ class Evaluations(Contest):
 
     def wrong(self, layout: RunLayout, processes: list[Process]) -> Iterator[str]:
         store = StoredSamples(layout.root / "results" / FINGERPRINT.digest[:24])
-        for process in processes:
-            if process.error is not None and not process.was_killed:
-                yield f"{process.number}: {process.error!r}"
         if not all(p.was_killed for p in processes):
             for problem in range(2):
                 if not all(is_whole(batch.path) for batch in store.batches(problem)) or store.lacking(problem, 1):

@@ -1,4 +1,4 @@
-"""What a disk may hold after a crash: the steps that code took are recorded, and every state is built that a POSIX
+"""What a disk may hold after a crash: the steps that code took are recorded, and states are built that a POSIX
 filesystem may leave of them.
 
 Only what was synced is certain. Content that was not synced may be lost, or half there; names that were not synced may
@@ -38,7 +38,7 @@ class Named(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A file holds these bytes from now on; a link leads to this path."""
+    """A file holds these bytes from now on."""
 
     node: int
     data: bytes

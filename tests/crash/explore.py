@@ -11,7 +11,6 @@ undisturbed run. Some resumptions are recorded themselves, and crash as well.
 from __future__ import annotations
 
 import argparse
-import logging
 import shutil
 import sys
 import tempfile
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from protocols import Protocol
 
 IN_MEMORY = Path("/dev/shm")
-RESUMPTIONS, SUBSETS = 6, 40
+RESUMPTIONS, SUBSETS = 10, 40
 MOST_NAPS = 2000  # of a whole exploration, which may try again what fails
 AGAIN = 8  # crash states of a resumption
 
@@ -209,12 +208,10 @@ class OneAfterTheOther(Executor):
         return done
 
 
-def explored(
-    protocol: Protocol, *, seed: int = 0, subsets: int = 40, states: int = 500, resumptions: int = 10
-) -> Found:
+def explored(protocol: Protocol, *, seed: int = 0, states: int = 500, resumptions: int = RESUMPTIONS) -> Found:
     """Explore a protocol in a folder in memory; see :class:`Exploration`."""
     with in_memory() as folder:
-        return Exploration(protocol, RunLayout(folder / "run"), Random(seed), subsets).all(states, resumptions)
+        return Exploration(protocol, RunLayout(folder / "run"), Random(seed), SUBSETS).all(states, resumptions)
 
 
 def over_a_network(protocol: Protocol, *, seed: int = 0, most: int = 100) -> Found:
@@ -272,7 +269,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--times", type=float, default=1.0)
     asked = parser.parse_args()
-    logging.disable(logging.CRITICAL)
     end, seed, wrong = time.monotonic() + asked.hours * 3600, asked.seed, 0
     while True:
         with tiny_engines():

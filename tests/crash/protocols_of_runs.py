@@ -237,8 +237,7 @@ class Stored(Protocol):
     grader = "0123456789abcdef"
 
     def make(self, layout: RunLayout) -> None:
-        layout.root.mkdir()
-        layout.identity.write_text("run")
+        super().make(layout)
         (layout.root / "results").mkdir()
 
     def act(self, layout: RunLayout, promise: Promise) -> None:
@@ -328,9 +327,7 @@ class EventFiles(Protocol):
     states = 50
 
     def make(self, layout: RunLayout) -> None:
-        layout.root.mkdir()
-        layout.identity.write_text("run")
-
+        super().make(layout)
         (layout.root / f".left{TEMPORARY_MARK}").touch()
 
     def act(self, layout: RunLayout, promise: Promise) -> None:

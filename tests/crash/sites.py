@@ -31,7 +31,7 @@ EXCEPTIONS = {
     "recipe/user_code.py keep": INSIDE, "training/export.py write": INSIDE, "run/parquet.py write_table": INSIDE,
     "run/weights.py take_over": INSIDE,
     "run/manifest.py commit_whole": FAILED, "submit/create.py create_or_open": FAILED,
-    "training/checkpoint.py save": FAILED, "run/quarantine.py set_aside": FAILED, 
+    "training/checkpoint.py save": FAILED, "run/quarantine.py set_aside": FAILED,
     "attempt/notify.py notify_stuck": FAILED,
     "backends/slurm/arrays.py": "submitit's files of one submission: a job without them ends, and is sent again",
     "evaluate/regrade.py _regrade": "removes what the shards hold by then",
@@ -73,9 +73,7 @@ def _changes_files(call: ast.Call) -> bool:
     if name == "open":
         modes = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
         flags = {n.attr for a in call.args for n in ast.walk(a) if isinstance(n, ast.Attribute)}
-        return any({*mode} & WRITING for mode in modes if len(mode) <= 3) or bool(
-            flags & {"O_CREAT", "O_WRONLY", "O_RDWR"}
-        )
+        return any({*mode} & WRITING for mode in modes if len(mode) <= LONGEST_MODE) or bool(flags & WRITING_FLAGS)
     if not isinstance(call.func, ast.Attribute):
         return False
     if name == "ZipFile":

@@ -4,7 +4,6 @@ attempt ends as if nothing had happened.
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -26,9 +25,7 @@ STATES = 10_000
 @pytest.fixture(scope="module", autouse=True)
 def _engines() -> Iterator[None]:
     with tiny_engines():
-        logging.disable(logging.CRITICAL)
         yield
-        logging.disable(logging.NOTSET)
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -23,9 +22,7 @@ INTERLEAVINGS = 10_000
 @pytest.fixture(scope="module", autouse=True)
 def _engines() -> Iterator[None]:
     with tiny_engines(noisy=True):
-        logging.disable(logging.CRITICAL)
         yield
-        logging.disable(logging.NOTSET)
 
 
 @cache

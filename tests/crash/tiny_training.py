@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -133,9 +134,11 @@ def tiny_engines(*, noisy: bool = False) -> Iterator[None]:
         joins = not torch.distributed.is_initialized()  # another test of this process may have joined
         if joins:
             rendezvous.join(Ranks())
+        logging.disable(logging.CRITICAL)  # the warnings of thousands of runs
         try:
             yield
         finally:
+            logging.disable(logging.NOTSET)
             if joins:
                 rendezvous.leave()
 
