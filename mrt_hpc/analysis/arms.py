@@ -81,21 +81,28 @@ def named_arms(texts: Sequence[str], *, trust: bool = False) -> list[NamedArm]:
     Raises:
         UserError: a text has another form, two have the same name, or a run is not there.
     """
-    arms = [_named_arm(text, trust=trust) for text in texts]
-    for one, other in combinations(arms, 2):
-        if one.name == other.name:
-            raise UserError(
-                "two arms have the same name", value=one.name, where="--arm", advice=f"--arm {one.name}-2=RUN,..."
-            )
+    return [NamedArm(tuple(named_models(words, trust=trust)), name) for name, words in split_arms(texts).items()]
+
+
+def split_arms(texts: Sequence[str]) -> dict[str, list[str]]:
+    """The runs of each arm as they were typed, by the name of the arm.
+
+    Args:
+        texts: each ``NAME=RUN,RUN,...``.
+
+    Raises:
+        UserError: a text has another form, or two have the same name.
+    """
+    arms: dict[str, list[str]] = {}
+    for text in texts:
+        name, sign, runs = text.partition("=")
+        words = [word.strip() for word in runs.split(",")]
+        if not (name.strip() and sign and all(words)):
+            raise UserError("this is no arm", value=text, where="--arm", expected=SYNTAX, advice="--arm NAME=RUN,RUN")
+        if arms.setdefault(name.strip(), words) is not words:
+            advice = f"--arm {name.strip()}-2={runs}"
+            raise UserError("two arms have the same name", value=name.strip(), where="--arm", advice=advice)
     return arms
-
-
-def _named_arm(text: str, *, trust: bool) -> NamedArm:
-    name, sign, runs = text.partition("=")
-    words = [word.strip() for word in runs.split(",")]
-    if not (name.strip() and sign and all(words)):
-        raise UserError("this is no arm", value=text, where="--arm", expected=SYNTAX, advice="--arm NAME=RUN,RUN")
-    return NamedArm(tuple(named_models(words, trust=trust)), name.strip())
 
 
 def read_arms(arms: Sequence[NamedArm], benchmarks: Sequence[str], *, graded: bool = True) -> list[list[Arm]]:

@@ -196,14 +196,7 @@ def regrade(runs: tuple[Path, ...], site: str | None) -> None:
 
 @main.command(short_help="Compare models or recipes problem by problem.", epilog=options.WHAT)
 @click.argument("what", nargs=-1, metavar="[WHAT]...", shell_complete=complete_run)
-@click.option(
-    "--arm",
-    "arms",
-    multiple=True,
-    metavar="NAME=RUN,...",
-    help="Runs of one recipe with several training seeds, as one arm: its interval is over seeds and problems. "
-    "Repeatable. A RUN is a WHAT.",
-)
+@options.arms
 @click.option(
     "--benchmark", "benchmarks", multiple=True, metavar="NAME", help="Repeatable. Default: all that the models share."
 )

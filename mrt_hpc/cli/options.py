@@ -99,6 +99,13 @@ WHAT = (
 what = click.argument("what", nargs=-1, required=True, metavar="WHAT...", shell_complete=complete_run)
 
 
+arms = click.option(
+    "--arm",
+    "arms",
+    multiple=True,
+    metavar="NAME=RUN,...",
+    help="Runs of one recipe with several training seeds, as one arm. Repeatable.",
+)
 results = click.option(
     "--results",
     type=FOLDER,
