@@ -10,7 +10,7 @@ from itertools import combinations
 
 import numpy as np
 
-from mrt_hpc.analysis.evaluated_run import Training
+from mrt_hpc.analysis.evaluated_run import WeightsOrigin
 from mrt_hpc.analysis.intervals import FloatArray
 from mrt_hpc.analysis.model_samples import ModelSamples
 from mrt_hpc.analysis.named_models import NamedModel, named_models, read_models
@@ -114,7 +114,8 @@ def read_arms(arms: Sequence[NamedArm], benchmarks: Sequence[str], *, graded: bo
             an arm, or ``read_models`` refuses them.
     """
     for arm in arms:
-        _require_seeds(arm, benchmarks)
+        if len(arm.models) > 1:
+            _require_seeds(arm, benchmarks)
     samples = iter(read_models([model for arm in arms for model in arm.models], benchmarks, graded=graded))
     runs = [[next(samples) for _ in arm.models] for arm in arms]
     return [
@@ -136,7 +137,7 @@ def _require_seeds(arm: NamedArm, benchmarks: Sequence[str]) -> None:
     Raises:
         UserError: two have.
     """
-    for one, other in combinations(_trainings(arm, benchmarks), 2):
+    for one, other in combinations(_origins(arm, benchmarks), 2):
         if one.recipe is not None and other.recipe is not None and one.recipe.seed == other.recipe.seed:
             raise UserError(
                 f"two runs of the arm {arm.name} have the same training seed",
@@ -153,15 +154,15 @@ def remarks_on(arms: Sequence[NamedArm], benchmarks: Sequence[str]) -> list[str]
 
 
 def _remarks(arm: NamedArm, benchmarks: Sequence[str]) -> Iterator[str]:
-    trainings = _trainings(arm, benchmarks)
-    if unknown := [training.name for training in trainings if training.recipe is None]:
+    origins = _origins(arm, benchmarks)
+    if unknown := [origin.name for origin in origins if origin.recipe is None]:
         yield f"{arm.name}: how {', '.join(unknown)} was trained is not known, nor whether with a seed of its own"
-    recipes = [training.recipe.model_dump(mode="json") for training in trainings if training.recipe is not None]
+    recipes = [origin.recipe.model_dump(mode="json") for origin in origins if origin.recipe is not None]
     changed = (field for other in recipes[1:] for field, _, _ in differences(recipes[0], other))
     if fields := [field for field in dict.fromkeys(changed) if not _is_beside(field)]:
         yield f"the runs of {arm.name} differ in more than their seed: {', '.join(fields)}"
-    if len({training.version for training in trainings}) > 1:
-        told = ", ".join(str(training.version) for training in trainings)
+    if len({origin.version for origin in origins}) > 1:
+        told = ", ".join(str(origin.version) for origin in origins)
         yield f"the runs of {arm.name} are at different weights versions: {told}"
 
 
@@ -169,6 +170,6 @@ def _is_beside(field: str) -> bool:
     return any(field == name or field.startswith(f"{name}.") for name in BESIDE_THE_RECIPE)
 
 
-def _trainings(arm: NamedArm, benchmarks: Sequence[str]) -> list[Training]:
+def _origins(arm: NamedArm, benchmarks: Sequence[str]) -> list[WeightsOrigin]:
     """How each run of an arm was trained."""
-    return [model.run.training(model.number(benchmarks)) for model in arm.models]
+    return [model.run.origin(model.number(benchmarks)) for model in arm.models]

@@ -18,6 +18,7 @@ from mrt_hpc.analysis.intervals import (
     MeanGain,
     Spread,
     crossed_gain,
+    crossed_share,
     detectable,
     holm,
     problems_needed,
@@ -195,6 +196,8 @@ def _side(arm: Arm, values_SP: FloatArray, measure: Measure, scale: float) -> Si
     means = tuple(math.fsum(values_P) / len(values_P) for values_P in values_SP)
     if len(arm.runs) == 1:
         return Side(arm.name, measure.interval(arm.runs[0]), arm.fewest, means)
+    if measure.is_share:
+        return Side(arm.name, crossed_share(values_SP), arm.fewest, means)
     own = crossed_gain([(np.zeros((1, values_SP.shape[1])), values_SP / scale)]).interval
     interval = IntervalEstimate(own.mean * scale, max(0.0, own.low) * scale, own.high * scale)
     return Side(arm.name, interval, arm.fewest, means)

@@ -30,7 +30,7 @@ SAMPLERS = ("vllm", "vllm-cpu")
 
 
 @dataclass(frozen=True)
-class Training:
+class WeightsOrigin:
     """Where the weights of an evaluated model come from."""
 
     name: str
@@ -110,7 +110,7 @@ class EvaluatedRun:
         model = self.models[version]
         return model.path if model.run is None else f"{model.run}@{model.version}"
 
-    def training(self, version: int) -> Training:
+    def origin(self, version: int) -> WeightsOrigin:
         """Where a weights version, or a model, comes from.
 
         Raises:
@@ -118,10 +118,10 @@ class EvaluatedRun:
         """
         name = self.long_name(version)
         if not self.models:
-            return Training(name, version, self.recipe)
+            return WeightsOrigin(name, version, self.recipe)
         model = self.models[version]
         lock = None if model.run is None else RunLayout(expanded(model.run)).recipe_lock
-        return Training(name, model.version, look_at_lock(lock) if lock is not None and lock.is_file() else None)
+        return WeightsOrigin(name, model.version, look_at_lock(lock) if lock is not None and lock.is_file() else None)
 
     # -- samples
 

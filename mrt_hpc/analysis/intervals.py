@@ -151,21 +151,23 @@ def mean_interval(values_P: FloatArray) -> IntervalEstimate:
     return IntervalEstimate(mean, mean / factor, mean * factor)
 
 
-def wilson(correct: float, total: float) -> IntervalEstimate:
+def wilson(correct: float, total: float, quantile: float = Z) -> IntervalEstimate:
     """Wilson's score interval of a proportion; never of width zero, and never outside [0, 1].
 
     Args:
         correct: of the draws; not necessarily a whole number.
         total: the draws, or the effective number of draws.
+        quantile: the standard errors of half a 95 % interval; more than the normal law's where the error is estimated
+            from few values.
 
     Raises:
         ValueError: there is no draw.
     """
     if total <= 0:
         raise ValueError("a proportion of nothing has no interval")
-    share, square = correct / total, Z * Z
+    share, square = correct / total, quantile**2
     centre = (share + square / (2 * total)) / (1 + square / total)
-    half = Z / (1 + square / total) * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
+    half = quantile / (1 + square / total) * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
     return IntervalEstimate(share, max(0.0, centre - half), min(1.0, centre + half))
 
 
@@ -293,6 +295,23 @@ def crossed_gain(benchmarks: Sequence[tuple[FloatArray, FloatArray]]) -> MeanGai
         tuple(VariancePart(part.size / count**2, part.degrees) for part in problems),
         tuple(part for part in of_arms if part is not None),
     )
+
+
+def crossed_share(values_SP: FloatArray) -> IntervalEstimate:
+    """The mean of a share in [0, 1] over S runs with a seed each and P problems, with Wilson's interval of the
+    effective number of draws that are as uncertain (see ``share_interval``) and Student's quantile.
+
+    Args:
+        values_SP: [S, P] one row a run, of which there are two at least.
+    """
+    problems = values_SP.shape[1]
+    gain = crossed_gain([(np.zeros((1, problems)), values_SP)])
+    if np.ptp(values_SP) < ROUNDING:
+        return wilson(gain.mean * problems, problems)
+    if not math.isfinite(gain.error):
+        return IntervalEstimate(gain.mean, 0.0, 1.0)
+    effective = gain.mean * (1 - gain.mean) / gain.error**2
+    return wilson(gain.mean * effective, effective, t_quantile(gain.degrees))
 
 
 def _problem_part(gains_P: FloatArray, arms: tuple[FloatArray, FloatArray]) -> VariancePart:

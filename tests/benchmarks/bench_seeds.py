@@ -6,7 +6,7 @@ The first table simulates two recipes whose true difference is known (``tests/su
 without an effect of the seed, and of the seed on single problems; and a recipe that is compared with itself. The second
 compares recipes with themselves in the runs that the learning study has kept: the seeds of each are divided in all ways
 into two arms. Such divisions share most of their runs, so that they are far fewer than so many independent comparisons.
-All seeds are fixed: the same tables come out again. Needs no model; takes six minutes on one core.
+All seeds are fixed: the same tables come out again. Needs no model; takes eight minutes on one core.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from benchmarking import RESULTS, csv_text, options, table, written
 from learnt import Learnt
-from simulated import AIME, MATH500
+from simulated import AIME, MATH500, Coverage
 from simulated_arms import Recipes
 
 from mrt_hpc.analysis.intervals import crossed_gain
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
-    from simulated import Coverage
-
 SEEDS = ((3, 3), (5, 5), (10, 10), (2, 2), (3, 10))
 PROBLEMS = (30, 500)
 EFFECTS = {
@@ -41,19 +39,23 @@ STUDIED = ("grpo", "mrt", "mrt_online", "mrt_online_look_ahead", "length_penalty
 DIVISIONS = ((1, 1), (2, 2), (2, 3))
 
 
+Simulated = tuple[str, str, str, int, float, Coverage, float, Coverage]
+
+
 def in_words(seeds: tuple[int, int]) -> str:
     return f"{seeds[0]} and {seeds[1]}"
 
 
-def simulated(trials: int, seed: int) -> Iterator[tuple[str, str, str, int, float, Coverage, float]]:
-    """Population, effect, seeds, problems, truth, coverage, and the share of a recipe's comparisons with itself that
-    call it different.
+def simulated(trials: int, seed: int) -> Iterator[Simulated]:
+    """Population, effect, seeds, problems, truth, coverage, the share of a recipe's comparisons with itself that call
+    it different, and the coverage of the first recipe's own accuracy.
     """
     for mixture, (effect, spreads), seeds, problems in product((AIME, MATH500), EFFECTS.items(), SEEDS, PROBLEMS):
         recipes = Recipes(mixture, *spreads)
         found = recipes.covered(trials, seeds, problems, seed)
         different = recipes.called_different(trials, seeds, problems, seed)
-        yield mixture.name, effect, in_words(seeds), problems, recipes.truth, found, different
+        own = recipes.first_covered(trials, seeds[0], problems, seed)
+        yield mixture.name, effect, in_words(seeds), problems, recipes.truth, found, different, own
 
 
 def shown(coverage: Coverage) -> str:
@@ -103,30 +105,43 @@ def main() -> None:
         found.append(one)
         print(*one, flush=True)
     written(document(given.trials, found, list(stored_rows(given.runs))), given.into)
-    head = ("population", "effect", "seeds", "problems", "truth", "coverage", "below", "above", "width", "different")
+    head = (
+        "population",
+        "effect",
+        "seeds",
+        "problems",
+        "truth",
+        "coverage",
+        "below",
+        "above",
+        "width",
+        "different",
+        "own",
+    )
     rows = [
-        (*first, *(f"{number:.4g}" for number in (truth, one.share, one.below, one.above, one.width, same)))
-        for *first, truth, one, same in found
+        (*first, *(f"{number:.4g}" for number in (truth, one.share, one.below, one.above, one.width, same, own.share)))
+        for *first, truth, one, same, own in found
     ]
     written(csv_text(head, rows), given.into, "table.csv")
 
 
-def document(
-    trials: int, found: Sequence[tuple[str, str, str, int, float, Coverage, float]], stored: Sequence[Sequence[str]]
-) -> str:
+def document(trials: int, found: Sequence[Simulated], stored: Sequence[Sequence[str]]) -> str:
     cells = {
         (population.removeprefix("like "), effect, seeds, problems): (
-            shown(one), f"{100 * one.width:.1f}", f"{100 * same:.1f}",
+            shown(one), f"{100 * one.width:.1f}", f"{100 * same:.1f}", shown(own),
         )
-        for population, effect, seeds, problems, _, one, same in found
+        for population, effect, seeds, problems, _, one, same, own in found
     }  # fmt: skip
     heads = list(dict.fromkeys(key[:3] for key in cells))
     rows = [[*head, *(cell for problems in PROBLEMS for cell in cells[*head, problems])] for head in heads]
-    columns = [f"{problems} problems{of}" for problems in PROBLEMS for of in (", coverage", ", width", ", same")]
+    columns = [
+        f"{problems} problems{of}" for problems in PROBLEMS for of in (", coverage", ", width", ", same", ", own")
+    ]
     return "\n".join([
         f"Two recipes, each with so many training seeds and four samples a problem: coverage of the 95 % interval of "
         f"their difference in {trials:,} trials, per cent, bold outside 93 to 97; its mean width, points; and under "
-        "\"same\" the share of comparisons of a recipe with itself that call it different, per cent.", "",
+        "\"same\" the share of comparisons of a recipe with itself that call it different, per cent; and under "
+        "\"own\" the coverage of the first one's own accuracy.", "",
         *table(("problems like", "effects", "seeds", *columns), rows, words=3), "",
         "Runs of the learning study, 250 problems: arms of one recipe that are called different, by how its five seeds "
         "are divided; 1 and 1 are single models.", "",

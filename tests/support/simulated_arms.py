@@ -15,10 +15,10 @@ import numpy as np
 from scipy.special import expit, logit
 from simulated import SIZE, Coverage
 
-from mrt_hpc.analysis.intervals import MeanGain, crossed_gain
+from mrt_hpc.analysis.intervals import IntervalEstimate, crossed_gain, crossed_share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from simulated import FloatArray, Mixture
 
@@ -49,11 +49,12 @@ class Recipes:
     @cached_property
     def truth(self) -> float:
         """The difference of the mean accuracies."""
+        return self._mean(self.odds[1]) - self._mean(self.odds[0])
+
+    def _mean(self, odds: FloatArray) -> float:
+        """The mean accuracy over problems and seeds."""
         spread = float(np.hypot(self.seed_spread, self.interaction))
-        before, after = (
-            float((expit(odds[:, None] + spread * NODES) @ WEIGHTS).mean() / WEIGHTS.sum()) for odds in self.odds
-        )
-        return after - before
+        return float((expit(odds[:, None] + spread * NODES) @ WEIGHTS).mean() / WEIGHTS.sum())
 
     def drawn(self, rng: np.random.Generator, seeds: tuple[int, int], problems: int) -> tuple[FloatArray, FloatArray]:
         """[S, P] the accuracies of so many seeds of each recipe on so many problems."""
@@ -65,17 +66,25 @@ class Recipes:
         of_seeds = rng.normal(0, self.seed_spread, (seeds, 1)) + rng.normal(0, self.interaction, (seeds, len(odds_P)))
         return np.asarray(rng.binomial(self.samples, expit(odds_P + of_seeds)) / self.samples)
 
-    def covered(
-        self, trials: int, seeds: tuple[int, int], problems: int, seed: int = 0,
-        gain_of: Callable[[tuple[FloatArray, FloatArray]], MeanGain] = lambda arms: crossed_gain([arms]),
-    ) -> Coverage:  # fmt: skip
-        """How often the interval holds the truth."""
+    def covered(self, trials: int, seeds: tuple[int, int], problems: int, seed: int = 0) -> Coverage:
+        """How often the interval of the difference holds the truth."""
         rng = np.random.default_rng([seed, *seeds, problems])
-        found = [gain_of(self.drawn(rng, seeds, problems)).interval for _ in range(trials)]
-        low, high = np.array([[interval.low, interval.high] for interval in found]).T
-        return Coverage(float((self.truth < low).mean()), float((self.truth > high).mean()), float((high - low).mean()))
+        found = [crossed_gain([self.drawn(rng, seeds, problems)]).interval for _ in range(trials)]
+        return covering(found, self.truth)
+
+    def first_covered(self, trials: int, seeds: int, problems: int, seed: int = 0) -> Coverage:
+        """How often the interval of the first recipe's accuracy holds the truth."""
+        rng, odds = np.random.default_rng([seed, seeds, problems]), self.odds[0]
+        drawn = (self._answered(rng, odds[rng.integers(SIZE, size=problems)], seeds) for _ in range(trials))
+        return covering([crossed_share(values_SP) for values_SP in drawn], self._mean(odds))
 
     def called_different(self, trials: int, seeds: tuple[int, int], problems: int, seed: int = 0) -> float:
         """The share of the comparisons of the first recipe with itself that call it different."""
         same = Recipes(self.mixture, self.seed_spread, self.interaction, self.samples, gain=0.0, gain_spread=0.0)
         return 1.0 - same.covered(trials, seeds, problems, seed).share
+
+
+def covering(found: Sequence[IntervalEstimate], truth: float) -> Coverage:
+    """How often intervals hold the truth."""
+    low, high = np.array([[interval.low, interval.high] for interval in found]).T
+    return Coverage(float((truth < low).mean()), float((truth > high).mean()), float((high - low).mean()))

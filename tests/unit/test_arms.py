@@ -17,7 +17,16 @@ from simulated_arms import Recipes
 from mrt_hpc.analysis.arms import Arm, named_arms
 from mrt_hpc.analysis.comparing import compare, requirement, verdict
 from mrt_hpc.analysis.comparison_table import notes
-from mrt_hpc.analysis.intervals import crossed_gain, detectable, mean_gain, seeds_needed, t_quantile
+from mrt_hpc.analysis.intervals import (
+    IntervalEstimate,
+    crossed_gain,
+    crossed_share,
+    detectable,
+    mean_gain,
+    seeds_needed,
+    t_quantile,
+    wilson,
+)
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.problem_measures import measure_of
 from mrt_hpc.errors import ExitCode
@@ -60,6 +69,18 @@ def test_runs_that_agree_by_chance_do_not_show_that_seeds_do() -> None:
     assert 0 < gain.p_value < 1
 
 
+def test_the_accuracy_of_an_arm_by_hand() -> None:
+    """Of AFTER: 0.7; means of runs 0.6 and 0.8, 0.01 for seeds; problems 0.6, 0.7 and 0.8, a variance of 0.01 of which
+    0.02 / 2 is that of seeds: nothing is left. 0.21 / 0.01 = 21 draws, of which 14.7 are right, and t(1) = 12.706.
+    """
+    found = crossed_share(AFTER)
+    assert (found.mean, found.low, found.high) == pytest.approx(
+        (0.7, wilson(14.7, 21, 12.7062).low, wilson(14.7, 21, 12.7062).high), rel=1e-4
+    )
+    assert crossed_share(np.ones((2, 9))) == wilson(9, 9)
+    assert crossed_share(np.array([[0.0], [1.0]])) == IntervalEstimate(0.5, 0.0, 1.0)
+
+
 def test_one_run_in_each_arm_is_the_paired_difference() -> None:
     rng = np.random.default_rng(0)
     before, after = rng.random((2, 20))
@@ -72,7 +93,8 @@ def test_one_run_in_each_arm_is_the_paired_difference() -> None:
 def test_intervals_over_seeds_hold_the_truth(seeds: tuple[int, int], spread: float, interaction: float) -> None:
     """As in test_coverage; `tests/benchmarks/bench_seeds.py` tries more."""
     coverage = Recipes(AIME, spread, interaction).covered(400, seeds, 100)
-    assert 352 <= round(400 * coverage.share) <= 398
+    own = Recipes(AIME, spread, interaction).first_covered(400, seeds[0], 100)
+    assert all(352 <= round(400 * one.share) <= 398 for one in (coverage, own))
     if spread == 0.4:
         paired = Recipes(AIME, spread, interaction).covered(400, (1, 1), 100)
         assert paired.share < 0.75, "an interval over problems alone is not one over seeds"
@@ -188,9 +210,9 @@ def test_runs_of_other_recipes_in_an_arm_are_told(runs: list[Path], tmp_path: Pa
     assert "the runs of a differ in more than their seed: training.learning_rate" in shown
     assert "the runs of a are at different weights versions: 20, 0" in shown
     (arms,) = named_arms([f"b={runs[0]},{alone_at}"])
-    assert [model.run.training(model.number(["held-out"])).recipe is None for model in arms.models] == [False, False]
+    assert [model.run.origin(model.number(["held-out"])).recipe is None for model in arms.models] == [False, False]
     (tmp_path / "gone" / "recipe.lock.yaml").unlink()
-    assert arms.models[1].run.training(0).recipe is None
+    assert arms.models[1].run.origin(0).recipe is None
 
 
 # -- what was evaluated in another way
