@@ -239,7 +239,7 @@ def report(runs: tuple[Path, ...], arms: tuple[str, ...], page: Path | None, tru
     """Write report.md, plots and report.html of RUN from the results that exist now.
 
     The page needs no network and no server: open it in a browser. Several runs share one page, side by side. The curves
-    of an arm are one, the mean of its runs with a band over seeds.
+    of an arm are one, the mean of its runs with the range over their seeds.
 
     \b
     Examples:

@@ -5,17 +5,15 @@ Those with the name of a file are in ``report.md`` too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mrt_hpc.analysis.episode_progress import FEW_PROBLEMS
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel, line_of
-from mrt_hpc.analysis.intervals import IntervalEstimate, clustered_mean, t_quantile
+from mrt_hpc.analysis.intervals import IntervalEstimate, clustered_mean
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
 from mrt_hpc.analysis.number_formats import DASH, count, number, share_text, with_ends
 from mrt_hpc.analysis.report.content import Column, Plot, PrefixCurves, RunRecord, Table
@@ -425,12 +423,15 @@ def labelled(records: Sequence[RunRecord], name: str, text: str, alone: str = ""
     return f"{name}: {text}" if text else name
 
 
-OVER_SEEDS = "A line of an arm is the mean of its runs, with the 95 % interval over their seeds."
+OVER_SEEDS = (
+    "A line of an arm is the mean of its runs, with the range from the lowest to the highest of them in place of an "
+    "interval."
+)
 
 
 def over_seeds(lines: Iterable[Line]) -> list[Line]:
     """The lines, of which those with the same label, the runs of an arm, become one: their mean where all of them have
-    a value, with Student's interval over the runs.
+    a value, with the range of the runs: an interval over two or three seeds would fill the figure.
     """
     of_arms: dict[str, list[Line]] = {}
     for line in lines:
@@ -442,14 +443,9 @@ def _mean_line(runs: Sequence[Line]) -> Line:
     """The mean of several lines."""
     values = [dict(zip(line.x, line.means, strict=True)) for line in runs]
     shared = sorted(set(values[0]).intersection(*values))
-    estimates = (_mean_of_runs(np.array([of_run[x] for of_run in values])) for x in shared)
-    return replace(runs[0], x=tuple(shared), y=tuple(estimates))
-
-
-def _mean_of_runs(values_S: NDArray[np.float64]) -> IntervalEstimate:
-    mean, runs = float(values_S.mean()), len(values_S)
-    half = t_quantile(runs - 1) * float(values_S.std(ddof=1)) / math.sqrt(runs)
-    return IntervalEstimate(mean, mean - half, mean + half)
+    at = [[of_run[x] for of_run in values] for x in shared]
+    ranges = (IntervalEstimate(float(np.mean(here)), min(here), max(here)) for here in at)
+    return replace(runs[0], x=tuple(shared), y=tuple(ranges))
 
 
 def last_by_benchmark(record: RunRecord) -> dict[str, EvaluationSummary]:
