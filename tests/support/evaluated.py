@@ -107,7 +107,12 @@ def commit_shard(layout: RunLayout, version: int, shard: int, valued: bool = Tru
 
 
 def commit_traces(
-    layout: RunLayout, version: int, shard: int, problems: Mapping[str, Sequence[EvaluatedTrace]], valued: bool = True
+    layout: RunLayout,
+    version: int,
+    shard: int,
+    problems: Mapping[str, Sequence[EvaluatedTrace]],
+    valued: bool = True,
+    grader: str = "",
 ) -> None:
     """Write samples as a shard of an evaluation, with the settings of its recipe; the last samples come first."""
     recipe = read_lock(layout.recipe_lock)
@@ -136,4 +141,5 @@ def commit_traces(
     ]
     costs = GroupStatistics(0, 0, 0, 0, 0, 0, 0, {})
     sampled = Sampled(rollouts=rollouts, branches=branches, values=values, statistics=costs)
-    assert commit_group(layout.evaluation_shard(version, BENCHMARK, shard), sampled, settings=settings)
+    place = layout.evaluation_shard(version, BENCHMARK, shard)
+    assert commit_group(place, sampled, settings=settings, grader=grader)
