@@ -10,7 +10,7 @@ from pathlib import Path
 from mrt_hpc.analysis.model_samples import ModelSamples, evaluated_problems
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.find import expanded
-from mrt_hpc.recipe.kinds import ModeSettings
+from mrt_hpc.recipe.kinds import Boundaries, ModeSettings
 from mrt_hpc.recipe.lock import look_at_lock, read_lock
 from mrt_hpc.recipe.schema import EvaluatedModel, Experiment
 from mrt_hpc.run.evaluation_settings import (
@@ -21,7 +21,7 @@ from mrt_hpc.run.evaluation_settings import (
     versions_evaluated,
 )
 from mrt_hpc.run.groups import read_outcomes
-from mrt_hpc.run.layout import RunLayout, existing_run
+from mrt_hpc.run.layout import AT, RunLayout, existing_run
 from mrt_hpc.run.manifest import read_manifest
 
 
@@ -94,6 +94,14 @@ class EvaluatedRun:
         model = self.models[version]
         return model.path if model.run is None else f"{model.run}@{model.version}"
 
+    def _weights(self, version: int) -> str:
+        """The place of the weights, whichever directory has evaluated them."""
+        model = self.models[version] if self.models else None
+        if model is not None and model.run is None:
+            return str(Path(model.path).resolve())
+        run, number = (self.layout.root, version) if model is None else (Path(str(model.run)), model.version)
+        return f"{run.resolve()}{AT}{number}"
+
     # -- samples
 
     def versions(self, benchmark: str) -> list[int]:
@@ -122,6 +130,8 @@ class EvaluatedRun:
             source=self.evaluable(version),
             benchmark=benchmark,
             problems=evaluated_problems(parts, adds_stages=mode is not None and mode.adds_stages),
+            boundaries=Boundaries.EPISODES if mode is None else mode.boundaries,
+            weights=self._weights(version),
             settings=self._compared(version, benchmark),
             counted=self.recipe.evaluation.regret_tokens,
             budgets=self._budgets(benchmark),

@@ -4,12 +4,13 @@ values of the prefixes with the answers that were forced there.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.kinds import Boundaries
 from mrt_hpc.run.records import Branch, Rollout
 
 if TYPE_CHECKING:
@@ -19,6 +20,12 @@ EvaluatedProblems = dict[str, "tuple[EvaluatedTrace, ...]"]
 """The traces of each problem, by its id."""
 VALUED_SUITE = "paper_regret"
 """A suite that names a prover, for advice."""
+SUITES = {
+    Boundaries.EPISODES: VALUED_SUITE,
+    Boundaries.LAST_ATTEMPT: "paper_20_own_attempt",
+    Boundaries.EXTENSIONS: "paper_extrapolation",
+}
+"""A suite whose samples have such boundaries, for advice."""
 Counted = Literal["sampled", "all"]
 """The tokens of a boundary, see ``evaluation.regret_tokens``."""
 
@@ -49,6 +56,16 @@ class EvaluatedBoundary:
 
 
 @dataclass(frozen=True)
+class Attempt:
+    """One of several attempts of a sample, see ``ModeSettings.adds_stages``."""
+
+    reward: float
+    answer: str | None
+    tokens: int
+    """The number of its sampled tokens, without those of the attempts before it."""
+
+
+@dataclass(frozen=True)
 class EvaluatedTrace:
     """One complete sample of an evaluation."""
 
@@ -58,6 +75,8 @@ class EvaluatedTrace:
     """The number of sampled tokens, those of the final answer and of earlier rounds included."""
     boundaries: tuple[EvaluatedBoundary, ...]
     """[k + 1] of k episodes."""
+    attempts: tuple[Attempt, ...] = ()
+    """All attempts in their order, of which the last one is the result; empty where a sample is one attempt."""
 
     @property
     def is_valued(self) -> bool:
@@ -80,6 +99,10 @@ class ModelSamples:
     """What decides the samples and their verdicts beside the weights, by words for it; empty where it is not known."""
     counted: Counted = "sampled"
     """The tokens of a boundary, for regret."""
+    boundaries: Boundaries = Boundaries.EPISODES
+    """Where the boundaries of the traces are."""
+    weights: str = ""
+    """The place of the weights, which is the same in all evaluations of them."""
     budgets: tuple[int, ...] = ()
     """The tokens that each boundary after the first one stands for, where the way of evaluating says so; empty where
     boundaries are the ends of episodes.
@@ -115,6 +138,25 @@ class ModelSamples:
     def is_valued(self) -> bool:
         """Whether the prefixes of all traces have values."""
         return all(trace.is_valued for traces in self.problems.values() for trace in traces)
+
+    def require_boundaries(self, *meant: Boundaries) -> None:
+        """Refuse samples whose boundaries are elsewhere than an analysis means: it would compute another quantity.
+
+        Args:
+            meant: where they may be.
+
+        Raises:
+            UserError: they are elsewhere.
+        """
+        if self.boundaries not in meant:
+            raise UserError(
+                f"this analysis would give another quantity: the boundaries of {self.name} on {self.benchmark} are "
+                f"{self.boundaries}",
+                value=self.boundaries.name.lower(),
+                where=self.source,
+                expected=f"samples whose boundaries are {' or '.join(meant)}",
+                advice=f"mrt-hpc eval {self.source} --suite {SUITES[meant[0]]}",
+            )
 
     def require_values(self) -> None:
         """Refuse samples whose prefixes have no values.
@@ -162,22 +204,23 @@ def evaluated_problems(parts: Iterable[Outcomes | Sampled], *, adds_stages: bool
 
     Args:
         parts: the shards of one version and benchmark.
-        adds_stages: whether the tokens of the earlier rounds of a sample count too, see ``ModeSettings.adds_stages``.
+        adds_stages: whether the rounds of a sample are attempts whose tokens add up, see ``ModeSettings.adds_stages``.
     """
     traces_of: dict[str, dict[int, EvaluatedTrace]] = defaultdict(dict)
     for part in parts:
-        boundaries = _BoundaryRecords.of(part, tokens_of_earlier_rounds(part.rollouts) if adds_stages else {})
+        boundaries = _BoundaryRecords.of(part, attempts_of(part.rollouts) if adds_stages else {})
         for rollout in (r for r in part.rollouts if r.counts):
             traces_of[rollout.problem_id][rollout.sample] = boundaries.trace(rollout)
     return {problem: tuple(traces[sample] for sample in sorted(traces)) for problem, traces in traces_of.items()}
 
 
-def tokens_of_earlier_rounds(rollouts: Iterable[RolloutOutcome | Rollout]) -> Mapping[tuple[str, int], int]:
-    """The tokens of all rounds of a sample but the last one, by problem and by the number of the sample."""
-    earlier = Counter[tuple[str, int]]()
-    for rollout in (r for r in rollouts if not r.counts):
-        earlier[rollout.problem_id, rollout.sample // rollout.stages] += rollout.tokens
-    return earlier
+def attempts_of(rollouts: Iterable[RolloutOutcome | Rollout]) -> Mapping[tuple[str, int], tuple[Attempt, ...]]:
+    """The attempts of each sample in their order, by problem and by the number of the sample."""
+    attempts: dict[tuple[str, int], list[Attempt]] = defaultdict(list)
+    for rollout in sorted(rollouts, key=lambda r: r.stage):
+        attempt = Attempt(rollout.reward, rollout.answer, rollout.tokens)
+        attempts[rollout.problem_id, rollout.sample // rollout.stages].append(attempt)
+    return {sample: tuple(mine) for sample, mine in attempts.items()}
 
 
 @dataclass(frozen=True)
@@ -186,11 +229,11 @@ class _BoundaryRecords:
 
     values: Mapping[tuple[str, int, int], float]
     forced: Mapping[tuple[str, int, int], list[GradedAnswer]]
-    earlier: Mapping[tuple[str, int], int]
-    """The tokens that a sample took before its last round, by problem and number."""
+    attempts: Mapping[tuple[str, int], tuple[Attempt, ...]]
+    """Those of a sample, by problem and number; none where the tokens of its rounds do not add up."""
 
     @classmethod
-    def of(cls, part: Outcomes | Sampled, earlier: Mapping[tuple[str, int], int]) -> _BoundaryRecords:
+    def of(cls, part: Outcomes | Sampled, attempts: Mapping[tuple[str, int], tuple[Attempt, ...]]) -> _BoundaryRecords:
         """The records of one shard; all records of a sample are in the same shard."""
         forced: dict[tuple[str, int, int], list[GradedAnswer]] = defaultdict(list)
         branches: Sequence[Branch | BranchOutcome] = part.branches
@@ -198,16 +241,17 @@ class _BoundaryRecords:
             where = branch.problem_id, branch.sample, branch.boundary
             forced[where].append(GradedAnswer(branch.answer, branch.reward, branch.tokens, branch.prompt_tokens))
         values = {(value.problem_id, value.sample, value.boundary): value.value for value in part.values}
-        return cls(values, forced, earlier)
+        return cls(values, forced, attempts)
 
     def trace(self, rollout: RolloutOutcome | Rollout) -> EvaluatedTrace:
         """One trace with its boundaries."""
-        before = self.earlier.get((rollout.problem_id, rollout.sample // rollout.stages), 0)
+        attempts = self.attempts.get((rollout.problem_id, rollout.sample // rollout.stages), ())
+        before = sum(attempt.tokens for attempt in attempts[:-1])
         boundaries = [
             self._boundary((rollout.problem_id, rollout.sample, number), before + tokens)
             for number, tokens in enumerate(rollout.boundaries)
         ]
-        return EvaluatedTrace(rollout.reward, rollout.answer, before + rollout.tokens, tuple(boundaries))
+        return EvaluatedTrace(rollout.reward, rollout.answer, before + rollout.tokens, tuple(boundaries), attempts)
 
     def _boundary(self, where: tuple[str, int, int], tokens: int) -> EvaluatedBoundary:
         return EvaluatedBoundary(tokens, self.values.get(where), tuple(self.forced.get(where, ())))

@@ -23,7 +23,10 @@ from mrt_hpc.analysis.intervals import IntervalEstimate, mean_of_shares, paired_
 from mrt_hpc.analysis.model_samples import ModelSamples
 from mrt_hpc.analysis.problem_measures import Regret, curves_of
 from mrt_hpc.mrt.regret import TraceCurve, area_of_episodes, regret_by_problem
+from mrt_hpc.recipe.kinds import Boundaries
 
+MEANT = (Boundaries.EPISODES,)
+"""The samples that this analysis makes sense of."""
 BUDGETS = 32
 """The number of budgets that are measured where none are named."""
 
@@ -61,7 +64,7 @@ def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int]) -> An
         budgets: in tokens; empty takes 32 up to the longest trace, or to the last boundary where that has more tokens.
 
     Raises:
-        UserError: the prefixes of a model were not valued.
+        UserError: the boundaries of a model are not the ends of episodes, or its prefixes were not valued.
     """
     curves = {model.name: curves_of(model) for model in models}
     measured = sorted(set(budgets)) or even_budgets(most_tokens(models, curves.values()))

@@ -31,10 +31,13 @@ from mrt_hpc.analysis.model_samples import VALUED_SUITE, EvaluatedBoundary, Eval
 from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.votes import RULE, AnswerCounts, majority_at_k
+from mrt_hpc.recipe.kinds import Boundaries
 
 # -- the points of the curves
 
 
+MEANT = (Boundaries.EPISODES,)
+"""The samples whose votes at prefixes this analysis makes sense of."""
 VOTE = "maj@k"
 """The name of the vote of complete samples."""
 VOTERS = (1, 2, 4, 8)
@@ -299,9 +302,11 @@ def analyse_scaling(models: Sequence[ModelSamples]) -> Analysis:
     """The scaling curves of several models; those without forced answers take part with their complete samples.
 
     Raises:
-        UserError: no model has forced answers at all prefixes.
+        UserError: no model has forced answers at all prefixes, or one has them elsewhere than at the ends of episodes.
     """
     voting = [model for model in models if model.fewest_forced > 0]
+    for model in voting:
+        model.require_boundaries(*MEANT)
     if not voting:
         raise UserError(
             f"{models[0].name}: the samples have no answers that were forced at all prefixes",

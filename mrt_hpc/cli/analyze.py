@@ -73,13 +73,13 @@ def regret(asked: AnalysisAsked, budgets: tuple[int, ...], tokens: Counted | Non
       mrt-hpc analyze regret runs/mrt-online@0 runs/mrt-online
       mrt-hpc analyze regret runs/mrt-online --budgets 4096,8192,12288,16384
     """
-    from mrt_hpc.analysis.regret_by_budget import analyse_regret
+    from mrt_hpc.analysis.regret_by_budget import MEANT, analyse_regret
 
     def analyse(models: list[ModelSamples]) -> Analysis:
         counted = models if tokens is None else [replace(model, counted=tokens) for model in models]
         return analyse_regret(counted, budgets)
 
-    needs = Needs(values=True, answers=tokens == "all", episodes=True)
+    needs = Needs(values=True, answers=tokens == "all", boundaries=MEANT)
     _write(asked, needs, analyse)
 
 
@@ -93,9 +93,9 @@ def scaling(asked: AnalysisAsked) -> None:
       mrt-hpc analyze scaling runs/mrt-online
       mrt-hpc analyze scaling runs/mrt-online runs/without-thinking
     """
-    from mrt_hpc.analysis.scaling import analyse_scaling
+    from mrt_hpc.analysis.scaling import MEANT, analyse_scaling
 
-    needs = Needs(values=True, answers=True, episodes=True)
+    needs = Needs(values=True, answers=True, boundaries=MEANT)
     _write(asked, needs, analyse_scaling)
 
 
@@ -108,9 +108,9 @@ def progress(asked: AnalysisAsked) -> None:
     Examples:
       mrt-hpc analyze progress runs/mrt-online@0 runs/mrt-online
     """
-    from mrt_hpc.analysis.episode_progress import analyse_progress
+    from mrt_hpc.analysis.episode_progress import MEANT, analyse_progress
 
-    needs = Needs(values=True, episodes=True)
+    needs = Needs(values=True, boundaries=MEANT)
     _write(asked, needs, analyse_progress)
 
 
@@ -131,9 +131,9 @@ def efficiency(asked: AnalysisAsked, accuracies: tuple[float, ...], seed: int) -
     Examples:
       mrt-hpc analyze efficiency runs/grpo runs/mrt-online --accuracy 0.3,0.4
     """
-    from mrt_hpc.analysis.efficiency import analyse_efficiency
+    from mrt_hpc.analysis.efficiency import MEANT, analyse_efficiency
 
-    _write(asked, Needs(), lambda models: analyse_efficiency(models, accuracies, seed))
+    _write(asked, Needs(boundaries=MEANT), lambda models: analyse_efficiency(models, accuracies, seed))
 
 
 @analyze.command(short_help="Accuracy past the budget of the training.", epilog=options.WHAT)
@@ -146,9 +146,9 @@ def extrapolate(asked: AnalysisAsked) -> None:
       mrt-hpc analyze extrapolate runs/grpo runs/mrt-online --suite paper_extrapolation --benchmark aime24
       mrt-hpc analyze extrapolate runs/eval-paper_extrapolation-grpo-1a2b3c4d
     """
-    from mrt_hpc.analysis.accuracy_by_budget import analyse_extrapolation
+    from mrt_hpc.analysis.accuracy_by_budget import MEANT, analyse_extrapolation
 
-    needs = Needs(values=True, budgets=True)
+    needs = Needs(values=True, boundaries=MEANT)
     _write(asked, needs, analyse_extrapolation)
 
 

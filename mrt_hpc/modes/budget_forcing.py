@@ -13,7 +13,7 @@ from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
 from mrt_hpc.modes.base import Mode, closes_thought, needs_tags, needs_words
 from mrt_hpc.modes.writer import Draft, Thought, Writer
 from mrt_hpc.recipe.base import Tokens, misfit
-from mrt_hpc.recipe.kinds import DEFAULT_FORCED_TEXT
+from mrt_hpc.recipe.kinds import DEFAULT_FORCED_TEXT, Boundaries
 from mrt_hpc.recipe.sections import BenchmarkSampling
 
 ANSWER_TOKENS = 64
@@ -28,7 +28,7 @@ class BudgetForcing(Mode):
     Source: paper, Section 6 (test-time compute by budget).
     """
 
-    cuts_episodes: ClassVar[bool] = False
+    boundaries: ClassVar[Boundaries] = Boundaries.CUTS
     type: Literal["budget_forcing"] = "budget_forcing"
     budgets: Annotated[tuple[Tokens, ...], Field(min_length=1)]
     """The numbers of tokens at which the thought is cut, in ascending order. They may exceed evaluation.max_tokens."""

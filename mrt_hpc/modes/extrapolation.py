@@ -13,7 +13,7 @@ from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
 from mrt_hpc.modes.base import Mode, closes_thought, needs_tags, needs_words
 from mrt_hpc.modes.writer import Draft, Writer
 from mrt_hpc.recipe.base import Count, Tokens, misfit
-from mrt_hpc.recipe.kinds import DEFAULT_FORCED_TEXT
+from mrt_hpc.recipe.kinds import DEFAULT_FORCED_TEXT, Boundaries
 from mrt_hpc.recipe.sections import BenchmarkSampling
 
 CONTINUATION_WORDS = ("Wait", "Alternatively", "But wait", "But hold on")
@@ -30,7 +30,7 @@ class Extrapolation(Mode):
     Source: paper, Section 6 (extrapolation), and the authors' code.
     """
 
-    cuts_episodes: ClassVar[bool] = False
+    boundaries: ClassVar[Boundaries] = Boundaries.EXTENSIONS
     type: Literal["extrapolation"] = "extrapolation"
     words: Annotated[tuple[str, ...], Field(min_length=1)] = CONTINUATION_WORDS
     """The words that continue the thought, in rotation."""

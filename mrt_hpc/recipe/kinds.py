@@ -5,6 +5,7 @@ the classes of the package.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
@@ -205,18 +206,30 @@ PROVERS: Registry[ProverSettings] = Registry(
 # -- mode --------------------------------------------------------------------------------------------------------------
 
 
+class Boundaries(StrEnum):
+    """Where the boundaries of the traces of a benchmark are. An analysis says of which of them it makes sense."""
+
+    EPISODES = "the ends of the episodes of one thought"
+    LAST_ATTEMPT = "the ends of the episodes of the last of several attempts"
+    CUTS = "the places where a thought was cut"
+    EXTENSIONS = "the ends of extensions of a thought"
+
+
 class ModeSettings(Section):
     """The fields of every way of evaluating. Subclasses add a ``type``, fields of their own, and how they sample."""
 
     if TYPE_CHECKING:
         type: str
 
-    cuts_episodes: ClassVar[bool] = True
-    """Whether the boundaries of a trace are the ends of its episodes; otherwise they are at budgets of tokens."""
-    adds_stages: ClassVar[bool] = False
-    """Whether each rollout of a sample is an attempt of its own, so that the sample takes the tokens of all of them.
-    Otherwise a rollout goes on from the one before, and the last one holds all tokens that led to it.
-    """
+    boundaries: ClassVar[Boundaries] = Boundaries.EPISODES
+    """Where the boundaries of a trace are."""
+
+    @property
+    def adds_stages(self) -> bool:
+        """Whether each rollout of a sample is an attempt of its own, so that the sample takes the tokens of all.
+        Otherwise a rollout goes on from the one before, and the last one holds all tokens that led to it.
+        """
+        return self.boundaries is Boundaries.LAST_ATTEMPT
 
     @property
     def stages(self) -> tuple[str, ...]:
