@@ -18,7 +18,7 @@ from mrt_hpc.analysis.intervals import IntervalEstimate, paired_difference, shar
 from mrt_hpc.analysis.model_samples import SUITES, ModelSamples
 from mrt_hpc.analysis.problem_measures import MeanMeasure
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.kinds import Boundaries
+from mrt_hpc.recipe.choices import Boundaries
 
 MEANT = (Boundaries.EXTENSIONS,)
 """The samples that this analysis makes sense of."""

@@ -17,7 +17,7 @@ from mrt_hpc.analysis.intervals import CONFIDENCE, IntervalEstimate, share_inter
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.problem_measures import curve_of
 from mrt_hpc.mrt.regret import first_reached, reward_within
-from mrt_hpc.recipe.kinds import Boundaries
+from mrt_hpc.recipe.choices import Boundaries
 
 MEANT = (Boundaries.EPISODES, Boundaries.LAST_ATTEMPT)
 """The samples that this analysis makes sense of."""

@@ -19,7 +19,7 @@ from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.problem_measures import curve_of
 from mrt_hpc.mrt.progress import progress
 from mrt_hpc.mrt.votes import RIGHT
-from mrt_hpc.recipe.kinds import Boundaries
+from mrt_hpc.recipe.choices import Boundaries
 
 MEANT = (Boundaries.EPISODES,)
 """The samples that this analysis makes sense of."""

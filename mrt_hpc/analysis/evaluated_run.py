@@ -9,8 +9,9 @@ from pathlib import Path
 
 from mrt_hpc.analysis.model_samples import ModelSamples, evaluated_problems
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.find import expanded
-from mrt_hpc.recipe.kinds import Boundaries, ModeSettings
+from mrt_hpc.recipe.kinds import ModeSettings
 from mrt_hpc.recipe.lock import look_at_lock, read_lock
 from mrt_hpc.recipe.schema import EvaluatedModel, Experiment
 from mrt_hpc.run.evaluation_settings import (

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.kinds import Boundaries
+from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.run.records import Branch, Rollout
 
 if TYPE_CHECKING:

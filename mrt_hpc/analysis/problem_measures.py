@@ -18,7 +18,7 @@ from mrt_hpc.analysis.model_samples import Counted, EvaluatedTrace, ModelSamples
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import TraceCurve, area_under_values, tokens_to_answer
 from mrt_hpc.mrt.votes import RIGHT, AnswerCounts, Representative, cleaned_answer, majority_at_k
-from mrt_hpc.recipe.kinds import Boundaries
+from mrt_hpc.recipe.choices import Boundaries
 
 if TYPE_CHECKING:
     FloatArray = NDArray[np.float64]

@@ -31,7 +31,7 @@ from mrt_hpc.analysis.model_samples import VALUED_SUITE, EvaluatedBoundary, Eval
 from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.votes import RULE, AnswerCounts, majority_at_k
-from mrt_hpc.recipe.kinds import Boundaries
+from mrt_hpc.recipe.choices import Boundaries
 
 # -- the points of the curves
 
@@ -304,16 +304,7 @@ def analyse_scaling(models: Sequence[ModelSamples]) -> Analysis:
     Raises:
         UserError: no model has forced answers at all prefixes, or one has them elsewhere than at the ends of episodes.
     """
-    voting = [model for model in models if model.fewest_forced > 0]
-    for model in voting:
-        model.require_boundaries(*MEANT)
-    if not voting:
-        raise UserError(
-            f"{models[0].name}: the samples have no answers that were forced at all prefixes",
-            where=models[0].source,
-            expected="an evaluation whose prover draws branches, as forced_answer or boxed_answer does",
-            advice=f"mrt-hpc eval {models[0].source} --suite {VALUED_SUITE}",
-        )
+    voting = require_votes(models)
     prefixes = {model.name: [prefix_curve(model, p) for p in votes_of(model)] for model in voting}
     direct = {model.name: direct_curves(model) for model in models}
     others = [curve for model in models if model not in voting for curve in direct[model.name]]
@@ -324,6 +315,25 @@ def analyse_scaling(models: Sequence[ModelSamples]) -> Analysis:
     tables = (table, table_of_earlier_votes([curve for curve, _ in largest]), table_of_equal_tokens(pairs))
     summary = _summary([_summary_row(*pair) for pair in pairs])
     return Analysis(tables, figures, summary, _verdicts(largest), _remarks(models, voting))
+
+
+def require_votes(models: Sequence[ModelSamples]) -> list[ModelSamples]:
+    """The models with forced answers at all prefixes; the others have complete samples alone.
+
+    Raises:
+        UserError: there are none, or one has them elsewhere than at the ends of episodes.
+    """
+    voting = [model for model in models if model.fewest_forced > 0]
+    for model in voting:
+        model.require_boundaries(*MEANT)
+    if not voting:
+        raise UserError(
+            f"{models[0].name}: the samples have no answers that were forced at all prefixes",
+            where=models[0].source,
+            expected="an evaluation whose prover draws branches, as forced_answer or boxed_answer does",
+            advice=f"mrt-hpc eval {models[0].source} --suite {VALUED_SUITE}",
+        )
+    return voting
 
 
 def _verdicts(largest: Sequence[tuple[ScalingCurve, ScalingCurve]]) -> tuple[str, ...]:
@@ -369,13 +379,13 @@ def _table(curves: Sequence[ScalingCurve]) -> DataTable:
 def _figure(model: str, curves: Sequence[ScalingCurve], several: bool) -> LineFigure:
     """The votes at the prefixes of one model, and complete samples of this model and of those without prefixes."""
     most = max(curve.voters for curve in curves if curve.voters is not None)
-    lines = tuple(_line(curve, model, most) for curve in curves)
+    lines = tuple(line_of_curve(curve, model, most) for curve in curves)
     title, x_label, y_label = f"Scaling of {model}", "tokens (logarithmic)", "accuracy (mean; bands: 95 % interval)"
     panel = Panel(title, x_label, y_label, lines, percent=True, logarithmic=True)
     return LineFigure(name_of_file("scaling", model) if several else "scaling", (panel,))
 
 
-def _line(curve: ScalingCurve, model: str, most: int) -> Line:
+def line_of_curve(curve: ScalingCurve, model: str, most: int) -> Line:
     """Votes at prefixes are solid, complete samples broken. Only the largest vote at prefixes and the vote of complete
     samples have a band: more of them would hide each other.
     """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.analysis.model_samples import SUITES
 from mrt_hpc.analysis.published import BENCHMARKS
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.recipe.kinds import Boundaries
+from mrt_hpc.recipe.choices import Boundaries
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import EvaluationRecipe

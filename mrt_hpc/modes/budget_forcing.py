@@ -13,7 +13,8 @@ from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
 from mrt_hpc.modes.base import Mode, closes_thought, needs_tags, needs_words
 from mrt_hpc.modes.writer import Draft, Thought, Writer
 from mrt_hpc.recipe.base import Tokens, misfit
-from mrt_hpc.recipe.kinds import DEFAULT_FORCED_TEXT, Boundaries
+from mrt_hpc.recipe.choices import Boundaries
+from mrt_hpc.recipe.kinds import DEFAULT_FORCED_TEXT
 from mrt_hpc.recipe.sections import BenchmarkSampling
 
 ANSWER_TOKENS = 64
@@ -25,7 +26,7 @@ class BudgetForcing(Mode):
     answers by itself, unless ``extend`` makes it go on. All budgets of a sample cut one thought; each gives a rollout
     with a reward, and that of the largest budget is the result. Values are asked for at the start and at the cuts.
 
-    Source: paper, Section 6 (test-time compute by budget).
+    Source: budget forcing (Muennighoff et al., 2025), by which the paper extends thoughts (Section 8.5.1).
     """
 
     boundaries: ClassVar[Boundaries] = Boundaries.CUTS

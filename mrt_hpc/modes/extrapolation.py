@@ -13,7 +13,8 @@ from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
 from mrt_hpc.modes.base import Mode, closes_thought, needs_tags, needs_words
 from mrt_hpc.modes.writer import Draft, Writer
 from mrt_hpc.recipe.base import Count, Tokens, misfit
-from mrt_hpc.recipe.kinds import DEFAULT_FORCED_TEXT, Boundaries
+from mrt_hpc.recipe.choices import Boundaries
+from mrt_hpc.recipe.kinds import DEFAULT_FORCED_TEXT
 from mrt_hpc.recipe.sections import BenchmarkSampling
 
 CONTINUATION_WORDS = ("Wait", "Alternatively", "But wait", "But hold on")
@@ -27,7 +28,8 @@ class Extrapolation(Mode):
     belongs to evaluation.max_tokens, boundary j + 1 to j * value_every * tokens more. The reward is that of the answer
     after the last extension.
 
-    Source: paper, Section 6 (extrapolation), and the authors' code.
+    Source: paper, Appendix F (extrapolation), and the authors' code (pass_at_k_extrapolate.py), which lets the thought
+    go on from each such point instead of forcing an answer.
     """
 
     boundaries: ClassVar[Boundaries] = Boundaries.EXTENSIONS

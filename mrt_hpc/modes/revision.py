@@ -13,7 +13,7 @@ from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
 from mrt_hpc.modes.base import Mode
 from mrt_hpc.modes.writer import Draft, Writer
 from mrt_hpc.recipe.base import Count, Tokens
-from mrt_hpc.recipe.kinds import Boundaries
+from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.sections import BenchmarkSampling
 from mrt_hpc.run.records import FinishReason, Problem
 

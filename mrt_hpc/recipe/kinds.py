@@ -5,12 +5,12 @@ the classes of the package.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
 from mrt_hpc.recipe.base import Count, PathText, Section, Temperature, Tokens
+from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.registry import Registry
 
 if TYPE_CHECKING:
@@ -204,15 +204,6 @@ PROVERS: Registry[ProverSettings] = Registry(
 
 
 # -- mode --------------------------------------------------------------------------------------------------------------
-
-
-class Boundaries(StrEnum):
-    """Where the boundaries of the traces of a benchmark are. An analysis says of which of them it makes sense."""
-
-    EPISODES = "the ends of the episodes of one thought"
-    LAST_ATTEMPT = "the ends of the episodes of the last of several attempts"
-    CUTS = "the places where a thought was cut"
-    EXTENSIONS = "the ends of extensions of a thought"
 
 
 class ModeSettings(Section):

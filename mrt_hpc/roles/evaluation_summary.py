@@ -13,7 +13,7 @@ from mrt_hpc.analysis.problem_measures import valued_traces
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.domains.small_world.equations import trace_quality
 from mrt_hpc.mrt.regret import regret_by_problem
-from mrt_hpc.recipe.kinds import Boundaries
+from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import Benchmark, Evaluation
 from mrt_hpc.run.evaluation_settings import settings_of

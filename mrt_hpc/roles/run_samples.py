@@ -21,7 +21,7 @@ from mrt_hpc.analysis.report.content import Boundary, PrefixCurves, SampleProble
 from mrt_hpc.analysis.scaling import prefix_curve, votes_of
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.tokens import StoredTokens
-from mrt_hpc.recipe.kinds import Boundaries
+from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import Group, read_group

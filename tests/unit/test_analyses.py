@@ -22,7 +22,8 @@ from mrt_hpc.analysis.problem_measures import Regret, curves_of
 from mrt_hpc.analysis.regret_by_budget import ModelRegret, analyse_regret, area_ratios, even_budgets, regret_of
 from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, analyse_scaling, direct_curves, prefix_curve
 from mrt_hpc.mrt.votes import RIGHT
-from mrt_hpc.recipe.kinds import MODES, Boundaries, ModeSettings
+from mrt_hpc.recipe.choices import Boundaries
+from mrt_hpc.recipe.kinds import MODES, ModeSettings
 from mrt_hpc.run.groups import RolloutOutcome
 
 MODEL = model(PROBLEMS)
