@@ -5,12 +5,12 @@ problems, and the number of problems by the difference (paper, Figures 13 and 16
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_text
-from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
+from mrt_hpc.analysis.figures import Line, LineFigure, Panel, line_of
 from mrt_hpc.analysis.intervals import paired_difference
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.number_formats import percent
@@ -85,11 +85,16 @@ def _figure(by_model: Sequence[ModelAttempts]) -> LineFigure:
     panels = tuple(
         Panel(
             f"Last less first attempt of {m.name}", "difference of the mean rewards", "" if number else "problems",
-            (line_of(m.name, m.histogram, map(without_interval, map(float, m.histogram.values()))),), kind="stack",
+            (_bars(m, number),), kind="stack",
         )
         for number, m in enumerate(by_model)
     )  # fmt: skip
     return LineFigure("attempts", panels)
+
+
+def _bars(model: ModelAttempts, colour: int) -> Line:
+    counts = [without_interval(float(count)) for count in model.histogram.values()]
+    return replace(line_of(model.name, model.histogram, counts), colour=colour)
 
 
 def _summary(by_model: Sequence[ModelAttempts]) -> DataTable:

@@ -39,7 +39,7 @@ RESULTS = (
         "Figure 3", "pass@k of direct answers, maj@1 and maj@p at the prefixes, by the total number of episodes of R1",
         _SCALING, _BY_EPISODES,
     ),
-    PaperResult("Appendix D", "the same for more problems", _SCALING, "as Figure 3"),
+    PaperResult("Appendix D", "more of Figure 3", _SCALING, "as Figure 3"),
     PaperResult(
         "Table 1", "pass@1 on five benchmarks, 20 samples", "mrt-hpc compare BASE RUN --published",
         "the same; evaluate with the suite paper_20",
@@ -61,14 +61,14 @@ RESULTS = (
         "the same; past the budget an answer is forced, where the authors let the thought go on to 4,096 tokens; "
         "R1-Distill-Qwen-7B (left) has no recipe",
     ),
-    PaperResult("Figure 12", "the same on other benchmarks", _BEYOND, "as Figure 9"),
+    PaperResult("Figure 12", "more of Figure 9", _BEYOND, "as Figure 9"),
     PaperResult("Figure 10", "length over training", "mrt-hpc report TRAINED", "the same"),
     PaperResult("Figure 11", "length and reward over training", "mrt-hpc report TRAINED", "the same"),
     PaperResult(
         "Figure 13", "histogram of second less first attempt", _ATTEMPTS,
         "over problems, of the model's own first attempt; there is no recipe for RL with backtracking",
     ),
-    PaperResult("Figure 16", "the same of other models", _ATTEMPTS, "as Figure 13"),
+    PaperResult("Figure 16", "more of Figure 13", _ATTEMPTS, "as Figure 13"),
     PaperResult(
         "Figure 15", "training loss of the variants of supervised fine-tuning", "mrt-hpc report TRAINED",
         "the same; random stitching, as in RISE, is not among the variants",
