@@ -34,6 +34,8 @@ class EvaluatedRun:
     recipe: Experiment
     typed: str
     """Its path as the user typed it."""
+    likelihoods: bool = False
+    """Whether the votes of forced answers are weighted by their likelihoods."""
 
     @classmethod
     def looked_at(cls, typed: str) -> EvaluatedRun:
@@ -125,7 +127,7 @@ class EvaluatedRun:
         settings, mode = self._settings(benchmark), self.recipe.benchmark(benchmark).mode
         if not self._is_whole(version, benchmark, settings):
             raise self._incomplete(version, benchmark)
-        parts = (read_outcomes(shard) for shard in self._shards(version, benchmark))
+        parts = (read_outcomes(shard, likelihoods=self.likelihoods) for shard in self._shards(version, benchmark))
         return ModelSamples(
             name=name,
             source=self.evaluable(version),

@@ -41,6 +41,10 @@ class GradedAnswer:
     """The number of sampled tokens."""
     asked: int
     """The number of tokens before them: prompt, prefix and the prover's text."""
+    weight: float | None = None
+    """The weight of its vote: 2 to the power of the mean log-probability of its tokens (the authors' code,
+    episode_scaling_curve.ipynb); None where every vote counts one.
+    """
 
 
 @dataclass(frozen=True)
@@ -239,7 +243,10 @@ class _BoundaryRecords:
         branches: Sequence[Branch | BranchOutcome] = part.branches
         for branch in sorted(branches, key=lambda b: b.branch):
             where = branch.problem_id, branch.sample, branch.boundary
-            forced[where].append(GradedAnswer(branch.answer, branch.reward, branch.tokens, branch.prompt_tokens))
+            mean = getattr(branch, "mean_logprob", None)  # read only where votes are weighted
+            weight = None if mean is None else 2.0**mean  # as in the authors' code
+            graded = GradedAnswer(branch.answer, branch.reward, branch.tokens, branch.prompt_tokens, weight)
+            forced[where].append(graded)
         values = {(value.problem_id, value.sample, value.boundary): value.value for value in part.values}
         return cls(values, forced, attempts)
 

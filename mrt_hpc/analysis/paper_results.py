@@ -23,11 +23,8 @@ class PaperResult:
     """Whether the definition is the same, or how it differs."""
 
 
-_SCALING = "mrt-hpc analyze scaling RUN DIRECT --by-episodes"
-_BY_EPISODES = (
-    "the same curves; votes are not weighted by likelihood, ties are shared equally, and the tokens of the prompt do "
-    "not count; the paper's problems of Omni-MATH have no suite"
-)
+_SCALING = "mrt-hpc analyze scaling RUN DIRECT --by-episodes --weighted"
+_BY_EPISODES = "the same curves; the tokens of the prompt do not count; the paper's problems of Omni-MATH have no suite"
 _VOTES = "mrt-hpc analyze votes RUN LINEARISED"
 _BEYOND = "mrt-hpc analyze regret BASE RUN --tokens all --beyond EXTRAPOLATED"
 _NUMBERS = "recipes/README.md has each number beside the paper's"
@@ -74,8 +71,8 @@ RESULTS = (
         "the same; random stitching, as in RISE, is not among the variants",
     ),
     PaperResult(
-        "Appendix E", "regret against voting by the number of episodes", "mrt-hpc analyze regret RUN --against-voting",
-        "the same areas; votes are not weighted by likelihood",
+        "Appendix E", "regret against voting by the number of episodes",
+        "mrt-hpc analyze regret RUN --against-voting --weighted", "the same",
     ),
     PaperResult(
         "Appendix F", "accuracy past the budget against tokens", "mrt-hpc analyze extrapolate EXTRAPOLATED",

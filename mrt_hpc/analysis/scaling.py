@@ -27,10 +27,11 @@ from mrt_hpc.analysis.intervals import (
     mean_of_shares,
     paired_difference,
 )
-from mrt_hpc.analysis.model_samples import VALUED_SUITE, EvaluatedBoundary, EvaluatedTrace, ModelSamples
+from mrt_hpc.analysis.model_samples import VALUED_SUITE, EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
 from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK
 from mrt_hpc.errors import UserError
-from mrt_hpc.mrt.votes import RULE, AnswerCounts, majority_at_k
+from mrt_hpc.mrt.values import Vote
+from mrt_hpc.mrt.votes import RIGHT, RULE, AnswerCounts, cleaned_answer, majority_at_k, weighted_majority_at_k
 from mrt_hpc.recipe.choices import Boundaries
 
 # -- the points of the curves
@@ -40,6 +41,8 @@ MEANT = (Boundaries.EPISODES,)
 """The samples whose votes at prefixes this analysis makes sense of."""
 VOTE = "maj@k"
 """The name of the vote of complete samples."""
+MOST_WEIGHTED = 12
+"""The most answers at a prefix of which a weighted vote is computed: there are up to 495 draws."""
 VOTERS = (1, 2, 4, 8)
 """p: the sizes of the votes at a prefix (paper, Section 5)."""
 
@@ -105,8 +108,19 @@ def _means(model: ModelSamples, of: Callable[[EvaluatedTrace], float]) -> dict[s
 
 
 def forced_majority(boundary: EvaluatedBoundary, voters: int) -> float:
-    """The expected reward of a vote of p of the answers that were forced at a boundary."""
+    """The expected reward of a vote of p of the answers that were forced at a boundary, weighted where they have
+    weights.
+    """
+    weighted = [_vote(f, f.weight) for f in boundary.forced if f.weight is not None]
+    if weighted:
+        return weighted_majority_at_k(weighted, voters)
     return majority_at_k(AnswerCounts.of((f.answer, f.reward) for f in boundary.forced), voters)
+
+
+def _vote(forced: GradedAnswer, weight: float) -> Vote:
+    """Right answers vote together, wrong ones by their text after a cleanup."""
+    wrong = None if forced.answer is None else f"wrong: {cleaned_answer(forced.answer)}"
+    return Vote("right" if forced.reward >= RIGHT else wrong, forced.reward, weight)
 
 
 def forced_tokens(boundary: EvaluatedBoundary, voters: int) -> float:
@@ -326,6 +340,7 @@ def require_votes(models: Sequence[ModelSamples]) -> list[ModelSamples]:
     voting = [model for model in models if model.fewest_forced > 0]
     for model in voting:
         model.require_boundaries(*MEANT)
+        require_few_draws(model)
     if not voting:
         raise UserError(
             f"{models[0].name}: the samples have no answers that were forced at all prefixes",
@@ -334,6 +349,24 @@ def require_votes(models: Sequence[ModelSamples]) -> list[ModelSamples]:
             advice=f"mrt-hpc eval {models[0].source} --suite {VALUED_SUITE}",
         )
     return voting
+
+
+def require_few_draws(model: ModelSamples) -> None:
+    """Refuse weighted votes of so many answers that their draws cannot be counted out.
+
+    Raises:
+        UserError: there are such votes.
+    """
+    forced = [b.forced for traces in model.problems.values() for trace in traces for b in trace.boundaries]
+    weighted = [len(answers) for answers in forced if any(f.weight is not None for f in answers)]
+    if max(weighted, default=0) > MOST_WEIGHTED:
+        raise UserError(
+            f"{model.name}: a weighted vote is the mean over all draws, which are too many of so many answers",
+            value=max(weighted),
+            where="--weighted",
+            expected=f"at most {MOST_WEIGHTED} forced answers at a prefix",
+            advice=f"mrt-hpc eval {model.source} --suite {VALUED_SUITE}",
+        )
 
 
 def _verdicts(largest: Sequence[tuple[ScalingCurve, ScalingCurve]]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells,
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
 from mrt_hpc.analysis.intervals import IntervalEstimate, clustered_mean
 from mrt_hpc.analysis.model_samples import SUITES, ModelSamples
-from mrt_hpc.analysis.scaling import forced_majority
+from mrt_hpc.analysis.scaling import forced_majority, require_few_draws
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import VOTES, regret_against_voting
 from mrt_hpc.mrt.votes import RULE
@@ -75,6 +75,7 @@ def voting_regret(model: ModelSamples) -> list[VotingRegret]:
             expected=f"an evaluation whose prover draws at least {VOTES[-1]} branches",
             advice=f"mrt-hpc eval {model.source} --suite {SUITES[MEANT[0]]}",
         )
+    require_few_draws(model)
     votes = {
         problem: [np.array([[forced_majority(b, p) for p in VOTES] for b in trace.boundaries]) for trace in traces]
         for problem, traces in model.problems.items()

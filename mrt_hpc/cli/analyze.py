@@ -59,6 +59,10 @@ def analyze() -> None:
     """
 
 
+WEIGHTED = "votes of forced answers are weighted by their likelihoods, and a tie of them counts one half"
+weigh = click.option("--weighted", is_flag=True, help="Weigh the votes of forced answers by their likelihoods.")
+
+
 def _budgets(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...]:
     """The budgets of a text such as ``1024,2048``."""
     return tuple(map(int, _parts(text, r"0*[1-9]\d*", "1024,2048")))
@@ -95,6 +99,7 @@ def _parts(text: str | None, form: str, example: str) -> list[str]:
     metavar="WHAT",
     help="Go on past the budget of the training: an evaluation of the same models by extrapolation. Repeatable.",
 )
+@weigh
 @click.option("--against-voting", is_flag=True, help="Regret against voting by the number of episodes, in its place.")
 def regret(
     asked: AnalysisAsked,
@@ -102,6 +107,7 @@ def regret(
     tokens: Counted | None,
     beyond: tuple[str, ...],
     against_voting: bool,
+    weighted: bool,
 ) -> None:
     """Normalised regret against the budget of tokens, and how much of the area the first episodes give.
 
@@ -127,16 +133,19 @@ def regret(
 
     if against_voting and (budgets or tokens or beyond):
         raise click.UsageError("--against-voting is by episodes: leave out --budgets, --tokens and --beyond")
+    if weighted and not against_voting:
+        raise click.UsageError("--weighted is for votes: add --against-voting")
     needs = Needs(values=True, answers=against_voting or tokens == "all", boundaries=MEANT)
-    _write(asked, needs, analyse)
+    _write(asked, needs, analyse, weighted=weighted)
 
 
 @analyze.command(short_help="Votes at each episode against complete samples of equal tokens.", epilog=options.WHAT)
 @analysing
+@weigh
 @click.option(
     "--by-episodes", is_flag=True, help="Curves of the traces of each total number of episodes, in its place."
 )
-def scaling(asked: AnalysisAsked, by_episodes: bool) -> None:
+def scaling(asked: AnalysisAsked, by_episodes: bool, weighted: bool) -> None:
     """Whether thinking pays: votes of answers that are forced at each episode, and votes of complete samples.
 
     \b
@@ -148,7 +157,7 @@ def scaling(asked: AnalysisAsked, by_episodes: bool) -> None:
     from mrt_hpc.analysis.scaling_by_episodes import analyse_scaling_by_episodes
 
     needs = Needs(values=True, answers=True, boundaries=MEANT)
-    _write(asked, needs, analyse_scaling_by_episodes if by_episodes else analyse_scaling)
+    _write(asked, needs, analyse_scaling_by_episodes if by_episodes else analyse_scaling, weighted=weighted)
 
 
 @analyze.command(short_help="Votes of 1 to 10 samples, or attempts, against their tokens.", epilog=options.WHAT)
@@ -232,7 +241,9 @@ def extrapolate(asked: AnalysisAsked) -> None:
     _write(asked, needs, analyse_extrapolation)
 
 
-def _write(asked: AnalysisAsked, needs: Needs, analyse: Callable[[list[ModelSamples]], Analysis]) -> None:
+def _write(
+    asked: AnalysisAsked, needs: Needs, analyse: Callable[[list[ModelSamples]], Analysis], *, weighted: bool = False
+) -> None:
     """Read the models, write the analysis, and print its summary and paths. Where a suite is named, what is not there
     yet is generated or queued before.
     """
@@ -245,6 +256,8 @@ def _write(asked: AnalysisAsked, needs: Needs, analyse: Callable[[list[ModelSamp
             return
         what = [str(evaluation)]
     named = named_models(what)
+    if weighted:
+        named = [replace(model, run=replace(model.run, likelihoods=True)) for model in named]
     models = _read(named, asked.benchmark)
     analysis = analyse(models)
     out = asked.out or named[0].run.layout.root / "analysis" / asked.analysis
@@ -253,7 +266,8 @@ def _write(asked: AnalysisAsked, needs: Needs, analyse: Callable[[list[ModelSamp
     _print_table(f"{analysis.summary.name} on {models[0].benchmark}", analysis.summary)
     for verdict in analysis.verdicts:
         click.echo(verdict)
-    print_notes([*analysis.remarks, *other_settings(models[0], models[1:])])
+    remarks = [*analysis.remarks, WEIGHTED] if weighted else analysis.remarks
+    print_notes([*remarks, *other_settings(models[0], models[1:])])
     for path in paths:
         click.echo(path)
 

@@ -16,13 +16,17 @@ from evaluated import PROBLEMS, benchmark_of, boundary, commit_traces, evaluatio
 from synthetic_run import Shape, SyntheticRun
 
 from mrt_hpc.analysis.attempts import analyse_attempts, attempts_of_model
+from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.model_samples import Attempt, EvaluatedTrace
 from mrt_hpc.analysis.paper_results import RESULTS
 from mrt_hpc.analysis.regret_beyond import analyse_regret_beyond
+from mrt_hpc.analysis.scaling import require_few_draws
 from mrt_hpc.analysis.scaling_by_episodes import by_total
 from mrt_hpc.analysis.votes_by_tokens import votes_of_attempts, votes_of_samples
 from mrt_hpc.analysis.voting_regret import voting_regret
 from mrt_hpc.mrt.regret import TraceCurve, area_under_values, joined, regret_against_voting
+from mrt_hpc.mrt.values import Vote
+from mrt_hpc.mrt.votes import weighted_majority_at_k
 from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.run.problems import read_problems
 
@@ -173,6 +177,31 @@ def test_regret_against_voting_leaves_out_traces_that_are_never_right() -> None:
     (found,) = voting_regret(model({"a": (never, rises), "b": (never,)}))
     assert (found.episodes, found.traces, found.regret.mean) == (1, 1, 0.0)
     assert "8 answers" in refusal(voting_regret, model(PROBLEMS)).what
+
+
+def test_weighted_votes_are_the_mean_over_all_draws() -> None:
+    """Right has the weight 1, and two answers that are wrong in the same way 3/4 and 1/2: a draw of right and wrong is
+    right, and all three together are wrong. With equal weights a draw of two that differ is a tie.
+    """
+    votes = [Vote("right", 1.0, 1.0), Vote("wrong: 3", 0.0, 0.75), Vote("wrong: 3", 0.0, 0.5)]
+    assert [weighted_majority_at_k(votes, k) for k in (1, 2, 3)] == pytest.approx([1 / 3, 2 / 3, 0.0])
+    equal = [replace(vote, weight=1.0) for vote in votes]
+    assert weighted_majority_at_k(equal, 2) == pytest.approx(1 / 3)
+    for k in (0, 4):
+        with pytest.raises(ValueError, match="weighted vote"):
+            weighted_majority_at_k(votes, k)
+
+
+def test_weights_are_read_from_the_likelihoods_of_the_answers(places: dict[str, str]) -> None:
+    """Each token of a stored branch has the log-probability -0.5."""
+    run = EvaluatedRun.open(places["RUN"].partition("@")[0])
+    for likelihoods, weight in ((False, None), (True, 2**-0.5)):
+        samples = replace(run, likelihoods=likelihoods).samples(2, "held-out", "model")
+        forced = [f for traces in samples.problems.values() for t in traces for b in t.boundaries for f in b.forced]
+        assert len(forced) == 96 and {f.weight for f in forced} == {weight}
+    heavy = tuple(replace(f, weight=1.0) for f in boundary(0, "R" * 13).forced)
+    many = model({"a": (trace("R", 9, replace(boundary(0, "R"), forced=heavy)),)})
+    assert refusal(require_few_draws, many).where == "--weighted"
 
 
 # -- curves by the number of episodes, votes and attempts
