@@ -60,7 +60,7 @@ class EvaluatedBoundary:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class SampleAttempt:
     """One of several attempts of a sample, see ``ModeSettings.adds_stages``."""
 
     reward: float
@@ -79,7 +79,7 @@ class EvaluatedTrace:
     """The number of sampled tokens, those of the final answer and of earlier rounds included."""
     boundaries: tuple[EvaluatedBoundary, ...]
     """[k + 1] of k episodes."""
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[SampleAttempt, ...] = ()
     """All attempts in their order, of which the last one is the result; empty where a sample is one attempt."""
 
     @property
@@ -218,11 +218,11 @@ def evaluated_problems(parts: Iterable[Outcomes | Sampled], *, adds_stages: bool
     return {problem: tuple(traces[sample] for sample in sorted(traces)) for problem, traces in traces_of.items()}
 
 
-def attempts_of(rollouts: Iterable[RolloutOutcome | Rollout]) -> Mapping[tuple[str, int], tuple[Attempt, ...]]:
+def attempts_of(rollouts: Iterable[RolloutOutcome | Rollout]) -> Mapping[tuple[str, int], tuple[SampleAttempt, ...]]:
     """The attempts of each sample in their order, by problem and by the number of the sample."""
-    attempts: dict[tuple[str, int], list[Attempt]] = defaultdict(list)
+    attempts: dict[tuple[str, int], list[SampleAttempt]] = defaultdict(list)
     for rollout in sorted(rollouts, key=lambda r: r.stage):
-        attempt = Attempt(rollout.reward, rollout.answer, rollout.tokens)
+        attempt = SampleAttempt(rollout.reward, rollout.answer, rollout.tokens)
         attempts[rollout.problem_id, rollout.sample // rollout.stages].append(attempt)
     return {sample: tuple(mine) for sample, mine in attempts.items()}
 
@@ -233,11 +233,13 @@ class _BoundaryRecords:
 
     values: Mapping[tuple[str, int, int], float]
     forced: Mapping[tuple[str, int, int], list[GradedAnswer]]
-    attempts: Mapping[tuple[str, int], tuple[Attempt, ...]]
+    attempts: Mapping[tuple[str, int], tuple[SampleAttempt, ...]]
     """Those of a sample, by problem and number; none where the tokens of its rounds do not add up."""
 
     @classmethod
-    def of(cls, part: Outcomes | Sampled, attempts: Mapping[tuple[str, int], tuple[Attempt, ...]]) -> _BoundaryRecords:
+    def of(
+        cls, part: Outcomes | Sampled, attempts: Mapping[tuple[str, int], tuple[SampleAttempt, ...]]
+    ) -> _BoundaryRecords:
         """The records of one shard; all records of a sample are in the same shard."""
         forced: dict[tuple[str, int, int], list[GradedAnswer]] = defaultdict(list)
         branches: Sequence[Branch | BranchOutcome] = part.branches

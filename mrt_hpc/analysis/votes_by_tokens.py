@@ -10,7 +10,7 @@ import numpy as np
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel
-from mrt_hpc.analysis.model_samples import Attempt, ModelSamples
+from mrt_hpc.analysis.model_samples import ModelSamples, SampleAttempt
 from mrt_hpc.analysis.problem_measures import MajorityAtK
 from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint
 from mrt_hpc.mrt.votes import RULE, AnswerCounts, majority_at_k
@@ -64,7 +64,7 @@ def votes_of_attempts(model: ModelSamples) -> ScalingCurve:
     return ScalingCurve(model.name, ATTEMPTS, tuple(points))
 
 
-def _vote(attempts: Sequence[Attempt]) -> float:
+def _vote(attempts: Sequence[SampleAttempt]) -> float:
     return majority_at_k(AnswerCounts.of((a.answer, a.reward) for a in attempts), len(attempts))
 
 

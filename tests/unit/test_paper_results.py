@@ -17,7 +17,7 @@ from synthetic_run import Shape, SyntheticRun
 
 from mrt_hpc.analysis.attempts import analyse_attempts, attempts_of_model
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
-from mrt_hpc.analysis.model_samples import Attempt, EvaluatedTrace
+from mrt_hpc.analysis.model_samples import EvaluatedTrace, SampleAttempt
 from mrt_hpc.analysis.paper_results import RESULTS
 from mrt_hpc.analysis.regret_beyond import analyse_regret_beyond
 from mrt_hpc.analysis.scaling import require_few_draws
@@ -51,7 +51,7 @@ EXTRAPOLATION = "{type: extrapolation, extensions: 4, tokens: 32, value_every: 2
 
 def attempted(*answers: str) -> EvaluatedTrace:
     """A sample of attempts of 10 tokens each, R being right."""
-    attempts = tuple(Attempt(float(answer == "R"), answer, 10) for answer in answers)
+    attempts = tuple(SampleAttempt(float(answer == "R"), answer, 10) for answer in answers)
     return replace(trace(answers[-1], 10 * len(answers), boundary(10 * len(answers) - 10, "R")), attempts=attempts)
 
 
