@@ -15,9 +15,13 @@ from numpy.typing import NDArray
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, against_first, budget_table, interval_text
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
 from mrt_hpc.analysis.intervals import IntervalEstimate, paired_difference, share_interval
-from mrt_hpc.analysis.model_samples import ModelSamples
+from mrt_hpc.analysis.model_samples import SUITES, ModelSamples
 from mrt_hpc.analysis.problem_measures import MeanMeasure
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.choices import Boundaries
+
+MEANT = (Boundaries.EXTENSIONS,)
+"""The samples that this analysis makes sense of."""
 
 
 @dataclass(frozen=True)
@@ -86,14 +90,7 @@ def _require(model: ModelSamples, budgets: tuple[int, ...]) -> None:
     Raises:
         UserError: see there.
     """
-    advice = f"mrt-hpc eval {model.source} --suite paper_extrapolation"
-    if not model.budgets:
-        raise UserError(
-            f"{model.name} was not evaluated by extrapolation on {model.benchmark}",
-            where=model.source,
-            expected="a benchmark with `mode: {type: extrapolation}`",
-            advice=advice,
-        )
+    model.require_boundaries(*MEANT)
     model.require_values()
     if model.budgets != budgets:
         raise UserError(
@@ -101,7 +98,7 @@ def _require(model: ModelSamples, budgets: tuple[int, ...]) -> None:
             value=list(model.budgets),
             where=model.source,
             expected=", ".join(map(str, budgets)),
-            advice=advice,
+            advice=f"mrt-hpc eval {model.source} --suite {SUITES[MEANT[0]]}",
         )
 
 

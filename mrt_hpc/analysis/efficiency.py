@@ -17,7 +17,10 @@ from mrt_hpc.analysis.intervals import CONFIDENCE, IntervalEstimate, share_inter
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.problem_measures import curve_of
 from mrt_hpc.mrt.regret import first_reached, reward_within
+from mrt_hpc.recipe.choices import Boundaries
 
+MEANT = (Boundaries.EPISODES, Boundaries.LAST_ATTEMPT)
+"""The samples that this analysis makes sense of."""
 POINTS = 256
 """The number of steps in which the allowed tokens grow."""
 DRAWS = 2000
@@ -63,7 +66,12 @@ def analyse_efficiency(models: Sequence[ModelSamples], levels: Sequence[float], 
         models: evaluated on the same problems; ratios are to the first one.
         levels: accuracies; empty takes shares of the best accuracy that all models reach.
         seed: of the bootstrap.
+
+    Raises:
+        UserError: thoughts were cut or continued at given budgets, so that their lengths are not the models' own.
     """
+    for model in models:
+        model.require_boundaries(*MEANT)
     by_model = efficiencies(models)
     asked = sorted(set(levels)) or default_levels(by_model)
     results = [result for level in asked for result in tokens_to(by_model, level, seed)]

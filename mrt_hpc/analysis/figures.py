@@ -291,9 +291,9 @@ def _stack(axes: Axes, lines: Sequence[Line]) -> None:
     if len(x) > MOST_BARS:
         axes.stackplot(x, [line.means for line in lines], colors=colours, lw=0)
     else:
-        bottom = np.zeros(len(x))
+        bottom, width = np.zeros(len(x)), 0.8 * min(np.diff(x), default=1.0)
         for line, colour in zip(lines, colours, strict=True):
-            axes.bar(x, line.means, 0.8, bottom=bottom, color=colour, lw=0)
+            axes.bar(x, line.means, width, bottom=bottom, color=colour, lw=0)
             bottom += line.means
     axes.margins(x=0)
     axes.grid(visible=False, axis="x")

@@ -18,6 +18,7 @@ from mrt_hpc.analysis.model_samples import Counted, EvaluatedTrace, ModelSamples
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import TraceCurve, area_under_values, tokens_to_answer
 from mrt_hpc.mrt.votes import RIGHT, AnswerCounts, Representative, cleaned_answer, majority_at_k
+from mrt_hpc.recipe.choices import Boundaries
 
 if TYPE_CHECKING:
     FloatArray = NDArray[np.float64]
@@ -47,8 +48,10 @@ def curves_of(model: ModelSamples) -> dict[str, list[TraceCurve]]:
     """The values of all traces by problem.
 
     Raises:
-        UserError: a trace has no values, or no forced answers where their tokens are counted.
+        UserError: the boundaries of the traces are not the ends of episodes, a trace has no values, or it has no forced
+            answers where their tokens are counted.
     """
+    model.require_boundaries(Boundaries.EPISODES)
     model.require_values()
     if model.counted == "all" and model.fewest_forced == 0:
         raise UserError(
@@ -60,19 +63,16 @@ def curves_of(model: ModelSamples) -> dict[str, list[TraceCurve]]:
     return {problem: [curve_of(trace, model.counted) for trace in traces] for problem, traces in model.problems.items()}
 
 
-def valued_traces(
-    parts: Iterable[Sampled], counted: Counted = "sampled", *, adds_stages: bool = False
-) -> dict[str, list[TraceCurve]]:
+def valued_traces(parts: Iterable[Sampled], counted: Counted = "sampled") -> dict[str, list[TraceCurve]]:
     """The traces of each problem with the values of all their prefixes; those that were not valued are left out.
 
     Args:
         parts: the shards of one version and benchmark.
         counted: the tokens of a boundary.
-        adds_stages: whether the tokens of earlier rounds count too, see ``ModeSettings.adds_stages``.
     """
     valued = {
         problem: [curve_of(trace, counted) for trace in traces if any(b.value is not None for b in trace.boundaries)]
-        for problem, traces in evaluated_problems(parts, adds_stages=adds_stages).items()
+        for problem, traces in evaluated_problems(parts).items()
     }
     return {problem: curves for problem, curves in valued.items() if curves}
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from mrt_hpc.recipe.base import Count, PathText, Section, Temperature, Tokens
+from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.registry import Registry
 
 if TYPE_CHECKING:
@@ -211,12 +212,15 @@ class ModeSettings(Section):
     if TYPE_CHECKING:
         type: str
 
-    cuts_episodes: ClassVar[bool] = True
-    """Whether the boundaries of a trace are the ends of its episodes; otherwise they are at budgets of tokens."""
-    adds_stages: ClassVar[bool] = False
-    """Whether each rollout of a sample is an attempt of its own, so that the sample takes the tokens of all of them.
-    Otherwise a rollout goes on from the one before, and the last one holds all tokens that led to it.
-    """
+    boundaries: ClassVar[Boundaries] = Boundaries.EPISODES
+    """Where the boundaries of a trace are."""
+
+    @property
+    def adds_stages(self) -> bool:
+        """Whether each rollout of a sample is an attempt of its own, so that the sample takes the tokens of all.
+        Otherwise a rollout goes on from the one before, and the last one holds all tokens that led to it.
+        """
+        return self.boundaries is Boundaries.LAST_ATTEMPT
 
     @property
     def stages(self) -> tuple[str, ...]:

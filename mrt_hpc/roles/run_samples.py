@@ -21,6 +21,7 @@ from mrt_hpc.analysis.report.content import Boundary, PrefixCurves, SampleProble
 from mrt_hpc.analysis.scaling import prefix_curve, votes_of
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.tokens import StoredTokens
+from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import Group, read_group
@@ -227,7 +228,8 @@ def _trace(
 def prefix_curves(
     layout: RunLayout, recipe: Experiment, summary: RunSummary
 ) -> tuple[tuple[PrefixCurves, ...], tuple[str, ...]]:
-    """The curves of the first and the last evaluated version of each benchmark; nothing where no prover was asked.
+    """The curves of the first and the last evaluated version of each benchmark whose boundaries are the ends of
+    episodes; nothing where no prover was asked.
 
     Args:
         layout: the run directory.
@@ -244,11 +246,14 @@ def prefix_curves(
     troubles: list[str] = []
     for benchmark, version in _wanted(summary):
         try:
-            curves.append(curves_of_samples(run.samples(version, benchmark, benchmark), version))
+            samples = run.samples(version, benchmark, benchmark)
         except (UserError, OSError) as error:
             reason = error.what if isinstance(error, UserError) else str(error)
             whose = "" if run.models else f" of version {version}"
             troubles.append(f"Not shown, as it cannot be read: the evaluation{whose} on {benchmark} ({reason}).")
+        else:
+            if samples.boundaries is Boundaries.EPISODES:
+                curves.append(curves_of_samples(samples, version))
     return tuple(curves), tuple(troubles)
 
 
