@@ -41,6 +41,7 @@ class UserError(Exception):
         expected: what would have been right.
         advice: the next command to type, or the next thing to do.
         exit_code: whether running again may help.
+        others: what else went wrong, each with its own place and advice.
     """
 
     def __init__(
@@ -52,18 +53,18 @@ class UserError(Exception):
         expected: str | None = None,
         advice: str | None = None,
         exit_code: ExitCode = ExitCode.FATAL,
+        others: tuple[UserError, ...] = (),
     ) -> None:
         self.what, self.value, self.where = what, value, where
-        self.expected, self.advice, self.exit_code = expected, advice, exit_code
+        self.expected, self.advice, self.exit_code, self.others = expected, advice, exit_code, others
         super().__init__(self.message())
 
     def message(self) -> str:
-        """Return the whole error, one fact per line."""
+        """Return the whole error, one fact per line; what else went wrong stands below."""
         value = None if self.value is None else repr(self.value)
         facts = {"where": self.where, "value": value, "expected": self.expected, "next": self.advice}
-        return "\n".join(
-            [self.what, *(f"  {f'{name}:':<9} {fact}" for name, fact in facts.items() if fact is not None)]
-        )
+        lines = [self.what, *(f"  {f'{name}:':<9} {fact}" for name, fact in facts.items() if fact is not None)]
+        return "\n".join([*lines, *(f"error: {other.message()}" for other in self.others)])
 
     @property
     def evidence(self) -> str:
@@ -76,8 +77,12 @@ class UserError(Exception):
         given = {name: fact for name, fact in (("where", where), ("advice", advice)) if fact is not None}
         return UserError(what, **{**self._facts(), **given})
 
+    def with_others(self, others: Iterable[UserError]) -> UserError:
+        """The same error with others that a user has to correct too."""
+        return UserError(self.what, **{**self._facts(), "others": (*self.others, *others)})
+
     def _facts(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("value", "where", "expected", "advice", "exit_code")}
+        return {name: getattr(self, name) for name in ("value", "where", "expected", "advice", "exit_code", "others")}
 
     def __reduce__(self) -> tuple[object, ...]:
         """Return what pickle needs to rebuild the error, keyword arguments included, for process pools."""

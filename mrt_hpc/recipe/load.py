@@ -56,6 +56,8 @@ def apply(source: Source, override: str) -> None:
     else:
         target[keys[-1]] = content
         location.append(keys[-1])
+    for replaced in [place for place in source.places if place[: len(location)] == tuple(location)]:
+        del source.places[replaced]
     source.overrides[tuple(location)] = override
 
 
