@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shlex
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+PACKAGE = str(Path(__file__).parent)
+"""The folder of the package's own code."""
 
 
 def word(path: Path) -> str:
@@ -87,6 +91,17 @@ class UserError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         """Return what pickle needs to rebuild the error, keyword arguments included, for process pools."""
         return partial(UserError, self.what, **self._facts()), ()
+
+
+def in_a_line(error: Exception) -> str:
+    """An error with the place where it was raised, short enough for a line: of code that is the user's own, the line
+    there from which the package was called.
+    """
+    if isinstance(error, UserError):
+        return error.evidence
+    frames = traceback.extract_tb(error.__traceback__)
+    place = next((f for f in reversed(frames) if not f.filename.startswith(PACKAGE)), frames[-1])
+    return f"{error!r:.200} ({Path(place.filename).name}:{place.lineno})"
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:

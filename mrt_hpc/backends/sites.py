@@ -18,8 +18,7 @@ from mrt_hpc.backends.backend import Site
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm.commands import controller_here
 from mrt_hpc.errors import UserError, word
-from mrt_hpc.recipe.base import NAME, Section
-from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.base import NAME, Section, as_kind
 from mrt_hpc.recipe.find import SITES, configuration, expanded, find, folders, installed_folders, names_in
 from mrt_hpc.recipe.load import load_site
 from mrt_hpc.recipe.ownership import is_written_by_others, refuse_changeable

@@ -79,6 +79,7 @@ def fields_of_own_class(kind: str, asked: str) -> list[DocumentedField]:
     module, _, behind = re.sub(r"[\[\]]", ".", asked).replace("..", ".").strip(".").partition(":")
     called, _, field = behind.partition(".")
     registries = {"": SITES} if kind == "site" else dict(sections_with_own_classes(Recipe))
+    registries = dict(sorted(registries.items(), key=lambda item: item[0].count(".")))  # a prover is first `prover`
     within = [section for section in registries if section and module.startswith(f"{section}.")]
     section = max(within, key=len, default="")
     name = f"{module.removeprefix(section).strip('.')}:{called}"

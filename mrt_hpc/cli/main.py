@@ -10,6 +10,7 @@ import click
 import mrt_hpc
 from mrt_hpc.cli import options
 from mrt_hpc.cli.analyze import analyze
+from mrt_hpc.cli.check_class import check
 from mrt_hpc.cli.completion import RUN, complete_fields, complete_run, complete_suite
 from mrt_hpc.cli.container import container
 from mrt_hpc.cli.cost import cost
@@ -277,8 +278,8 @@ def fields(words: tuple[str, ...], markdown: Path | None) -> None:
 
 
 for command in (
-    analyze, cancel, clean, container, cost, data, doctor, explain, extend, fork, init, logs, model, recipes, report,
-    runs, status, sync, validate,
+    analyze, cancel, check, clean, container, cost, data, doctor, explain, extend, fork, init, logs, model, recipes,
+    report, runs, status, sync, validate,
 ):  # fmt: skip
     main.add_command(command)
 
