@@ -52,11 +52,18 @@ def main() -> None:
 @options.recipe
 @options.site
 @options.overrides
+@options.data_folder
 @options.run_directory
 @click.option("--sbatch", "show_sbatch", is_flag=True, help="Print the exact sbatch texts; job ids are placeholders.")
 @click.option("--json", "as_json", is_flag=True, help="Jobs, expected hours and memory as one JSON object.")
 def plan(
-    recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path | None, show_sbatch: bool, as_json: bool
+    recipe: Path,
+    site: str | None,
+    overrides: tuple[str, ...],
+    data: Path | None,
+    run: Path | None,
+    show_sbatch: bool,
+    as_json: bool,
 ) -> None:
     """Print the jobs of RECIPE without submitting them: arrays, dependencies, resources, GPU-hours, and memory by role.
 
@@ -69,11 +76,11 @@ def plan(
     from mrt_hpc.cli.plan import print_plan, print_plan_as_json, print_sbatch
 
     if show_sbatch:
-        print_sbatch(recipe, site, overrides, run)
+        print_sbatch(recipe, site, overrides, data, run)
     elif as_json:
-        print_plan_as_json(recipe, site, overrides, run)
+        print_plan_as_json(recipe, site, overrides, data, run)
     else:
-        print_plan(recipe, site, overrides, run)
+        print_plan(recipe, site, overrides, data, run)
 
 
 @main.command(short_help="Start a vLLM server that runs may attach to.")
@@ -120,8 +127,9 @@ def serve(
 @options.recipe
 @options.site
 @options.overrides
+@options.data_folder
 @options.run_directory
-def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
+def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None) -> None:
     """Run RECIPE at a site: a Slurm cluster, or this machine.
 
     `mrt-hpc init` describes a cluster, and makes it the site of all your commands. A run that is continued stays where
@@ -137,7 +145,7 @@ def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path
     """
     from mrt_hpc.cli.submit import submit_recipe
 
-    submit_recipe(recipe, site, overrides, run)
+    submit_recipe(recipe, site, overrides, data, run)
 
 
 @main.command("eval", short_help="Evaluate models or weights versions on a suite.")

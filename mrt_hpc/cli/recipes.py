@@ -195,7 +195,8 @@ def _beside(entry: CatalogueEntry) -> list[Path]:
 @click.command(short_help="Check a recipe.")
 @options.recipe
 @options.overrides
-def validate(recipe: Path, overrides: tuple[str, ...]) -> None:
+@options.data_folder
+def validate(recipe: Path, overrides: tuple[str, ...], data: Path | None) -> None:
     """Check RECIPE, with what it extends and the fields set, and say what it would do. Nothing is made or submitted.
 
     The exit status is 0 for a recipe that is valid, also where its model or data are not there yet, and 2 otherwise.
@@ -210,7 +211,7 @@ def validate(recipe: Path, overrides: tuple[str, ...]) -> None:
     from mrt_hpc.plan.limits import check_segments
     from mrt_hpc.recipe.load import load_recipe
 
-    loaded = load_recipe(recipe, overrides)
+    loaded = load_recipe(recipe, overrides, data)
     check_segments(loaded)
     plan = build_plan(loaded, max_array_size=None)
     click.secho("valid", fg="green", bold=True)
