@@ -229,3 +229,12 @@ def test_data_are_found_beside_the_recipe_or_else_in_the_users_folder_and_never_
     monkeypatch.delenv("MRT_HPC_DATA")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
     assert found(packaged) == tmp_path / "xdg" / "mrt-hpc" / "data" / "some.jsonl"
+
+
+def test_budgets_of_regret_that_no_recipe_names_follow_the_limit_of_tokens() -> None:
+    prover, none = "evaluation.prover={type: forced_answer, max_tokens: 4}", "evaluation.regret_budgets=null"
+    for limit, budgets in ((100, (100,)), (9000, (4096, 8192)), (32768, (4096, 8192, 12288, 16384))):
+        how = recipe("quickstart", prover, none, f"evaluation.max_tokens={limit}").evaluation
+        assert how.budgets == budgets
+    refused = refusal(recipe, "quickstart", prover, "evaluation.regret_budgets=[200]", "evaluation.max_tokens=100")
+    assert refused.what.startswith("evaluation.regret_budgets")
