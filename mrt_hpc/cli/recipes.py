@@ -1,5 +1,5 @@
-"""``mrt-hpc recipes``, ``validate`` and ``check``: list the recipes, suites and site profiles that can be named, copy one
-to edit it, and check a recipe, or a class that a recipe may name.
+"""``mrt-hpc recipes``, ``validate`` and ``check``: list the recipes, suites and site profiles that can be named, and copy
+one to edit it; check a recipe, or a class that a recipe may name.
 """
 
 from __future__ import annotations
@@ -219,7 +219,8 @@ def validate(recipe: Path, overrides: tuple[str, ...], data: Path | None) -> Non
     click.echo(f"  {trained(loaded)}")
     click.echo(f"  {evaluated(loaded, plan)}")
     print_missing(console_of(sys.stdout), loaded, "submit")
-    click.echo(f"next: mrt-hpc plan {recipe}{''.join(f' --set {override}' for override in overrides)}")
+    options_again = [*(f"--set {override}" for override in overrides), *([] if data is None else [f"--data {data}"])]
+    click.echo(" ".join([f"next: mrt-hpc plan {recipe}", *options_again]))
 
 
 def trained(recipe: Recipe) -> str:
