@@ -1,5 +1,5 @@
-"""``mrt-hpc recipes``, ``validate`` and ``check``: list the recipes, suites and site profiles that can be named, and copy
-one to edit it; check a recipe, or a class that a recipe may name.
+"""``mrt-hpc recipes``, ``validate`` and ``check``: list the recipes, suites and site profiles that can be
+named, copy one to edit it, and check a recipe, or a class that it may name.
 """
 
 from __future__ import annotations
