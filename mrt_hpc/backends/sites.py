@@ -18,7 +18,7 @@ from mrt_hpc.backends.backend import Site
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm.commands import controller_here
 from mrt_hpc.errors import UserError, word
-from mrt_hpc.recipe.base import NAME, Section
+from mrt_hpc.recipe.base import NAME, Section, as_kind
 from mrt_hpc.recipe.find import SITES, configuration, expanded, find, folders, installed_folders, names_in
 from mrt_hpc.recipe.load import load_site
 from mrt_hpc.recipe.ownership import is_written_by_others, refuse_changeable
@@ -171,18 +171,9 @@ def site_of_file(path: Path) -> Site:
     """The site profile in a file.
 
     Raises:
-        UserError: it is wrong, or its kind has no back end.
+        UserError: it is wrong.
     """
-    site = load_site(path)
-    if not isinstance(site, Site):
-        raise UserError(
-            "the class of this site profile has no back end",
-            value=site.type,
-            where=path,
-            expected="a subclass of mrt_hpc.backends.backend.Site",
-            advice="derive the class from it, and type the same command again",
-        )
-    return site
+    return as_kind(load_site(path), Site)
 
 
 # -- run site ----------------------------------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ from pathlib import Path
 import click
 
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.recipe.field_docs import DocumentedField, documented_fields, tag_of
+from mrt_hpc.recipe.field_docs import DocumentedField, documented_fields, sections_with_own_classes, tag_of
 from mrt_hpc.recipe.load import EXTENDS
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.site import SITES, SiteSettings
+from mrt_hpc.recipe.user_code import own_class
 from mrt_hpc.run.atomic import write_text
 
 EXTENDS_MEANS = """The path or the name of another recipe, of which this one says only what differs. Sections are merged
@@ -56,12 +57,35 @@ def print_fields(words: tuple[str, ...]) -> None:
     kind, *asked = words if words[:1] and words[0] in KINDS else ("recipe", *words)
     fields = KINDS[kind]()
     for name in asked:
-        fields = _within(kind, fields, name)
+        fields = fields_of_own_class(kind, name) if ":" in name else _within(kind, fields, name)
     width = min(shutil.get_terminal_size().columns, WIDEST)
     for field in fields:
         click.secho(field.name, bold=True)
         for line in _lines(field, width):
             click.echo(line)
+
+
+def fields_of_own_class(kind: str, asked: str) -> list[DocumentedField]:
+    """The fields of a class of the user's own.
+
+    Args:
+        kind: recipe or site.
+        asked: the class, as in ``my_method:LastEpisode``; its section may stand before it, as in
+            ``algorithm.my_method:LastEpisode``, and one of its fields behind it.
+
+    Raises:
+        UserError: there is no such class or field.
+    """
+    module, _, behind = re.sub(r"[\[\]]", ".", asked).replace("..", ".").strip(".").partition(":")
+    called, _, field = behind.partition(".")
+    registries = {"": SITES} if kind == "site" else dict(sections_with_own_classes(Recipe))
+    registries = dict(sorted(registries.items(), key=lambda item: item[0].count(".")))  # a prover is first `prover`
+    within = [section for section in registries if section and module.startswith(f"{section}.")]
+    section = max(within, key=len, default="")
+    name = f"{module.removeprefix(section).strip('.')}:{called}"
+    found, own = own_class(name, {section: registries[section]} if section in registries else registries)
+    whole = f"{found}[{name}]" if found else name
+    return _within(kind, documented_fields(own, f"{whole}."), f"{whole}.{field}".rstrip("."))
 
 
 def _within(kind: str, fields: list[DocumentedField], asked: str) -> list[DocumentedField]:

@@ -21,7 +21,7 @@ from mrt_hpc.cli.logs import logs
 from mrt_hpc.cli.models import model
 from mrt_hpc.cli.models import serve as serve_recipe
 from mrt_hpc.cli.options import CommandGroup
-from mrt_hpc.cli.recipes import recipes, validate
+from mrt_hpc.cli.recipes import check, recipes, validate
 from mrt_hpc.cli.status import explain, report, runs, status
 from mrt_hpc.errors import UserError
 
@@ -51,11 +51,18 @@ def main() -> None:
 @options.recipe
 @options.site
 @options.overrides
+@options.data_folder
 @options.run_directory
 @click.option("--sbatch", "show_sbatch", is_flag=True, help="Print the exact sbatch texts; job ids are placeholders.")
 @click.option("--json", "as_json", is_flag=True, help="Jobs, expected hours and memory as one JSON object.")
 def plan(
-    recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path | None, show_sbatch: bool, as_json: bool
+    recipe: Path,
+    site: str | None,
+    overrides: tuple[str, ...],
+    data: Path | None,
+    run: Path | None,
+    show_sbatch: bool,
+    as_json: bool,
 ) -> None:
     """Print the jobs of RECIPE without submitting them: arrays, dependencies, resources, GPU-hours, and memory by role.
 
@@ -68,11 +75,11 @@ def plan(
     from mrt_hpc.cli.plan import print_plan, print_plan_as_json, print_sbatch
 
     if show_sbatch:
-        print_sbatch(recipe, site, overrides, run)
+        print_sbatch(recipe, site, overrides, data, run)
     elif as_json:
-        print_plan_as_json(recipe, site, overrides, run)
+        print_plan_as_json(recipe, site, overrides, data, run)
     else:
-        print_plan(recipe, site, overrides, run)
+        print_plan(recipe, site, overrides, data, run)
 
 
 @main.command(short_help="Start a vLLM server that runs may attach to.")
@@ -119,8 +126,9 @@ def serve(
 @options.recipe
 @options.site
 @options.overrides
+@options.data_folder
 @options.run_directory
-def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
+def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None) -> None:
     """Run RECIPE at a site: a Slurm cluster, or this machine.
 
     `mrt-hpc init` describes a cluster, and makes it the site of all your commands. A run that is continued stays where
@@ -136,7 +144,7 @@ def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path
     """
     from mrt_hpc.cli.submit import submit_recipe
 
-    submit_recipe(recipe, site, overrides, run)
+    submit_recipe(recipe, site, overrides, data, run)
 
 
 @main.command("eval", short_help="Evaluate models or weights versions on a suite.")
@@ -283,8 +291,8 @@ def fields(words: tuple[str, ...], markdown: Path | None) -> None:
 
 
 for command in (
-    analyze, cancel, clean, container, cost, data, doctor, explain, extend, fork, init, logs, model, recipes, report,
-    runs, status, sync, validate,
+    analyze, cancel, check, clean, container, cost, data, doctor, explain, extend, fork, init, logs, model, recipes,
+    report, runs, status, sync, validate,
 ):  # fmt: skip
     main.add_command(command)
 

@@ -113,7 +113,7 @@ results = click.option(
     show_default=True,
     help="The results folder: samples that are in it are not generated again.",
 )
-data_folder = click.option("--data", type=FOLDER, help="The folder that holds the suite's problem files.")
+data_folder = click.option("--data", type=FOLDER, help="The folder of all data files, in place of those named.")
 
 
 def run_path(name: str, run: Path | None) -> Path:

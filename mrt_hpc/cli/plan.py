@@ -54,17 +54,19 @@ FEW_NAMES = 3
 """Names of jobs in one sentence, at most."""
 
 
-def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
+def print_plan(
+    recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None
+) -> None:
     """Print the jobs, their expected hours, and the hours of their time limits."""
-    recipe, layout, chosen = _asked(recipe_path, site_name, overrides, run)
+    recipe, layout, chosen = _asked(recipe_path, site_name, overrides, data, run)
     recipe = kept_recipe(layout, recipe, click.echo)
     print_whole(compile_plan(recipe, chosen.site), recipe, chosen, layout, "submit")
 
 
 def _asked(
-    recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None
+    recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None
 ) -> tuple[Recipe, RunLayout, ChosenSite]:
-    recipe = load_recipe(recipe_path, overrides)
+    recipe = load_recipe(recipe_path, overrides, data)
     layout = RunLayout(run_path(recipe.name, run))
     return recipe, layout, site_of_command(site_name, layout)
 
@@ -228,9 +230,11 @@ def _until(at: float, now: float) -> str:
     return f"in {minutes} minutes" if minutes < 120 else f"in {minutes // 60} h {minutes % 60} min"
 
 
-def print_plan_as_json(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
+def print_plan_as_json(
+    recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None
+) -> None:
     """Print jobs, expected hours by job, and memory by role, as one JSON object."""
-    recipe, layout, chosen = _asked(recipe_path, site_name, overrides, run)
+    recipe, layout, chosen = _asked(recipe_path, site_name, overrides, data, run)
     recipe, site = kept_recipe(layout, recipe, lambda _: None), chosen.site
     plan, rates = compile_plan(recipe, site), throughput(recipe, site)
     expected = {} if rates is None else expected_hours(plan, recipe, rates)
@@ -238,13 +242,15 @@ def print_plan_as_json(recipe_path: Path, site_name: str | None, overrides: tupl
     print(json.dumps({**plan.as_json(), "expected": hours, "memory": memory_json(fits(recipe, site))}, indent=2))
 
 
-def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
+def print_sbatch(
+    recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None
+) -> None:
     """Print the job scripts, as submit writes them.
 
     Raises:
         UserError: the site has no job scripts, or the run is there and was made from another recipe.
     """
-    recipe, layout, chosen = _asked(recipe_path, site_name, overrides, run)
+    recipe, layout, chosen = _asked(recipe_path, site_name, overrides, data, run)
     if layout.recipe_lock.is_file():
         recipe = kept_recipe(layout, recipe, click.echo)
         refuse_other_recipe(layout, recipe)

@@ -16,13 +16,15 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.submit.submission import Listener, submit_run
 
 
-def submit_recipe(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
+def submit_recipe(
+    recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None
+) -> None:
     """Start a recipe at a site, and print each step.
 
     Raises:
         UserError: recipe, site or data are wrong, the site refuses, or a task failed.
     """
-    recipe = load_recipe(recipe_path, overrides)
+    recipe = load_recipe(recipe_path, overrides, data)
     root = run_path(recipe.name, run)
     site = site_of_command(site_name, RunLayout(root)).checked().site
     submit_run(recipe, site, root, listener())

@@ -16,7 +16,15 @@ from mrt_hpc.plan.compile import evaluation_plan
 from mrt_hpc.plan.memory_fit import refuse_unfit
 from mrt_hpc.recipe.find import SUITES, find
 from mrt_hpc.recipe.hub_models import hub_model_of
-from mrt_hpc.recipe.load import SECTION, apply, read_suite, with_absolute_paths, with_open_forced_texts, with_prompt_of
+from mrt_hpc.recipe.load import (
+    SECTION,
+    apply,
+    read_suite,
+    with_absolute_paths,
+    with_data_in,
+    with_open_forced_texts,
+    with_prompt_of,
+)
 from mrt_hpc.recipe.lock import FREE_SECTIONS
 from mrt_hpc.recipe.schema import EvaluationRecipe, Recipe
 from mrt_hpc.recipe.sections import Benchmark, Prompt
@@ -69,9 +77,7 @@ def evaluation_recipe(
             decides numbers and that neither the suite nor an override states.
     """
     source = read_suite(find(SUITES, suite), advice=f"mrt-hpc eval MODEL --suite {suite}")
-    section = dict(source.data[SECTION])
-    if data is not None:
-        section["benchmarks"] = _with_data(section.get("benchmarks"), data.absolute())
+    section = dict(with_data_in(source.data, data)[SECTION])
     taken = _taken(models.recipes, stated=_stated(section, overrides))
     fields: dict[str, Any] = {**taken, **source.data, SECTION: section}
     section.setdefault("results", str((results or RESULTS).absolute()))
@@ -86,18 +92,6 @@ def evaluation_recipe(
     recipe = validate(replace(source, data=whole), EvaluationRecipe, whole)
     recipe = recipe.model_copy(update={"inputs": inputs_of(recipe)})
     return recipe.model_copy(update={"name": name_of(recipe)})
-
-
-def _with_data(benchmarks: Any, folder: Path) -> Any:
-    """The benchmarks of a suite with their files in another folder."""
-    if not isinstance(benchmarks, list):
-        return benchmarks
-    return [
-        {**b, "problems": {**b["problems"], "path": str(folder / Path(b["problems"]["path"]).name)}}
-        if isinstance(b, dict) and isinstance(b.get("problems"), dict) and "path" in b["problems"]
-        else b
-        for b in benchmarks
-    ]
 
 
 def _stated(section: dict[str, Any], overrides: Sequence[str]) -> set[str]:

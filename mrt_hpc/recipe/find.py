@@ -129,6 +129,36 @@ def configuration() -> Path:
     return (named if named.is_absolute() else Path.home() / ".config") / "mrt-hpc"
 
 
+DATA = "MRT_HPC_DATA"
+"""The variable with the folder of the user's data files."""
+
+
+def data_folder() -> Path:
+    """The folder of the user's data files, whether it exists or not: ``mrt-hpc data fetch`` writes there, and recipes
+    find there what is not where they say.
+    """
+    if named := os.environ.get(DATA):
+        return expanded(named).absolute()
+    shared = Path(os.environ.get("XDG_DATA_HOME", ""))
+    return (shared if shared.is_absolute() else Path.home() / ".local" / "share") / "mrt-hpc" / "data"
+
+
+def data_file(folder: Path, named: str) -> Path:
+    """A data file that a recipe names, whether it exists or not. A relative path starts at the folder of the recipe; if
+    no file is there, it is the file of that name in the user's data folder. A recipe of an installed package, whose
+    folder is no place for data, has it there in any case.
+
+    Args:
+        folder: of the recipe.
+        named: the path in the recipe.
+    """
+    path, own = expanded(named), data_folder() / Path(named).name
+    if path.is_absolute() or (folder / path).is_file():
+        return folder / path
+    installed = any(folder.is_relative_to(place) for place in installed_folders())
+    return own if installed or own.is_file() else folder / path
+
+
 def entries(kind: Kind) -> list[CatalogueEntry]:
     """All files of a kind by their names, sorted, and those of subfolders last. Of several with one name only the first
     is there, as it is the one that commands take.

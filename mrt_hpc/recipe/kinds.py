@@ -99,6 +99,7 @@ class Refreshed(AlgorithmSettings):
 
 ALGORITHMS: Registry[AlgorithmSettings] = Registry(
     "algorithm",
+    "mrt_hpc.algorithms.base:Algorithm",
     {
         "grpo": "mrt_hpc.algorithms.grpo:Grpo",
         "length_penalty": "mrt_hpc.algorithms.length_penalty:LengthPenalty",
@@ -191,6 +192,7 @@ class ProverSettings(Section):
 
 PROVERS: Registry[ProverSettings] = Registry(
     "prover",
+    "mrt_hpc.provers.base:Prover",
     {
         "forced_answer": "mrt_hpc.provers.monte_carlo:ForcedAnswer",
         "boxed_answer": "mrt_hpc.provers.monte_carlo:BoxedAnswer",
@@ -260,6 +262,7 @@ class ModeSettings(Section):
 
 MODES: Registry[ModeSettings] = Registry(
     "way of evaluating",
+    "mrt_hpc.modes.base:Mode",
     {
         "direct": "mrt_hpc.modes.base:Direct",
         "history_conditioned": "mrt_hpc.modes.revision:HistoryConditioned",
@@ -285,6 +288,7 @@ class VerifierSettings(Section):
 
 VERIFIERS: Registry[VerifierSettings] = Registry(
     "verifier",
+    "mrt_hpc.domains.base:Verifier",
     {
         "math": "mrt_hpc.domains.math.verifier:MathVerifier",
         "exact": "mrt_hpc.domains.simple:ExactVerifier",

@@ -67,7 +67,7 @@ def summary_of(
 def _regret(parts: Sequence[Sampled], how: Evaluation) -> dict[int, dict[str, float]]:
     """Regret by budget and problem; empty where no prefix was valued."""
     traces = valued_traces(parts, how.regret_tokens)
-    return {budget: regret_by_problem(traces, budget) for budget in how.regret_budgets if traces}
+    return {budget: regret_by_problem(traces, budget) for budget in how.budgets if traces}
 
 
 def stage_rewards(rollouts: Sequence[Rollout], names: Sequence[str]) -> dict[str, dict[str, float]]:

@@ -68,7 +68,7 @@ def settings_of(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> 
             "extraction": problems.extraction or DEFAULT_EXTRACTION,
         }
     )
-    summary = {"sampled": sampled, "regret_budgets": how.regret_budgets, "regret_tokens": how.regret_tokens}
+    summary = {"sampled": sampled, "regret_budgets": how.budgets, "regret_tokens": how.regret_tokens}
     return EvaluationSettings(sampled, json_digest(summary))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mrt_hpc.errors import UserError, nearest, word
+from mrt_hpc.recipe.sections import Prompt
 from mrt_hpc.run.atomic import checksum, write_text
 from mrt_hpc.run.records import Gold, Problem
 from mrt_hpc.run.seeds import derive_seed
@@ -153,6 +154,24 @@ def read_examples(path: Path) -> list[SolvedProblem]:
 
 def _example(row: dict[str, Any], where: str) -> SolvedProblem:
     return SolvedProblem(*(text_field(row, field, where, _EXAMPLE) for field in ("id", "problem", "solution")))
+
+
+def shown_before(problem: str, examples: Sequence[SolvedProblem], prompt: Prompt) -> list[SolvedProblem]:
+    """The examples that a prompt shows before a problem: the first ones that are not the problem itself.
+
+    Raises:
+        UserError: there are too few.
+    """
+    others = [example for example in examples if example.problem.strip() != problem.strip()]
+    if len(others) < prompt.shots:
+        raise UserError(
+            "there are fewer examples than prompt.shots, those with the asked problem left out",
+            value=len(others),
+            where=prompt.examples,
+            expected=f"at least {prompt.shots}",
+            advice=f"add examples to that file, or submit with --set prompt.shots={len(others)}",
+        )
+    return others[: prompt.shots]
 
 
 def write_problems(path: Path, problems: Sequence[Problem]) -> None:
