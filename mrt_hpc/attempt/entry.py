@@ -321,7 +321,7 @@ def _imported(role: Role) -> RoleFunction:
             where=f"{socket.gethostname()}, imported by role {role.value}",
             expected="the Python of an environment that env/setup made, or an image",
             advice="name such a Python as python in the site profile, or an image of `mrt-hpc container build` as "
-            "container.image; mrt-hpc doctor --site SITE --on-node checks it. Then type the same submit again",
+            "container.image; mrt-hpc doctor --site SITE --on-node checks it. Then mrt-hpc submit RUN",
             exit_code=ExitCode.RETRYABLE,  # another node may see it
         ) from error
 

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 @main.command(short_help="Show what a recipe would submit.")
-@options.recipe
+@options.recipe_or_run
 @options.site
 @options.overrides
 @options.run_directory
@@ -57,7 +57,8 @@ def main() -> None:
 def plan(
     recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path | None, show_sbatch: bool, as_json: bool
 ) -> None:
-    """Print the jobs of RECIPE without submitting them: arrays, dependencies, resources, GPU-hours, and memory by role.
+    """Print the jobs of RECIPE (or of RUN, as it is) without submitting them: arrays, dependencies, resources,
+    GPU-hours, and memory by role.
 
     \b
     Examples:
@@ -115,28 +116,33 @@ def serve(
     serve_recipe(load_recipe(recipe, overrides), model, key_file, listen, log)
 
 
-@main.command(short_help="Run a recipe, here or on Slurm.")
-@options.recipe
+@main.command("submit", short_help="Run a recipe, here or on Slurm; or continue a run.")
+@options.recipe_or_run
 @options.site
 @options.overrides
 @options.run_directory
-def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
-    """Run RECIPE at a site: a Slurm cluster, or this machine.
+def submit_recipe(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
+    """Run RECIPE at a site: a Slurm cluster, or this machine. Or continue RUN, a run directory.
 
     `mrt-hpc init` describes a cluster, and makes it the site of all your commands. A run that is continued stays where
     it is, whatever your default is; --site moves it.
 
-    Finished results stay: type the same command again to continue a run that stopped.
+    RUN has its recipe, its site and the values of --set, so its directory is all that its continuation needs. Finished
+    results stay. `mrt-hpc resume RUN` is the same command.
 
     \b
     Examples:
       mrt-hpc submit quickstart
       mrt-hpc submit quickstart --set seed=1 --run runs/quickstart-1
       mrt-hpc submit quickstart --site local
+      mrt-hpc submit runs/quickstart
     """
-    from mrt_hpc.cli.submit import submit_recipe
+    from mrt_hpc.cli.submit import submit
 
-    submit_recipe(recipe, site, overrides, run)
+    submit(recipe, site, overrides, run)
+
+
+main.add_command(submit_recipe, "resume")
 
 
 @main.command("eval", short_help="Evaluate models or weights versions on a suite.")

@@ -23,7 +23,6 @@ from mrt_hpc.view.run_look import IN_WORDS, RunLook, RunState
 # -- why one task is where it is: its record, the queue's reason and the end of its log are read in this order
 
 
-SUBMIT_AGAIN = "the same submit command again: it submits what is missing, and finished results stay"
 NOTHING = "nothing"
 LOG_TAIL = 4096
 """The bytes at the end of a log that show what a task does now."""
@@ -89,12 +88,16 @@ def explained(look: RunLook, job: Job, index: int) -> Explanation:
         return _failed(look, job, index, record)
     if record.state is TaskState.UNREADABLE:
         sentence = f"is in a state that is not known: {_first_line(record)}"
-        return Explanation(job.name, index, Cause.LOST, sentence, _advised(record) or SUBMIT_AGAIN)
+        return Explanation(job.name, index, Cause.LOST, sentence, _advised(record) or _again(look))
     if job.name in look.queues.ids and job.name not in look.queues.tasks:
         ids = ", ".join(look.queues.ids[job.name])
         sentence = f"was submitted as job {ids}, and the queue was not reached"
         return Explanation(job.name, index, Cause.QUEUED, sentence, f"mrt-hpc explain {look.layout.word}, later")
     return _unqueued(look, job, index, record)
+
+
+def _again(look: RunLook) -> str:
+    return f"{look.layout.again}, which submits what is missing; finished results stay"
 
 
 def _failed(look: RunLook, job: Job, index: int, record: TaskRecord) -> Explanation:
@@ -103,7 +106,7 @@ def _failed(look: RunLook, job: Job, index: int, record: TaskRecord) -> Explanat
     else:
         cause, sentence = Cause.FAILED, f"has failed: {_first_line(record)}"
     advised = _advised(record) or f"mrt-hpc logs {look.layout.word} {job.role} -n 100"
-    command = advised if "submit" in advised else f"{advised}; then {SUBMIT_AGAIN}"
+    command = advised if "submit" in advised else f"{advised}; then {_again(look)}"
     return Explanation(job.name, index, cause, sentence, command, failed_at=record.time)
 
 
@@ -192,13 +195,13 @@ def _unqueued(look: RunLook, job: Job, index: int, record: TaskRecord) -> Explan
         cause = Cause.AGAIN if before else Cause.QUEUED
         return Explanation(job.name, index, cause, sentence, "nothing: it starts by itself")
     if record.state is TaskState.WAITING and awaited:
-        return Explanation(job.name, index, Cause.LATER, f"has not begun: it waits for {awaited}", SUBMIT_AGAIN)
+        return Explanation(job.name, index, Cause.LATER, f"has not begun: it waits for {awaited}", _again(look))
     left = _how_it_left(look, job.name, index)
     if record.state is TaskState.RUNNING:
         sentence = f"was lost: it recorded no end, and it does not run{left}"
-        return Explanation(job.name, index, Cause.LOST, sentence, SUBMIT_AGAIN)
+        return Explanation(job.name, index, Cause.LOST, sentence, _again(look))
     words = _before(record) or "has not begun"
-    return Explanation(job.name, index, Cause.LEFT, f"{words}, and is not queued{left}", SUBMIT_AGAIN)
+    return Explanation(job.name, index, Cause.LEFT, f"{words}, and is not queued{left}", _again(look))
 
 
 def _how_it_left(look: RunLook, job: str, index: int) -> str:

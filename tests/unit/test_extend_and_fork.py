@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import shutil
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from basics import executable
+from basics import QUICKSTART, executable
+from canned_queue import CannedRun
 from commands import commands_first, refusal, typed
 from run_of import RECIPES, run_of
 from safetensors.numpy import save_file
@@ -19,6 +23,8 @@ from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.errors import UserError
+from mrt_hpc.evaluate.asked_models import models_asked
+from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.load import load_recipe
@@ -37,6 +43,7 @@ from mrt_hpc.submit.origin import fork_of, forked_data
 from mrt_hpc.training.supervised import read_suffixes, write_samples
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 CONFIG = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "max_position_embeddings": 100_000}
@@ -279,3 +286,85 @@ def test_samples_of_a_fork_are_compared_too(tmp_path: Path) -> None:
     path.write_text(json.dumps({**row, "suffix": "one"}))
     (changed,) = forked_data(layout, recipe, recipe)
     assert (kept.is_changed, changed.is_changed, changed.old) == (False, True, kept.old)
+
+
+# -- submit RUN
+
+
+def evaluation_of(tmp_path: Path) -> RunLayout:
+    """The directory of an evaluation on its own, of which nothing has begun."""
+    trained = run_of(tmp_path / "trained")
+    published(trained, 0)
+    recipe = evaluation_recipe(models_asked([f"{trained.root}@0"]), "small_world", results=tmp_path / "results")
+    return run_of(tmp_path / "evaluation", recipe=recipe)
+
+
+def test_a_run_goes_on_by_its_directory_as_it_was_submitted(tmp_path: Path, slurm: Path) -> None:
+    """With the recipe file gone, at its own site, and with the values that were set."""
+    layout = run_of(tmp_path / "a b", "seed=7", "resources.trainer.memory_gib=3")
+    submitted(layout)
+    before = layout.recipe_lock.read_text()
+    assert "segment-000.trainer" in typed("plan", layout.root).output
+    assert f"mrt-hpc submit '{layout.root}'" in typed("explain", layout.root, "report").output
+    done = typed("submit", layout.root)
+    assert slurm.read_text().count("#SBATCH --account=mine") == len(submissions(layout)) - 1
+    assert layout.recipe_lock.read_text() == before and "keeps" not in done.output
+    assert "cancel" in typed("submit", layout.root, "--set", "resources.trainer.memory_gib=4", exits=2).stderr
+
+
+@pytest.mark.usefixtures("slurm")
+def test_what_a_run_takes_is_changed_from_its_directory_and_nothing_else(tmp_path: Path) -> None:
+    layout = run_of(tmp_path / "run")
+    submitted(layout)
+    published(layout, 2)
+    rate = ("--set", "training.learning_rate=0.5")
+    for words in ((layout.root, *rate), (QUICKSTART, "--run", layout.root, *rate)):
+        advice = typed("submit", *words, exits=2).stderr.splitlines()[-1].removeprefix("  next:     ")
+        typed(*shlex.split(advice.partition(" begins")[0])[1:], "--run", tmp_path / f"fork-{len(words)}")
+        assert layout.again in advice
+    typed("submit", layout.root, "--set", "resources.trainer.memory_gib=4")
+    assert read_recipe_lock(layout.recipe_lock).resources.trainer.memory_gib == 4
+    assert layout.again in typed("submit", layout.root, "--run", tmp_path / "other", exits=2).stderr
+
+
+@pytest.mark.usefixtures("slurm")
+def test_an_evaluation_goes_on_by_its_directory_until_a_file_has_changed(tmp_path: Path) -> None:
+    layout = evaluation_of(tmp_path)
+    submitted(layout)
+    assert "evaluation" in typed("plan", layout.root).output
+    typed("submit", layout.root)
+    assert {one.job for one in submissions(layout)} == {job.name for job in read_plan(layout.plan).jobs}
+    mine = tmp_path / "mine"
+    shutil.copytree(RunLayout(tmp_path / "trained").weights_version(0), mine)
+    other = run_of(
+        tmp_path / "other", recipe=evaluation_recipe(models_asked([str(mine)]), "small_world", results=tmp_path)
+    )
+    (mine / "config.json").write_text("{}")
+    assert str(mine) in typed("submit", other.root, exits=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("damage", "fact"),
+    [
+        (lambda layout: layout.root.chmod(0o777), "others can write"),
+        (lambda layout: layout.plan.unlink(), "not a run directory"),
+        (lambda layout: layout.recipe_lock.write_text("recipe: [1]"), "holds no recipe"),
+        (lambda layout: CannedRun(layout, layout.root).claim(os.getppid()), str(os.getppid())),
+    ],
+)
+def test_a_run_that_cannot_go_on_is_refused_by_its_directory(
+    tmp_path: Path, damage: Callable[[RunLayout], None], fact: str
+) -> None:
+    layout = run_of(tmp_path / "run")
+    damage(layout)
+    assert fact in typed("submit", layout.root, exits=2).stderr
+
+
+def test_a_bare_name_of_a_recipe_and_of_a_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = tmp_path / "runs"
+    run_of(runs / "quickstart", "seed=3")
+    monkeypatch.chdir(runs)
+    assert "mrt-hpc plan ./quickstart" in typed("plan", "quickstart", exits=2).stderr
+    assert f"Run directory: {runs / 'quickstart'}" in typed("plan", "./quickstart").output
+    monkeypatch.chdir(tmp_path)
+    assert "mrt-hpc plan runs/quickstart\n" in typed("plan", "runs/quickstrat", exits=2).stderr
