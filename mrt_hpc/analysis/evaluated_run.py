@@ -4,11 +4,12 @@ of samples; weights version *i* of an evaluation on its own is model *i* of its 
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mrt_hpc.analysis.model_samples import ModelSamples, evaluated_problems
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.find import expanded
 from mrt_hpc.recipe.kinds import ModeSettings
 from mrt_hpc.recipe.lock import look_at_lock, read_lock
@@ -32,7 +33,7 @@ class EvaluatedRun:
     layout: RunLayout
     recipe: Experiment
     typed: str
-    """Its path as the user typed it."""
+    """Its path as a word of a command."""
 
     @classmethod
     def looked_at(cls, typed: str) -> EvaluatedRun:
@@ -42,7 +43,7 @@ class EvaluatedRun:
             UserError: the directory is neither, or its recipe cannot be read.
         """
         layout = existing_run(expanded(typed))
-        return cls(layout, look_at_lock(layout.recipe_lock), typed)
+        return cls(layout, look_at_lock(layout.recipe_lock), word(expanded(typed)))
 
     @classmethod
     def open(cls, typed: str, *, trust: bool = False) -> EvaluatedRun:
@@ -92,7 +93,7 @@ class EvaluatedRun:
         if not self.models:
             return f"{self.typed}@{version}"
         model = self.models[version]
-        return model.path if model.run is None else f"{model.run}@{model.version}"
+        return shlex.quote(model.path if model.run is None else f"{model.run}@{model.version}")
 
     # -- samples
 

@@ -27,7 +27,7 @@ from mrt_hpc.analysis.intervals import (
     mean_of_shares,
     paired_difference,
 )
-from mrt_hpc.analysis.model_samples import VALUED_SUITE, EvaluatedBoundary, EvaluatedTrace, ModelSamples
+from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, ModelSamples, with_prover
 from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.votes import RULE, AnswerCounts, majority_at_k
@@ -307,7 +307,7 @@ def analyse_scaling(models: Sequence[ModelSamples]) -> Analysis:
             f"{models[0].name}: the samples have no answers that were forced at all prefixes",
             where=models[0].source,
             expected="an evaluation whose prover draws branches, as forced_answer or boxed_answer does",
-            advice=f"mrt-hpc eval {models[0].source} --suite {VALUED_SUITE}",
+            advice=f"mrt-hpc eval {models[0].source} {with_prover(models[0].benchmark)}",
         )
     prefixes = {model.name: [prefix_curve(model, p) for p in votes_of(model)] for model in voting}
     direct = {model.name: direct_curves(model) for model in models}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -83,7 +84,9 @@ def compared_models(what: Sequence[str], *, trust: bool) -> list[NamedModel]:
         return [replace(models[0], version=FIRST), replace(models[0], version=LAST)]
     if len(models) < 2:
         raise UserError(
-            "a comparison needs two models", value=what[0], advice=f"mrt-hpc compare {what[0]} {_another(models[0])}"
+            "a comparison needs two models",
+            value=what[0],
+            advice=f"mrt-hpc compare {shlex.quote(what[0])} {_another(models[0])}",
         )
     return models
 

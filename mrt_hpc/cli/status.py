@@ -287,7 +287,7 @@ def _report_of_several(runs: Sequence[Path], page: Path | None, *, trust: bool) 
         raise UserError(
             "several runs share one page, and it has no place of its own",
             expected="--page FILE.html",
-            advice=f"mrt-hpc report {' '.join(map(str, runs))} --page compared.html",
+            advice=f"mrt-hpc report {' '.join(map(word, runs))} --page compared.html",
         )
     page.parent.mkdir(parents=True, exist_ok=True)
     write_comparison([open_run(run)[0] for run in runs], page.absolute(), trust=trust)

@@ -60,8 +60,7 @@ def asked_for(what: Path, overrides: tuple[str, ...], run: Path | None) -> tuple
             value=str(run),
             where="--run",
             expected="no --run beside a run directory",
-            advice=f"{layout.again}; mrt-hpc fork {layout.word} --at last --run {word(run)} begins another one with "
-            "its weights",
+            advice=f"{layout.again}; for another run: mrt-hpc submit RECIPE --run {word(run)}",
         )
     return _begun(layout, overrides), layout
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.model_samples import VALUED_SUITE
 from mrt_hpc.analysis.published import BENCHMARKS
 from mrt_hpc.errors import UserError, nearest
 
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     Typed = Callable[[str | None, str], str]
     """The command on a suite (None for the same one) and a benchmark, as the user types it."""
 
+VALUED_SUITE = "paper_regret"
+"""A suite that names a prover."""
 EXTRAPOLATION_SUITE = "paper_extrapolation"
 """What is advised where a suite has no extrapolation."""
 

@@ -153,6 +153,12 @@ def installed_folders() -> list[Path]:
     return [Path(sysconfig.get_path("data", scheme)) / "share" / "mrt-hpc" for scheme in schemes]
 
 
+def is_of_the_package(path: Path) -> bool:
+    """Whether a file came with the package, in a checkout or installed."""
+    folders_of_it = (Path(mrt_hpc.__file__).resolve().parents[1], *installed_folders())
+    return any(path.resolve().is_relative_to(folder) for folder in folders_of_it)
+
+
 def spellings(path: Path) -> list[Path]:
     """The files that a path without its suffix may mean."""
     if path.suffix in SUFFIXES or not path.name:

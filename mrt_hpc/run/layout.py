@@ -266,6 +266,7 @@ def existing_run(run: Path) -> RunLayout:
             expected=f"one of {', '.join(runs)}"
             if runs
             else "a directory that `mrt-hpc submit` or `mrt-hpc eval` made",
+            advice=f"mrt-hpc runs {word(run.parent)}",
         )
     return layout
 

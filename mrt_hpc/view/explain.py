@@ -11,7 +11,7 @@ from enum import IntEnum
 from mrt_hpc.attempt.run_progress import newest_metrics, reason, warnings, written
 from mrt_hpc.backends.backend import Hold, QueuedTask, QueueState
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.plan.jobs import DependencyKind, Job, Plan, Role
+from mrt_hpc.plan.jobs import DependencyKind, Job, Role
 from mrt_hpc.run.layout import COMPANION_LOG
 from mrt_hpc.run.retries import PAUSED, SHORTAGES, Shortage
 from mrt_hpc.run.task_state import TaskRecord, TaskState
@@ -300,30 +300,30 @@ class Statement:
     """Further lines: the full reason, the last traceback, other tasks, earlier attempts."""
 
 
-def task_named(plan: Plan, text: str) -> tuple[Job, int | None]:
-    """The job and the index of a task, as in ``segment-000.inference[3]``; no index means all tasks of a job.
+def task_named(look: RunLook, text: str) -> tuple[Job, int | None]:
+    """The job and the index of a task of a run, as in ``segment-000.inference[3]``; no index means all tasks of a job.
 
     Raises:
         UserError: the plan has no such job or task.
     """
     match = _TASK.fullmatch(text)
-    names = [job.name for job in plan.jobs]
+    names = [job.name for job in look.plan.jobs]
     if match is None or match["job"] not in names:
         guess = nearest(text.partition("[")[0], names)
         raise UserError(
             "the run has no such job",
             value=text,
             expected=f"{guess} is the nearest" if guess else f"one of {', '.join(names)}",
-            advice=f"mrt-hpc explain RUN {guess or names[0]}",
+            advice=f"mrt-hpc explain {look.layout.word} {guess or names[0]}",
         )
-    job = plan.job(match["job"])
+    job = look.plan.job(match["job"])
     index = None if match["index"] is None else int(match["index"])
     if index is not None and index >= job.tasks:
         raise UserError(
             f"job {job.name} has no such task",
             value=text,
             expected=f"an index from 0 to {job.tasks - 1}",
-            advice=f"mrt-hpc explain RUN '{job.name}[0]'",
+            advice=f"mrt-hpc explain {look.layout.word} '{job.name}[0]'",
         )
     return job, index
 
@@ -369,7 +369,7 @@ def explain_job(look: RunLook, history: RunHistory, text: str) -> list[Statement
     Raises:
         UserError: the plan has no such job or task.
     """
-    job, index = task_named(look.plan, text)
+    job, index = task_named(look, text)
     if index is not None or job.tasks == 1:
         return [explain_task(look, history, job, index or 0)]
     groups = grouped(explained(look, job, number) for number in range(job.tasks))

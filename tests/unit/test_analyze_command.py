@@ -93,7 +93,8 @@ def test_the_last_version_is_the_last_one_with_all_samples(run: RunLayout, tmp_p
     analyze("efficiency", run.root, "--out", tmp_path)
     assert {row["model"] for row in rows(tmp_path / "tokens_to_accuracy.csv")} == {"run@3"}
     for name in ("regret", "progress", "scaling"):
-        refused([name, run.root], f"next:     mrt-hpc eval {run.root}@3 --suite paper_regret\n")
+        valued = "--suite small_world --set evaluation.prover.type=forced_answer"
+        refused([name, run.root], f"next:     mrt-hpc eval {run.root}@3 {valued}\n")
 
 
 def test_what_cannot_be_analysed_is_refused(run: RunLayout, tmp_path: Path) -> None:
