@@ -258,12 +258,15 @@ def compare(
 @click.argument("words", nargs=-1, metavar="[recipe|site] [FIELD]", shell_complete=complete_fields)
 @click.option("--markdown", type=RUN, metavar="DIRECTORY", help="Write all of them to pages in this folder instead.")
 def fields(words: tuple[str, ...], markdown: Path | None) -> None:
-    """List the fields of a recipe (or a site profile), or those of one section, with values, defaults and meanings.
+    """List the fields of a recipe (or a site profile), with values, defaults and meanings: all, those of one section,
+    those whose name holds a word, or those that TRL, verl or prime-rl call by another name.
 
     \b
     Examples:
       mrt-hpc fields
       mrt-hpc fields training
+      mrt-hpc fields clip
+      mrt-hpc fields num_generations
       mrt-hpc fields algorithm.mrt_online
       mrt-hpc fields site
       mrt-hpc fields --markdown docs/reference

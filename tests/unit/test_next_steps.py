@@ -174,8 +174,7 @@ REFUSED = (
     "eval {finished}@99 --suite small_world",
     "eval {finished} --suite smal_world",
     "eval nowhere --suite small_world",
-    "fields clip",
-    "fields lr",
+    "fields trainnig",
     "fields algorithm.mrt_onlin",
 )
 
