@@ -330,6 +330,8 @@ def _set_up_logging(task: Task) -> None:
     process = f"{socket.gethostname()} {task.job.name}[{task.index}].{task.rank}"
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {process} %(levelname)s %(message)s", force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every look at a server's health
+    for silenced in ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):  # bars of libraries hide the lines of the role
+        os.environ.setdefault(silenced, "1")
 
 
 def stop_with_parent() -> None:

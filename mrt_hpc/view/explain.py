@@ -12,7 +12,6 @@ from mrt_hpc.attempt.run_progress import newest_metrics, reason, warnings, writt
 from mrt_hpc.backends.backend import Hold, QueuedTask, QueueState
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.plan.jobs import DependencyKind, Job, Role
-from mrt_hpc.run.layout import COMPANION_LOG
 from mrt_hpc.run.retries import PAUSED, SHORTAGES, Shortage
 from mrt_hpc.run.task_state import TaskRecord, TaskState
 from mrt_hpc.run.weights import published_versions
@@ -273,7 +272,7 @@ def _lacking(look: RunLook, job: str, index: int) -> Shortage | None:
 
 def _last_words(look: RunLook, job: str, index: int) -> str:
     """The last line that a task has logged."""
-    logs = [log for log in look.logs.get((job, index), ()) if "rank" in log.what or log.what == COMPANION_LOG]
+    logs = [log for log in look.logs.get((job, index), ()) if log.is_own]
     if not logs:
         return ""
     newest = max(logs, key=lambda log: written(log.path))

@@ -169,6 +169,17 @@ def test_logs_show_the_end_of_the_newest_log_of_a_role(run: RunLayout) -> None:
     assert (shown.endswith("line 98\nline 99\n"), "line 97" in shown) == (True, False)
 
 
+def test_the_log_of_a_role_is_not_hidden_by_that_of_its_server(run: RunLayout) -> None:
+    for number, what in enumerate(("rank0", "server")):
+        log = run.logs / f"segment-000.inference.00000.a.{what}.log"
+        log.write_text(f"of the {what}\n")
+        os.utime(log, (1000.0 + number, 1000.0 + number))
+    assert typed("logs", run.root, "inference").output.endswith("of the rank0\n")
+    assert typed("logs", run.root, "inference", "--server").output.endswith("of the server\n")
+    log.with_name("segment-000.inference.00000.a.rank0.log").unlink()
+    assert "inference --server" in typed("logs", run.root, "inference", exits=2).stderr
+
+
 def test_cancel_of_a_run_on_another_machine_says_where(run: RunLayout) -> None:
     (run.jobs / "local-00001.json").write_text(json.dumps({"pid": 12, "started": "5", "host": "elsewhere"}))
     assert "'elsewhere'" in typed("cancel", run.root, exits=ExitCode.FATAL).stderr
