@@ -16,6 +16,7 @@ from mrt_hpc.cli.cost import cost
 from mrt_hpc.cli.data import data
 from mrt_hpc.cli.doctor import doctor
 from mrt_hpc.cli.init import init
+from mrt_hpc.cli.judge import judge
 from mrt_hpc.cli.life import cancel, clean, extend, fork, sync
 from mrt_hpc.cli.logs import logs
 from mrt_hpc.cli.models import model
@@ -286,8 +287,8 @@ def fields(words: tuple[str, ...], markdown: Path | None) -> None:
 
 
 for command in (
-    analyze, cancel, clean, container, cost, data, doctor, explain, extend, fork, init, logs, model, recipes, report,
-    runs, status, sync, validate,
+    analyze, cancel, clean, container, cost, data, doctor, explain, extend, fork, init, judge, logs, model, recipes,
+    report, runs, status, sync, validate,
 ):  # fmt: skip
     main.add_command(command)
 

@@ -101,6 +101,14 @@ def _recipe_or_run(context: click.Context, parameter: click.Parameter, name: str
 
 
 recipe = click.argument("recipe", callback=_recipe_file, shell_complete=complete_recipe)
+option_recipe = click.option(
+    "--recipe",
+    default="quickstart",
+    show_default=True,
+    callback=_recipe_file,
+    shell_complete=complete_recipe,
+    help="The recipe that says how.",
+)
 recipe_or_run = click.argument(
     "recipe", metavar="RECIPE|RUN", callback=_recipe_or_run, shell_complete=complete_recipe_or_run
 )
@@ -169,8 +177,26 @@ NO_PLACE = frozenset(
 """The errors of the system that mean a wrong path or a filesystem that fails, not a defect of the program."""
 
 
+SECTIONS = {
+    "Make a run": (
+        "init", "doctor", "recipes", "fields", "validate", "data", "model", "container", "plan", "submit", "extend",
+        "fork", "serve",
+    ),
+    "Watch it": ("status", "runs", "explain", "logs", "cost", "cancel"),
+    "See what came of it": ("report", "eval", "compare", "analyze", "regrade", "judge"),
+    "Clean up": ("clean", "sync"),
+}  # fmt: skip
+"""The commands in the order of their use, by what they are for."""
+
+
 class CommandGroup(click.Group):
     """Shows a user's error as its text, and every other error as a defect of the program."""
+
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands section by section; ``resume`` stands in the help of ``submit``."""
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(formatter.width)) for name in names])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; a UserError becomes its text and exit code."""

@@ -21,6 +21,8 @@ from run_of import run_of
 
 import mrt_hpc
 from mrt_hpc.attempt.ledger import last_site
+from mrt_hpc.cli.main import main
+from mrt_hpc.cli.options import SECTIONS
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.run.layout import RunLayout
 
@@ -188,3 +190,24 @@ def test_cancel_of_a_run_on_another_machine_says_where(run: RunLayout) -> None:
 def test_report_of_a_run_without_results_says_what_is_missing(run: RunLayout) -> None:
     assert "missing: metrics of iterations" in typed("report", run.root).output
     assert run.report.is_file() and run.page.is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        ((r"so it is \boxed{\frac{1}{2}}", "0.5"), (r"'\\frac{1}{2}', extracted", "gold:     the number 0.5", "right")),
+        (("7", "8"), ("as it was typed", "read as:  the number 7", "wrong\n")),
+        (("6/2", "3"), ("wrong: its value is right, and grading.strict",)),
+        (("6/2", "3", "--set", "grading.strict=false"), ("verdict:  right",)),
+        ((r"\boxed{", "3"), ("answer:   none", "wrong: the text has no answer")),
+        (("(B)", "B", "--set", "data.verifier=choice"), ("read as:  choice B", "right")),
+    ],
+)
+def test_an_answer_is_judged_with_the_reason(words: tuple[str, ...], facts: tuple[str, ...]) -> None:
+    printed = typed("judge", *words).output
+    assert [fact for fact in facts if fact not in printed] == [], printed
+
+
+def test_help_has_every_command_in_one_section() -> None:
+    named = [name for names in SECTIONS.values() for name in names]
+    assert sorted(named) == sorted(set(main.commands) - {"resume"})
