@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,8 +49,8 @@ def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...]) -> N
     loaded = load_recipe(recipe, overrides)
     verifier, grading = _verifier(loaded), loaded.grading
     found, how = extracted(verifier, answer, loaded.prompt.thought_end)
-    limits = {"time_limit_s": grading.time_limit_s, "memory_limit_gib": grading.memory_limit_gib}
-    with GraderPool(verifier, **limits) as pool:
+    pool_of = partial(GraderPool, time_limit_s=grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib)
+    with pool_of(verifier) as pool:
         (verdict,) = asyncio.run(pool.grade([(found, gold)], log_failures=False))
         click.echo(f"verifier: {verifier.type}, {verifier.model_dump(mode='json', exclude={'type'}) or 'no fields'}")
         click.echo(f"answer:   {found!r}, {how}" if found is not None else f"answer:   none, {how}")
@@ -58,7 +59,7 @@ def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...]) -> N
                 click.echo(f"{side + ':':<9} {reading(verifier, text, pool)}")
     why = f": {WHY[verdict.status]}" if verdict.status in WHY else ""
     if not verdict.reward and isinstance(verifier, MathVerifier) and verifier.strict:
-        with GraderPool(verifier.model_copy(update={"strict": False}), **limits) as pool:
+        with pool_of(verifier.model_copy(update={"strict": False})) as pool:
             (lenient,) = asyncio.run(pool.grade([(found, gold)], log_failures=False))
         why = ": its value is right, and grading.strict asks for an evaluated number" if lenient.reward else why
     click.secho(f"verdict:  {'right' if verdict.reward else 'wrong'}{why}", fg="green" if verdict.reward else "red")
@@ -80,11 +81,13 @@ def _verifier(recipe: Recipe) -> Verifier:
 
 def extracted(verifier: Verifier, text: str, thought_end: str) -> tuple[str | None, str]:
     """The answer in a text, and how it was found; a text without a box and without a thought is an answer alone."""
-    ends = {} if not thought_end else {"thought_end": thought_end}
-    found = verifier.extract(text, thinking=bool(thought_end) and thought_end in text, **ends)
+    from mrt_hpc.domains.extraction import THOUGHT_END
+
+    thinks = bool(thought_end) and thought_end in text
+    found = verifier.extract(text, thinking=thinks, thought_end=thought_end or THOUGHT_END)
     if found is not None:
         return found, f"extracted by the rule {verifier.extraction}"
-    if "boxed" in text or (thought_end and thought_end in text):
+    if "boxed" in text or thinks:
         return None, f"by the rule {verifier.extraction}"
     return text, "as it was typed: it has no box, so it is taken for the answer alone"
 

@@ -24,6 +24,7 @@ from mrt_hpc.cli.models import serve as serve_recipe
 from mrt_hpc.cli.options import CommandGroup
 from mrt_hpc.cli.recipes import recipes, validate
 from mrt_hpc.cli.status import explain, report, runs, status
+from mrt_hpc.cli.traces import traces
 from mrt_hpc.errors import UserError
 
 
@@ -288,7 +289,7 @@ def fields(words: tuple[str, ...], markdown: Path | None) -> None:
 
 for command in (
     analyze, cancel, clean, container, cost, data, doctor, explain, extend, fork, init, judge, logs, model, recipes,
-    report, runs, status, sync, validate,
+    report, runs, status, sync, traces, validate,
 ):  # fmt: skip
     main.add_command(command)
 

@@ -183,7 +183,7 @@ SECTIONS = {
         "fork", "serve",
     ),
     "Watch it": ("status", "runs", "explain", "logs", "cost", "cancel"),
-    "See what came of it": ("report", "eval", "compare", "analyze", "regrade", "judge"),
+    "See what came of it": ("report", "traces", "eval", "compare", "analyze", "regrade", "judge"),
     "Clean up": ("clean", "sync"),
 }  # fmt: skip
 """The commands in the order of their use, by what they are for."""
