@@ -124,7 +124,7 @@ def _within(kind: str, fields: list[DocumentedField], asked: str) -> list[Docume
         f"a {kind} has no such field",
         value=asked,
         expected=f"{guess} is the nearest" if guess else "a field, a part of its name, or its name in another trainer",
-        advice=f"mrt-hpc fields {kind} {shlex.quote(guess)}; mrt-hpc fields {kind} lists all"
+        advice=f"mrt-hpc fields {kind} {shlex.quote(guess)} (all: mrt-hpc fields {kind})"
         if guess
         else f"mrt-hpc fields {kind}",
     )

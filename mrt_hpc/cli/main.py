@@ -22,9 +22,9 @@ from mrt_hpc.cli.logs import logs
 from mrt_hpc.cli.models import model
 from mrt_hpc.cli.models import serve as serve_recipe
 from mrt_hpc.cli.options import CommandGroup
+from mrt_hpc.cli.printed_traces import traces
 from mrt_hpc.cli.recipes import recipes, validate
 from mrt_hpc.cli.status import explain, report, runs, status
-from mrt_hpc.cli.traces import traces
 from mrt_hpc.errors import UserError
 
 

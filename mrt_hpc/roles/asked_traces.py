@@ -19,7 +19,7 @@ from mrt_hpc.analysis.report.content import SampleProblem, SampleTrace
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.schema import Experiment, Recipe
-from mrt_hpc.roles.run_samples import Source, boundaries_of, first_tokenizer, shown_problem, shown_trace
+from mrt_hpc.roles.run_samples import TraceSource, boundaries_of, first_tokenizer, shown_problem, shown_trace
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.evaluation_settings import versions_evaluated
 from mrt_hpc.run.groups import Group, read_group
@@ -45,7 +45,7 @@ class AskedTrace:
 
 
 @dataclass(frozen=True)
-class Asked:
+class WantedTraces:
     """Which traces are wanted."""
 
     problem: str | None
@@ -61,7 +61,9 @@ def sampled_iterations(layout: RunLayout) -> list[int]:
     return [number for number in sorted(numbers) if sampled_positions(layout, number)]
 
 
-def traces_of_iteration(layout: RunLayout, recipe: Experiment, iteration: int, asked: Asked) -> Iterator[AskedTrace]:
+def traces_of_iteration(
+    layout: RunLayout, recipe: Experiment, iteration: int, asked: WantedTraces
+) -> Iterator[AskedTrace]:
     """The rollouts of an iteration.
 
     Raises:
@@ -80,12 +82,12 @@ def traces_of_iteration(layout: RunLayout, recipe: Experiment, iteration: int, a
             else f"mrt-hpc status {layout.word}",
         )
     advantages = _advantages(recipe, groups) if isinstance(recipe, Recipe) else {}
-    source = Source(f"rollouts of iteration {iteration}", "train", groups)
+    source = TraceSource(f"rollouts of iteration {iteration}", "train", groups)
     yield from _chosen(layout, source, layout.train_data, asked, advantages)
 
 
 def traces_of_evaluation(
-    layout: RunLayout, recipe: Experiment, version: int, benchmark: str, asked: Asked
+    layout: RunLayout, recipe: Experiment, version: int, benchmark: str, asked: WantedTraces
 ) -> Iterator[AskedTrace]:
     """The samples of a weights version on a benchmark, of the shards that are complete.
 
@@ -103,12 +105,12 @@ def traces_of_evaluation(
             expected=f"a benchmark of {', '.join(names)}; a version of {', '.join(map(str, versions)) or 'none yet'}",
             advice=f"mrt-hpc status {layout.word}",
         )
-    source = Source(f"evaluation of version {version} on {benchmark}", benchmark, groups)
+    source = TraceSource(f"evaluation of version {version} on {benchmark}", benchmark, groups)
     yield from _chosen(layout, source, layout.benchmark_data(benchmark), asked, {})
 
 
 def _chosen(
-    layout: RunLayout, source: Source, data: Path, asked: Asked, advantages: Advantages
+    layout: RunLayout, source: TraceSource, data: Path, asked: WantedTraces, advantages: Advantages
 ) -> Iterator[AskedTrace]:
     sampled = list(dict.fromkeys(r.problem_id for group in source.groups for r in group.rollouts))
     if asked.problem is not None and asked.problem not in sampled:

@@ -51,7 +51,7 @@ class TraceSamples:
 
 
 @dataclass(frozen=True)
-class Source:
+class TraceSource:
     """Where some traces were sampled."""
 
     name: str
@@ -71,7 +71,7 @@ def trace_samples(layout: RunLayout, recipe: Experiment, summary: RunSummary) ->
     return TraceSamples(tuple(_in_turns(traces)), _problems(layout, sources), (*_choice(sources), *troubles))
 
 
-def _choice(sources: Sequence[Source]) -> list[str]:
+def _choice(sources: Sequence[TraceSource]) -> list[str]:
     if not sources:
         return []
     return [
@@ -81,7 +81,9 @@ def _choice(sources: Sequence[Source]) -> list[str]:
     ]
 
 
-def _evaluated(layout: RunLayout, recipe: Experiment, summary: RunSummary, troubles: list[str]) -> Iterator[Source]:
+def _evaluated(
+    layout: RunLayout, recipe: Experiment, summary: RunSummary, troubles: list[str]
+) -> Iterator[TraceSource]:
     """The first and the last evaluated version of each benchmark."""
     for benchmark, version in _wanted(summary):
         of_version = f" of version {version}" if recipe.trains else ""
@@ -91,7 +93,7 @@ def _evaluated(layout: RunLayout, recipe: Experiment, summary: RunSummary, troub
         except (UserError, OSError) as error:
             troubles.append(_unread(what, error))
             continue
-        yield Source(what, benchmark, groups)
+        yield TraceSource(what, benchmark, groups)
 
 
 def _shards(layout: RunLayout, recipe: Experiment, version: int, benchmark: str) -> list[Group]:
@@ -104,7 +106,7 @@ def _shards(layout: RunLayout, recipe: Experiment, version: int, benchmark: str)
     return [read_group(places[shard], ids) for shard, ids in sorted(wanted.items())]
 
 
-def _rollouts(layout: RunLayout, summary: RunSummary, troubles: list[str]) -> Iterator[Source]:
+def _rollouts(layout: RunLayout, summary: RunSummary, troubles: list[str]) -> Iterator[TraceSource]:
     """The first, the middle and the last iteration that have groups."""
     done = [m.iteration for m in summary.iterations if m.reward_mean is not None]
     for iteration in _spaced(done, 3):
@@ -114,7 +116,7 @@ def _rollouts(layout: RunLayout, summary: RunSummary, troubles: list[str]) -> It
         except (UserError, OSError) as error:
             troubles.append(_unread(f"rollouts of iteration {iteration}", error))
             continue
-        yield Source(f"rollouts of iteration {iteration}", "train", groups)
+        yield TraceSource(f"rollouts of iteration {iteration}", "train", groups)
 
 
 def _unread(what: str, error: Exception) -> str:
@@ -147,7 +149,7 @@ def first_tokenizer(versions: Sequence[Path], troubles: list[str]) -> StoredToke
     return None
 
 
-def _problems(layout: RunLayout, sources: Sequence[Source]) -> dict[str, SampleProblem]:
+def _problems(layout: RunLayout, sources: Sequence[TraceSource]) -> dict[str, SampleProblem]:
     wanted = {(s.where, r.problem_id) for s in sources for group in s.groups for r in group.rollouts}
     problems: dict[str, SampleProblem] = {}
     for where in sorted({where for where, _ in wanted}):
@@ -169,7 +171,7 @@ def _in_turns(traces: Iterable[SampleTrace]) -> Iterator[SampleTrace]:
     return (trace for turn in zip_longest(*groups.values()) for trace in turn if trace is not None)
 
 
-def _traces(source: Source, tokens: StoredTokens | None) -> Iterator[SampleTrace]:
+def _traces(source: TraceSource, tokens: StoredTokens | None) -> Iterator[SampleTrace]:
     for group in source.groups:
         boundaries = boundaries_of(group)
         taken: Counter[str] = Counter()
@@ -200,7 +202,7 @@ def boundaries_of(group: Group) -> dict[_Place, Boundary]:
 
 
 def shown_trace(
-    source: Source, rollout: Rollout, boundaries: Mapping[_Place, Boundary], tokens: StoredTokens | None
+    source: TraceSource, rollout: Rollout, boundaries: Mapping[_Place, Boundary], tokens: StoredTokens | None
 ) -> SampleTrace:
     """A trace with its episodes and what the prover found at their boundaries."""
     stopped = rollout.finish_reason is FinishReason.STOP

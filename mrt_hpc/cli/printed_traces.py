@@ -50,13 +50,13 @@ def traces(
       mrt-hpc traces runs/quickstart --iteration 19 --problem train-00017
       mrt-hpc traces runs/quickstart --evaluation 20 --benchmark held-out --wrong -n 20
     """
-    from mrt_hpc.roles.asked_traces import Asked, sampled_iterations, traces_of_evaluation, traces_of_iteration
+    from mrt_hpc.roles.asked_traces import WantedTraces, sampled_iterations, traces_of_evaluation, traces_of_iteration
     from mrt_hpc.run.prompt_files import read_experiment
 
     if iteration is not None and evaluation is not None:
         raise UserError("--iteration and --evaluation are two sources", expected="one of them", advice="leave one out")
     layout, _ = open_run(run)
-    recipe, asked = read_experiment(layout, trust=trust), Asked(problem, wrong)
+    recipe, asked = read_experiment(layout, trust=trust), WantedTraces(problem, wrong)
     if evaluation is not None:
         names = [b.name for b in recipe.evaluation.benchmarks]
         found = traces_of_evaluation(layout, recipe, evaluation, benchmark or (names or [""])[0], asked)
