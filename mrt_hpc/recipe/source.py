@@ -50,18 +50,17 @@ class Source:
 
     def where(self, location: Location) -> str:
         """The place of a field, for an error: file and line, or the command-line option."""
-        if (override := self._option(location)) is not None:
-            return f"--set {override}"
-        place = self.nearest_place(location)
-        return str(self.path) if place is None else f"{place.path}, line {place.line}"
-
-    def _option(self, location: Location) -> str | None:
-        """The option that has set a field, or the section that it belongs to; or a field below it, where no file names
-        it.
-        """
+        if (below := self._option_below(location)) is not None:
+            return f"--set {below}"
         for length in range(len(location), 0, -1):
             if location[:length] in self.overrides:
-                return self.overrides[location[:length]]
+                return f"--set {self.overrides[location[:length]]}"
+            if (place := self.place(location[:length])) is not None:
+                return f"{place.path}, line {place.line}"
+        return str(self.path)
+
+    def _option_below(self, location: Location) -> str | None:
+        """The option that has set a field below one that no file names; None where there is none."""
         below = (text for at, text in self.overrides.items() if at[: len(location)] == location)
         return next(below, None) if self.place(location) is None else None
 
@@ -77,11 +76,14 @@ class Source:
     def advice(self, location: Location) -> str:
         """How to correct a fault in a field: in the option that has set it, the file, or both."""
         place = self.nearest_place(location)
-        if (override := self._option(location)) is not None:
-            return change(override)
+        if (below := self._option_below(location)) is not None:
+            return change(below)
         # a file of the package stays as it is: the user's own one may name the field as well
         mine = place is None or (is_of_the_package(place.path) and not is_of_the_package(self.path))
         edit = self.correction or f"edit {self.path if place is None or mine else place.path}"
+        for length in range(len(location), 0, -1):
+            if location[:length] in self.overrides:
+                return change(self.overrides[location[:length]])
         options = " ".join(f"--set {text}" for text in self.overrides.values())
         return f"{edit}, or change the options {options}" if options else edit
 
