@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, against_first, budget_table, interval_text
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
 from mrt_hpc.analysis.intervals import IntervalEstimate, paired_difference, share_interval
-from mrt_hpc.analysis.model_samples import SUITES, ModelSamples
+from mrt_hpc.analysis.model_samples import SUITE_WITH, ModelSamples
 from mrt_hpc.analysis.problem_measures import MeanMeasure
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Boundaries
@@ -98,7 +98,7 @@ def _require(model: ModelSamples, budgets: tuple[int, ...]) -> None:
             value=list(model.budgets),
             where=model.source,
             expected=", ".join(map(str, budgets)),
-            advice=f"mrt-hpc eval {model.source} --suite {SUITES[MEANT[0]]}",
+            advice=f"mrt-hpc eval {model.source} --suite {SUITE_WITH[MEANT[0]]}",
         )
 
 

@@ -4,11 +4,12 @@ of samples; weights version *i* of an evaluation on its own is model *i* of its 
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mrt_hpc.analysis.model_samples import GRADER, SEED, ModelSamples, evaluated_problems
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.find import expanded
 from mrt_hpc.recipe.kinds import ModeSettings
@@ -49,7 +50,7 @@ class EvaluatedRun:
     layout: RunLayout
     recipe: Experiment
     typed: str
-    """Its path as the user typed it."""
+    """Its path as a word of a command."""
     likelihoods: bool = False
     """Whether the votes of forced answers are weighted by their likelihoods."""
 
@@ -61,7 +62,7 @@ class EvaluatedRun:
             UserError: the directory is neither, or its recipe cannot be read.
         """
         layout = existing_run(expanded(typed))
-        return cls(layout, look_at_lock(layout.recipe_lock), typed)
+        return cls(layout, look_at_lock(layout.recipe_lock), word(expanded(typed)))
 
     @classmethod
     def open(cls, typed: str, *, trust: bool = False) -> EvaluatedRun:
@@ -111,7 +112,7 @@ class EvaluatedRun:
         if not self.models:
             return f"{self.typed}@{version}"
         model = self.models[version]
-        return model.path if model.run is None else f"{model.run}@{model.version}"
+        return shlex.quote(model.path if model.run is None else f"{model.run}@{model.version}")
 
     def origin(self, version: int) -> WeightsOrigin:
         """Where a weights version, or a model, comes from.

@@ -7,10 +7,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Boundaries
+from mrt_hpc.recipe.find import SUITES, entries
+from mrt_hpc.recipe.source import read_source
 from mrt_hpc.run.records import Branch, Rollout
 
 if TYPE_CHECKING:
@@ -18,15 +20,13 @@ if TYPE_CHECKING:
 
 EvaluatedProblems = dict[str, "tuple[EvaluatedTrace, ...]"]
 """The traces of each problem, by its id."""
-VALUED_SUITE = "paper_regret"
-"""A suite that names a prover, for advice."""
 SEED = "seed of the evaluation"
 GRADER = "grader"
 """Words for two settings that are looked at one by one."""
 TOLD = 24
 """Letters of a setting's value that a note tells; of a longer one it names the setting alone."""
-SUITES = {
-    Boundaries.EPISODES: VALUED_SUITE,
+SUITE_WITH = {
+    Boundaries.EPISODES: "paper_regret",
     Boundaries.LAST_ATTEMPT: "paper_20_own_attempt",
     Boundaries.EXTENSIONS: "paper_extrapolation",
 }
@@ -166,7 +166,7 @@ class ModelSamples:
                 value=self.boundaries.name.lower(),
                 where=self.source,
                 expected=f"samples whose boundaries are {' or '.join(meant)}",
-                advice=f"mrt-hpc eval {self.source} --suite {SUITES[meant[0]]}",
+                advice=f"mrt-hpc eval {self.source} --suite {SUITE_WITH[meant[0]]}",
             )
 
     def require_values(self) -> None:
@@ -180,8 +180,26 @@ class ModelSamples:
                 f"{self.name}: the prefixes of these samples were not valued",
                 where=self.source,
                 expected=f"an evaluation on {self.benchmark} that names a prover",
-                advice=f"mrt-hpc eval {self.source} --suite {VALUED_SUITE}",
+                advice=f"mrt-hpc eval {self.source} {with_prover(self.benchmark)}",
             )
+
+
+def with_prover(benchmark: str) -> str:
+    """The options of ``mrt-hpc eval`` that value the prefixes of a benchmark: a suite that has it and names a prover,
+    or one that has it, with a prover.
+    """
+    sections = {entry.name: read_source(entry.path, advice="mrt-hpc recipes list").data for entry in entries(SUITES)}
+    suites = [name for name, section in sections.items() if _samples_plainly(section.get("benchmarks"), benchmark)]
+    valued = [name for name in suites if sections[name].get("prover") is not None]
+    if valued:
+        return f"--suite {valued[0]}"
+    return f"--suite {suites[0] if suites else 'SUITE'} --set evaluation.prover.type=forced_answer"
+
+
+def _samples_plainly(benchmarks: Any, name: str) -> bool:
+    """Whether the benchmarks of a suite have one of this name, without a way of evaluating of its own."""
+    listed = benchmarks if isinstance(benchmarks, list) else []
+    return any(isinstance(b, dict) and b.get("name") == name and "mode" not in b for b in listed)
 
 
 def other_settings(first: ModelSamples, others: Sequence[ModelSamples], *, seeds: bool = True) -> list[str]:

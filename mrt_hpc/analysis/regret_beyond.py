@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mrt_hpc.analysis.analysis_files import Analysis
-from mrt_hpc.analysis.model_samples import SUITES, EvaluatedTrace, ModelSamples
+from mrt_hpc.analysis.model_samples import SUITE_WITH, EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.problem_measures import curve_of, curves_of
 from mrt_hpc.analysis.regret_by_budget import ModelRegret, figure_of_regret, summary_of_regret, tables_of_regret
 from mrt_hpc.errors import UserError
@@ -97,7 +97,7 @@ def _extended(model: ModelSamples, beyond: Sequence[ModelSamples]) -> Extended:
             value=[other.name for other in beyond],
             where="--beyond",
             expected=f"an evaluation of {model.source}",
-            advice=f"mrt-hpc eval {model.source} --suite {SUITES[Boundaries.EXTENSIONS]}",
+            advice=f"mrt-hpc eval {model.source} --suite {SUITE_WITH[Boundaries.EXTENSIONS]}",
         )
     found.require_boundaries(Boundaries.EXTENSIONS)
     found.require_values()
@@ -107,7 +107,7 @@ def _extended(model: ModelSamples, beyond: Sequence[ModelSamples]) -> Extended:
             f"{model.name}: none of the thoughts that were extended is one that was cut into episodes",
             where=found.source,
             expected="the same seed, prompt, sampling and token limit in both evaluations",
-            advice=f"mrt-hpc eval {model.source} --suite {SUITES[Boundaries.EPISODES]}",
+            advice=f"mrt-hpc eval {model.source} --suite {SUITE_WITH[Boundaries.EPISODES]}",
         )
     return pair
 
@@ -126,7 +126,8 @@ def _require_same_budgets(pairs: Sequence[Extended]) -> None:
                 value=list(pair.extensions.budgets),
                 where="--beyond",
                 expected=", ".join(map(str, first.budgets)),
-                advice=f"mrt-hpc eval {first.source} {pair.extensions.source} --suite {SUITES[Boundaries.EXTENSIONS]}",
+                advice=f"mrt-hpc eval {first.source} {pair.extensions.source} "
+                f"--suite {SUITE_WITH[Boundaries.EXTENSIONS]}",
             )
 
 

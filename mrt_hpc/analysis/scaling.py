@@ -27,7 +27,7 @@ from mrt_hpc.analysis.intervals import (
     mean_of_shares,
     paired_difference,
 )
-from mrt_hpc.analysis.model_samples import VALUED_SUITE, EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
+from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples, with_prover
 from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.values import Vote
@@ -346,7 +346,7 @@ def require_votes(models: Sequence[ModelSamples]) -> list[ModelSamples]:
             f"{models[0].name}: the samples have no answers that were forced at all prefixes",
             where=models[0].source,
             expected="an evaluation whose prover draws branches, as forced_answer or boxed_answer does",
-            advice=f"mrt-hpc eval {models[0].source} --suite {VALUED_SUITE}",
+            advice=f"mrt-hpc eval {models[0].source} {with_prover(models[0].benchmark)}",
         )
     return voting
 
@@ -365,7 +365,7 @@ def require_few_draws(model: ModelSamples) -> None:
             value=max(weighted),
             where="--weighted",
             expected=f"at most {MOST_WEIGHTED} forced answers at a prefix",
-            advice=f"mrt-hpc eval {model.source} --suite {VALUED_SUITE}",
+            advice=f"mrt-hpc eval {model.source} {with_prover(model.benchmark)}",
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
 from mrt_hpc.analysis.intervals import IntervalEstimate, clustered_mean
-from mrt_hpc.analysis.model_samples import SUITES, ModelSamples
+from mrt_hpc.analysis.model_samples import SUITE_WITH, ModelSamples
 from mrt_hpc.analysis.scaling import forced_majority, require_few_draws
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import VOTES, regret_against_voting
@@ -73,7 +73,7 @@ def voting_regret(model: ModelSamples) -> list[VotingRegret]:
             value=model.fewest_forced,
             where=model.source,
             expected=f"an evaluation whose prover draws at least {VOTES[-1]} branches",
-            advice=f"mrt-hpc eval {model.source} --suite {SUITES[MEANT[0]]}",
+            advice=f"mrt-hpc eval {model.source} --suite {SUITE_WITH[MEANT[0]]}",
         )
     require_few_draws(model)
     votes = {

@@ -111,7 +111,7 @@ def record_submission(layout: RunLayout, job: str, job_id: str, site: str, tasks
             value=job_id,
             where=layout.jobs,
             expected="letters, digits and . @ [ ] -",
-            advice="look for it in the queue, and take it out by hand, before the same submit command",
+            advice="look for it in the queue, and take it out by hand, before mrt-hpc submit RUN",
         )
     some = {} if tasks is None else {"tasks": list(tasks)}
     entry = {"job": job, "job_id": job_id, "time": time.time(), "site": site, **some}
@@ -184,7 +184,7 @@ def recorded_site(layout: RunLayout, name: str) -> SiteSettings:
         UserError: its kind is a class of the user's own that is not there any more, or that another user can change.
     """
     path = _site_file(layout, name)
-    advice = f"rm -r {word(path)}, and the same submit command again, which writes it"
+    advice = f"rm -r {word(path)}, and {layout.again}, which writes it"
     unrecorded = SiteRecord({"type": UNRECORDED, "name": name})
     entry = read_if_there(path, SiteRecord, "the record of a site profile", unrecorded, advice=advice)
     if named_modules(entry.site):

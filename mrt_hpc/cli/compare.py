@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -90,7 +91,7 @@ def compared_arms(what: Sequence[str], arms: Sequence[str], *, trust: bool) -> l
         return named
     if len(models) == 1 and models[0].version is None:
         return [NamedArm((replace(models[0], version=version),)) for version in (FIRST, LAST)]
-    one = what[0] if models else f"--arm {arms[0]}"
+    one = shlex.quote(what[0]) if models else f"--arm {shlex.quote(arms[0])}"
     other = _another(models[0]) if models else "--arm NAME=RUN,RUN"
     raise UserError("a comparison needs two models or arms", value=one, advice=f"mrt-hpc compare {one} {other}")
 

@@ -16,11 +16,13 @@ from mrt_hpc.cli.cost import cost
 from mrt_hpc.cli.data import data
 from mrt_hpc.cli.doctor import doctor
 from mrt_hpc.cli.init import init
+from mrt_hpc.cli.judge import judge
 from mrt_hpc.cli.life import cancel, clean, extend, fork, sync
 from mrt_hpc.cli.logs import logs
 from mrt_hpc.cli.models import model
 from mrt_hpc.cli.models import serve as serve_recipe
 from mrt_hpc.cli.options import CommandGroup
+from mrt_hpc.cli.printed_traces import traces
 from mrt_hpc.cli.recipes import check, recipes, validate
 from mrt_hpc.cli.status import explain, report, runs, status
 from mrt_hpc.errors import UserError
@@ -48,7 +50,7 @@ def main() -> None:
 
 
 @main.command(short_help="Show what a recipe would submit.")
-@options.recipe
+@options.recipe_or_run
 @options.site
 @options.overrides
 @options.data_folder
@@ -64,7 +66,8 @@ def plan(
     show_sbatch: bool,
     as_json: bool,
 ) -> None:
-    """Print the jobs of RECIPE without submitting them: arrays, dependencies, resources, GPU-hours, and memory by role.
+    """Print the jobs of RECIPE (or of RUN, as it is) without submitting them: arrays, dependencies, resources,
+    GPU-hours, and memory by role.
 
     \b
     Examples:
@@ -122,29 +125,36 @@ def serve(
     serve_recipe(load_recipe(recipe, overrides), model, key_file, listen, log)
 
 
-@main.command(short_help="Run a recipe, here or on Slurm.")
-@options.recipe
+@main.command("submit", short_help="Run a recipe, here or on Slurm; or continue a run.")
+@options.recipe_or_run
 @options.site
 @options.overrides
 @options.data_folder
 @options.run_directory
-def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None) -> None:
-    """Run RECIPE at a site: a Slurm cluster, or this machine.
+def submit_recipe(
+    recipe: Path, site: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None
+) -> None:
+    """Run RECIPE at a site: a Slurm cluster, or this machine. Or continue RUN, a run directory.
 
     `mrt-hpc init` describes a cluster, and makes it the site of all your commands. A run that is continued stays where
     it is, whatever your default is; --site moves it.
 
-    Finished results stay: type the same command again to continue a run that stopped.
+    RUN has its recipe, its site and the values of --set, so its directory is all that its continuation needs. Finished
+    results stay. `mrt-hpc resume RUN` is the same command.
 
     \b
     Examples:
       mrt-hpc submit quickstart
       mrt-hpc submit quickstart --set seed=1 --run runs/quickstart-1
       mrt-hpc submit quickstart --site local
+      mrt-hpc submit runs/quickstart
     """
-    from mrt_hpc.cli.submit import submit_recipe
+    from mrt_hpc.cli.submit import submit
 
-    submit_recipe(recipe, site, overrides, data, run)
+    submit(recipe, site, overrides, data, run)
+
+
+main.add_command(submit_recipe, "resume")
 
 
 @main.command("eval", short_help="Evaluate models or weights versions on a suite.")
@@ -266,12 +276,15 @@ def compare(
 @click.argument("words", nargs=-1, metavar="[recipe|site] [FIELD]", shell_complete=complete_fields)
 @click.option("--markdown", type=RUN, metavar="DIRECTORY", help="Write all of them to pages in this folder instead.")
 def fields(words: tuple[str, ...], markdown: Path | None) -> None:
-    """List the fields of a recipe (or a site profile), or those of one section, with values, defaults and meanings.
+    """List the fields of a recipe (or a site profile), with values, defaults and meanings: all, those of one section,
+    those whose name holds a word, or those that TRL, verl or prime-rl call by another name.
 
     \b
     Examples:
       mrt-hpc fields
       mrt-hpc fields training
+      mrt-hpc fields clip
+      mrt-hpc fields num_generations
       mrt-hpc fields algorithm.mrt_online
       mrt-hpc fields site
       mrt-hpc fields --markdown docs/reference
@@ -291,8 +304,8 @@ def fields(words: tuple[str, ...], markdown: Path | None) -> None:
 
 
 for command in (
-    analyze, cancel, check, clean, container, cost, data, doctor, explain, extend, fork, init, logs, model, recipes,
-    report, runs, status, sync, validate,
+    analyze, cancel, check, clean, container, cost, data, doctor, explain, extend, fork, init, judge, logs, model,
+    recipes, report, runs, status, sync, traces, validate,
 ):  # fmt: skip
     main.add_command(command)
 

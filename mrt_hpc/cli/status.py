@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -296,7 +297,7 @@ def _report_of_several(runs: Sequence[Path], arms: Sequence[str], page: Path | N
         raise UserError(
             "several runs share one page, and it has no place of its own",
             expected="--page FILE.html",
-            advice=f"mrt-hpc report {' '.join([*map(str, runs), *(f'--arm {arm}' for arm in arms)])} "
+            advice=f"mrt-hpc report {' '.join([*map(word, runs), *(f'--arm {shlex.quote(arm)}' for arm in arms)])} "
             "--page compared.html",
         )
     page.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.model_samples import SUITES
+from mrt_hpc.analysis.model_samples import SUITE_WITH
 from mrt_hpc.analysis.published import BENCHMARKS
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.recipe.choices import Boundaries
@@ -35,7 +35,7 @@ class Needs:
     @property
     def suite(self) -> str:
         """One that has all this."""
-        return SUITES[self.boundaries[0]]
+        return SUITE_WITH[self.boundaries[0]]
 
     def suits(self, benchmark: Benchmark) -> bool:
         """Whether the way of evaluating of a benchmark is one that the analysis makes sense of."""

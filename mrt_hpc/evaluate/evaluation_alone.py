@@ -159,17 +159,25 @@ def inputs_of(recipe: EvaluationRecipe) -> dict[str, str]:
     it takes long. Weights versions of runs and commits of the hub never change.
     """
     problems = [Path(path) for b in recipe.evaluation.benchmarks if (path := getattr(b.problems, "path", None))]
-    files = [path for path in (*problems, *prompt_files(recipe).values(), *own_files(recipe)) if path.is_file()]
     changeable = [model.path for model in recipe.models if model.run is None and hub_model_of(model.path) is None]
     models = [path for path in map(Path, changeable) if path.is_dir()]
-    return {**{str(path): checksum(path) for path in files}, **{str(path): _state(path) for path in models}}
+    files = [path for path in (*problems, *prompt_files(recipe).values(), *own_files(recipe)) if path.is_file()]
+    return {str(path): _state(path) for path in (*files, *models)}
 
 
-def _state(directory: Path) -> str:
-    """A digest of the names, sizes and times of the files of a directory."""
-    states = {path.name: path.stat() for path in sorted(directory.iterdir()) if path.is_file()}
+def _state(path: Path) -> str:
+    """The checksum of a file; of a directory a digest of the names, sizes and times of its files."""
+    if path.is_file():
+        return checksum(path)
+    states = {path.name: path.stat() for path in sorted(path.iterdir()) if path.is_file()}
     files = [(name, state.st_size, state.st_mtime_ns) for name, state in states.items()]
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+
+
+def as_it_stands(recipe: EvaluationRecipe) -> EvaluationRecipe:
+    """The recipe of an evaluation that has begun, with the state that its files have now: none for one that is gone."""
+    paths = [path for path in map(Path, recipe.inputs) if path.exists()]
+    return recipe.model_copy(update={"inputs": {str(path): _state(path) for path in paths}})
 
 
 def narrowed(recipe: EvaluationRecipe, benchmark: Benchmark) -> EvaluationRecipe:

@@ -50,7 +50,7 @@ def run(task: Task) -> None:
         raise UserError(
             f"the report is incomplete: {'; '.join(missing)}",
             where=task.layout.report,
-            advice=f"mrt-hpc status {task.layout.word}; the same submit command continues the run",
+            advice=f"mrt-hpc status {task.layout.word}; {task.layout.again} continues the run",
         )
 
 

@@ -120,7 +120,7 @@ def commit_group(path: Path, sampled: Sampled, **about: Any) -> bool:
             where=path,
             expected="finite rewards and values, and log-probabilities of at most 0",
             advice="look at the verifier and the prover of the recipe, and for a log-probability at the weights and "
-            "serving.dtype; then the same submit command",
+            "serving.dtype; then mrt-hpc submit RUN",
         )
 
     def write(directory: Path) -> None:

@@ -201,7 +201,7 @@ def data_checksum(path: Path) -> str:
             "the run's copy of its problems is not there",
             where=path,
             expected="a file of JSON lines",
-            advice="the same submit command again, which writes it",
+            advice="mrt-hpc submit RUN, which writes it",
         )
     return checksum(path)
 

@@ -17,7 +17,7 @@ from mrt_hpc.analysis.analysis_files import Analysis, as_csv
 from mrt_hpc.analysis.efficiency import analyse_efficiency, default_levels, efficiencies, ratio_text, tokens_to
 from mrt_hpc.analysis.episode_progress import Difficulty
 from mrt_hpc.analysis.intervals import IntervalEstimate
-from mrt_hpc.analysis.model_samples import ModelSamples
+from mrt_hpc.analysis.model_samples import ModelSamples, with_prover
 from mrt_hpc.analysis.problem_measures import Regret, curves_of
 from mrt_hpc.analysis.regret_by_budget import ModelRegret, analyse_regret, area_ratios, even_budgets, regret_of
 from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, analyse_scaling, direct_curves, prefix_curve
@@ -107,7 +107,7 @@ def test_a_model_that_does_not_think_stands_beside_the_votes() -> None:
     earlier = {row[:3]: row[5] for row in found.tables[1].rows}
     gains = [earlier["model", "maj@4 at prefix", j] for j in (0, 1)]
     assert gains == pytest.approx([-0.25, -0.125])
-    assert refusal(analyse_scaling, [direct]).advice == "mrt-hpc eval runs/direct --suite paper_regret"
+    assert refusal(analyse_scaling, [direct]).advice == f"mrt-hpc eval runs/direct {with_prover(direct.benchmark)}"
 
 
 LAST = {str(n): 0.5 + n / 100 for n in range(10)}

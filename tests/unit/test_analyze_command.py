@@ -104,7 +104,8 @@ def test_an_earlier_version_never_stands_for_the_last_one(run: RunLayout, tmp_pa
 def test_samples_without_values_are_refused_where_values_are_needed(run: RunLayout, tmp_path: Path) -> None:
     analyze("efficiency", f"{run.root}@3", "--out", tmp_path)
     for name in ("regret", "progress", "scaling"):
-        refused([name, f"{run.root}@3"], f"next:     mrt-hpc eval {run.root}@3 --suite paper_regret\n")
+        valued = "--suite small_world --set evaluation.prover.type=forced_answer"
+        refused([name, f"{run.root}@3"], f"next:     mrt-hpc eval {run.root}@3 {valued}\n")
 
 
 def test_what_cannot_be_analysed_is_refused(run: RunLayout, tmp_path: Path) -> None:

@@ -254,8 +254,7 @@ def test_profiles_that_others_can_change(shared: Path, monkeypatch: pytest.Monke
         profile.parent.mkdir(parents=True)
         profile.write_text(f"type: slurm\nname: {profile.stem}\n")
     assert find_site("own").name == "own"
-    for module in ("mrt_hpc.recipe.find", "mrt_hpc.backends.sites"):
-        monkeypatch.setattr(f"{module}.installed_folders", lambda: [shared / "package"])
+    monkeypatch.setattr("mrt_hpc.recipe.find.installed_folders", lambda: [shared / "package"])
     for profile in (beside, own, shipped):
         profile.chmod(0o666)
     for profile in (beside, own):

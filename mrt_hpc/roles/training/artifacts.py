@@ -287,7 +287,7 @@ class TrainingArtifacts:
             where=path,
             expected="a loss and a gradient norm that are finite; this file holds the sequences",
             advice=f"mrt-hpc fork {run} --at last --set training.learning_rate=RATE, with a lower rate (or with "
-            "training.precision=bf16_autocast); or, to go on as it is, the same submit command with "
+            "training.precision=bf16_autocast); or, to go on as it is, mrt-hpc submit RUN with "
             f"--set resilience.skipped_steps={2 * self.task.recipe.resilience.skipped_steps}",
         )
 
