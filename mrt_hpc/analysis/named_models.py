@@ -36,17 +36,17 @@ class NamedModel:
         if isinstance(self.version, int):
             return self.version
         run, word = self.run, self.version or LAST
+        place = 0 if word == FIRST else -1
         whole = sorted(set.intersection(*(set(run.versions(benchmark)) for benchmark in benchmarks)))
-        wanted = run.wanted[0 if word == FIRST else -1]
-        if wanted in whole:
-            return wanted
-        nearest_whole = f", or name a version that has one: {run.long_name(whole[0 if word == FIRST else -1])}"
+        if run.wanted and run.wanted[place] in whole:
+            return run.wanted[place]
+        which = f"weights version {run.wanted[place]}, the {word} one of this run," if run.wanted else "no version"
+        named = f", or name a version that has one: {run.long_name(whole[place])}" if whole else ""
         raise UserError(
-            f"weights version {wanted}, the {word} one of this run, has no complete evaluation on "
-            f"{', '.join(benchmarks)}",
+            f"{which} has {'no' if run.wanted else 'a'} complete evaluation on {', '.join(benchmarks)}",
             where=run.layout.root,
             expected=f"one of {', '.join(map(run.long_name, whole))}" if whole else None,
-            advice=f"mrt-hpc status {run.typed}, which says what is left to do{nearest_whole if whole else ''}",
+            advice=f"mrt-hpc status {run.typed}, which says what is left to do{named}",
         )
 
 

@@ -1,5 +1,5 @@
-"""``mrt-hpc analyze regret --beyond``: normalised regret up to the budget of the training and past it, from the
-episodes of thoughts and from their extensions in one curve (paper, Figures 9 and 12).
+"""``mrt-hpc analyze regret RUN --beyond EXTRAPOLATED``: normalised regret up to the budget of the training and past
+it, from the episodes of thoughts and from their extensions in one curve (paper, Figures 9 and 12).
 
 Two evaluations have the parts of a curve: one cuts thoughts into episodes, the other extends thoughts (mode
 ``extrapolation``). A thought that is extended is sampled with the seed of a direct evaluation, so trace i of a problem

@@ -186,8 +186,8 @@ NO_PLACE = frozenset(
 
 SECTIONS = {
     "Make a run": (
-        "init", "doctor", "recipes", "fields", "validate", "check", "data", "model", "container", "plan", "submit", "extend",
-        "fork", "serve",
+        "init", "doctor", "recipes", "fields", "validate", "check", "data", "model", "container", "plan", "submit",
+        "extend", "fork", "serve",
     ),
     "Watch it": ("status", "runs", "explain", "logs", "cost", "cancel"),
     "See what came of it": ("report", "traces", "eval", "compare", "analyze", "regrade", "judge"),

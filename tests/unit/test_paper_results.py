@@ -77,7 +77,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     trained = SyntheticRun(place / "trained", Shape(2, 1, ("aime24",), problems=2, paragraphs=1)).write()
     return {
         "BASE": f"{run.root}@0", "RUN": f"{run.root}@2", "DIRECT": f"{run.root}@3", "EXTRAPOLATED": str(beyond.root),
-        "ATTEMPTS": str(back.root), "LINEARISED": str(rounds.root), "TRAINED": str(trained.root),
+        "ATTEMPTS": f"{back.root}@0", "LINEARISED": f"{rounds.root}@0", "TRAINED": str(trained.root),
     }  # fmt: skip
 
 
