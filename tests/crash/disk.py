@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from file_calls import OPEN, call_site
+from file_calls import OPEN, call_sites
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -99,8 +99,9 @@ class Tree:
         """The identity of what a reader finds."""
         found = hashlib.blake2b(digest_size=12)
         for path, node in self.entries():
-            kind = b"d" if node in self.directories else b"l" if node in self.links else self.files.get(node, b"")
-            found.update(f"{path}\0{len(kind)}\0".encode() + kind)
+            kind = "d" if node in self.directories else "l" if node in self.links else "f"
+            content = self.files.get(node, b"")
+            found.update(f"{path}\0{kind}{len(content)}\0".encode() + content)
         return found.digest()
 
     def build(self, root: Path) -> None:
@@ -167,10 +168,11 @@ class Recording:
             return make()
         with self._lock:
             self._look_at_content()
-            site, places = call_site(), [self._relative(path) for path in call.paths]
+            sites, places = call_sites(), [self._relative(path) for path in call.paths]
+            site = next(iter(sites), "")
             if call.name in {"rename", "replace", "link", "fsync", "fdatasync"}:
                 self._adopt(places[0], site)
-            self.sites.add(site)
+            self.sites |= {*sites}
             result = make()
             if (record := self._kinds.get(call.name)) is not None:
                 record(site, *places)

@@ -112,12 +112,15 @@ def _of_descriptor(descriptor: int) -> str:
         return ""
 
 
-def call_site() -> str:
-    """The nearest lines of the package that called, as ``run/atomic.py:180 sync_file``; empty where none did."""
+def call_sites() -> list[str]:
+    """The lines of the package that have led to a call, as ``run/atomic.py:180 sync_file``, the nearest first; none
+    where a library called by itself.
+    """
+    found: list[str] = []
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(PACKAGE):
-            return f"{name.removeprefix(PACKAGE)}:{frame.f_lineno} {frame.f_code.co_name}"
+            found.append(f"{name.removeprefix(PACKAGE)}:{frame.f_lineno} {frame.f_code.co_name}")
         frame = frame.f_back
-    return ""
+    return found

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from file_calls import call_site
+from file_calls import call_sites
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ class NetworkFilesystem:
 
     def call(self, call: FileCall, make: Callable[[], Any]) -> Any:
         number = TWICE.get(call.name) if self.mistake == SENT_TWICE else errno.ESTALE if call.name in READS else None
-        if number is None or not call_site():  # what a library's own threads write
+        if number is None or not call_sites():  # what a library's own threads write
             return make()
         self.calls += 1
         if self.calls != self.at:

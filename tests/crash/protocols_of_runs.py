@@ -128,7 +128,10 @@ class Renewal(Protocol):
 
     name = "renewal"
     states = 150
-    changes = ("schedule.iterations=4", "resilience.retries=1")
+    changes = (
+        "schedule.iterations=4", "resilience.retries=1",
+        "evaluation.benchmarks=[{name: held-out, problems: {type: small_world, split: held_out}, samples: 2}]",
+    )  # fmt: skip
 
     def make(self, layout: RunLayout) -> None:
         create_or_open(layout.root, *recipe_and_plan())

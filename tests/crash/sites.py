@@ -15,13 +15,29 @@ METHODS = frozenset({
     "fsync", "rmtree", "copyfile", "copy2", "copytree", "move", "truncate", "makedirs", "save_pretrained", "ZipFile",
     "save_file", "ParquetWriter", "write_table",
 })  # fmt: skip
+WRITERS = frozenset({
+    "write_json", "write_text", "replacing", "creating", "create_text", "commit_directory", "commit_whole",
+    "make_folder", "remove_whole", "moved", "write_manifest",
+})  # fmt: skip
+"""Functions of the package that change files for others."""
 WRITING, LONGEST_MODE = frozenset("wax+"), 3
 WRITING_FLAGS = frozenset({"O_CREAT", "O_WRONLY", "O_RDWR"})
 COMMANDS = "what a command writes for its user, outside of runs: the user types it again"
 NODE = "files of one node, which end with the process that uses them"
 INSIDE = "writes into a folder that is committed as a whole afterwards: the crash is in the commit"
 FAILED = "tidies up after a failure, and changes nothing after a success"
+WANDB = "files of W&B, which are made again"
+AGAIN = "written again from the results, or by the next attempt or submission"
+ATTEMPT = "files of one attempt, of which the next one has its own"
 EXCEPTIONS = {
+    "analysis/analysis_files.py": AGAIN, "analysis/figures.py": AGAIN, "analysis/report/": AGAIN,
+    "run/evaluation_settings.py pass_over": AGAIN, "run/prompt_files.py": AGAIN,
+    "training/supervised.py write_samples": AGAIN, "submit/software.py _image": AGAIN,
+    "roles/sampling/ray_cluster.py": ATTEMPT, "training/rendezvous.py": ATTEMPT,
+    "roles/training/artifacts.py keep_skipped": "one file for a person to read, written whole",
+    "run/events.py _append": "events are for people: a run goes on without them",
+    "roles/stored_parts.py of": "a folder, in which the samples of the protocol lie",
+    "submit/cleaning.py remove": "the protocol removes the same way, without a queue to ask",
     "cli/": COMMANDS, "cluster/": COMMANDS, "datasets/": COMMANDS, "hub.py": COMMANDS, "images.py": COMMANDS,
     "backends/sites.py": COMMANDS, "domains/": COMMANDS,
     "inference/": NODE, "roles/sampling/weights_on_node.py": NODE, "run/turns.py": NODE, "run/access.py _made": NODE,
@@ -36,9 +52,13 @@ EXCEPTIONS = {
     "backends/slurm/arrays.py": "submitit's files of one submission: a job without them ends, and is sent again",
     "evaluate/regrade.py _regrade": "removes what the shards hold by then",
     "roles/evaluation.py summarise_if_complete": "removes what the shards hold by then",
-    "roles/tracking.py _settle": "files of W&B, which are made again", "run/process.py started": "output of processes",
-    "roles/tracking.py attach": "files of W&B, which are made again",
-    "roles/tracking.py _staged": "files of W&B, which are made again",
+    "roles/tracking.py _settle": WANDB, "run/process.py started": "output of processes",
+    "roles/tracking.py _run_of": WANDB,
+    "roles/tracking.py run_id": WANDB,
+    "roles/tracking.py log": WANDB,
+    "submit/upload.py": WANDB,
+    "roles/tracking.py attach": WANDB,
+    "roles/tracking.py _staged": WANDB,
     "roles/tracking.py write_events": "the folder of event files, which are made again from the metrics",
 }  # fmt: skip
 """Places at which nothing crashes, by the beginning of a file's name or by file and function, each with the reason."""
@@ -55,7 +75,7 @@ def change_sites() -> dict[str, str]:
     found = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         for function, call in _calls(ast.parse(file.read_text()), ""):
-            if _changes_files(call):
+            if _changes_files(call) or getattr(call.func, "id", "") in WRITERS:
                 found[f"{file.relative_to(PACKAGE)}:{call.lineno}"] = function
     return found
 
