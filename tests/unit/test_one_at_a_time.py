@@ -233,14 +233,18 @@ def test_one_that_looked_too_early_looks_again(tmp_path: Path, monkeypatch: pyte
                 pytest.fail("two run the plan")
 
 
-def test_a_process_on_another_host_is_known_by_its_heart(layout: RunLayout) -> None:
-    process, heart = LocalProcess(os.getpid(), "1", "another-host", 1), layout.heart(LOCAL, 1)
-    (layout.jobs / "local-00001.json").write_text(json.dumps(asdict(process)))
-    beating, refused = Heart(heart, process.name, 0.02 * BEATS_A_LIMIT), pytest.raises(UserError, match="another-host")
+@pytest.mark.parametrize("refused_since", [0, 2])
+def test_a_process_on_another_host_is_known_by_its_heart(layout: RunLayout, refused_since: int) -> None:
+    """Also where others have claimed since, and were refused."""
+    holder, heart = LocalProcess(os.getpid(), "1", "another-host", 1, held=True), layout.heart(LOCAL, 1)
+    others = [LocalProcess(1, "1", f"host-{number}", 2 + number) for number in range(refused_since)]
+    for process in (holder, *others):
+        (layout.jobs / f"local-{process.generation:05d}.json").write_text(json.dumps(asdict(process)))
+    beating, refused = Heart(heart, holder.name, 0.02 * BEATS_A_LIMIT), pytest.raises(UserError, match="another-host")
     with beating, refused, claimed(layout, 10.0):
         pass
-    with Heart(heart, process.name, 1000.0), claimed(layout, 0.3):
-        assert read_beat(layout.heart(LOCAL, 2)) != NO_BEAT
+    with Heart(heart, holder.name, 1000.0), claimed(layout, 0.3):
+        assert read_beat(layout.heart(LOCAL, 2 + refused_since)) != NO_BEAT
 
 
 def test_other_resources_are_taken_over_and_another_experiment_is_not(tmp_path: Path) -> None:
