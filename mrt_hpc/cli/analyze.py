@@ -57,14 +57,22 @@ def _parts(text: str | None, form: str, example: str) -> list[str]:
     return parts
 
 
-@analyze.command(short_help="Normalised regret against the budget of tokens.", epilog=options.WHAT)
-@analysing
-@click.option("--budgets", metavar="TOKENS,...", callback=_budgets, help="Default: up to the longest trace.")
-@click.option(
+count_tokens = click.option(
     "--tokens",
     type=click.Choice(["sampled", "all"]),
     help="The tokens that count before a boundary. Default: `evaluation.regret_tokens` of the first RUN or EVALDIR.",
 )
+
+
+def _counted(models: Sequence[ModelSamples], tokens: Counted | None) -> list[ModelSamples]:
+    """The models with the tokens that the user asked for; None leaves those of their recipe."""
+    return [model if tokens is None else replace(model, counted=tokens) for model in models]
+
+
+@analyze.command(short_help="Normalised regret against the budget of tokens.", epilog=options.WHAT)
+@analysing
+@click.option("--budgets", metavar="TOKENS,...", callback=_budgets, help="Default: up to the longest trace.")
+@count_tokens
 def regret(asked: AnalysisAsked, budgets: tuple[int, ...], tokens: Counted | None) -> None:
     """Normalised regret against the budget of tokens, and how much of the area the first episodes give.
 
@@ -75,17 +83,21 @@ def regret(asked: AnalysisAsked, budgets: tuple[int, ...], tokens: Counted | Non
     """
     from mrt_hpc.analysis.regret_by_budget import analyse_regret
 
-    def analyse(models: list[ModelSamples]) -> Analysis:
-        counted = models if tokens is None else [replace(model, counted=tokens) for model in models]
-        return analyse_regret(counted, budgets)
-
     needs = Needs(values=True, answers=tokens == "all", episodes=True)
-    _write(asked, needs, analyse)
+    _write(asked, needs, lambda models: analyse_regret(_counted(models, tokens), budgets))
 
 
 @analyze.command(short_help="Votes at each episode against complete samples of equal tokens.", epilog=options.WHAT)
 @analysing
-def scaling(asked: AnalysisAsked) -> None:
+@click.option(
+    "--margin",
+    type=click.FloatRange(0, 100, min_open=True, max_open=True),
+    default=2.0,
+    show_default=True,
+    metavar="POINTS",
+    help="The loss, in percentage points, below which a vote at an earlier episode counts as good as the last one.",
+)
+def scaling(asked: AnalysisAsked, margin: float) -> None:
     """Whether thinking pays: votes of answers that are forced at each episode, and votes of complete samples.
 
     \b
@@ -96,7 +108,7 @@ def scaling(asked: AnalysisAsked) -> None:
     from mrt_hpc.analysis.scaling import analyse_scaling
 
     needs = Needs(values=True, answers=True, episodes=True)
-    _write(asked, needs, analyse_scaling)
+    _write(asked, needs, lambda models: analyse_scaling(models, margin / 100))
 
 
 @analyze.command(short_help="Mean progress by episode, split by outcome and difficulty.", epilog=options.WHAT)
@@ -123,9 +135,10 @@ def progress(asked: AnalysisAsked) -> None:
     callback=_accuracies,
     help="Default: shares of the best accuracy that all models reach.",
 )
+@count_tokens
 @click.option("--seed", type=int, default=0, show_default=True, help="The seed of the bootstrap.")
-def efficiency(asked: AnalysisAsked, accuracies: tuple[float, ...], seed: int) -> None:
-    """Tokens to a given accuracy; ratios are to the first model.
+def efficiency(asked: AnalysisAsked, accuracies: tuple[float, ...], tokens: Counted | None, seed: int) -> None:
+    """Tokens to a given accuracy, those of the answer included; ratios are to the first model.
 
     \b
     Examples:
@@ -133,7 +146,8 @@ def efficiency(asked: AnalysisAsked, accuracies: tuple[float, ...], seed: int) -
     """
     from mrt_hpc.analysis.efficiency import analyse_efficiency
 
-    _write(asked, Needs(), lambda models: analyse_efficiency(models, accuracies, seed))
+    needs = Needs(values=tokens == "all", answers=tokens == "all")
+    _write(asked, needs, lambda models: analyse_efficiency(_counted(models, tokens), accuracies, seed))
 
 
 @analyze.command(short_help="Accuracy past the budget of the training.", epilog=options.WHAT)

@@ -17,8 +17,8 @@ from mrt_hpc.analysis.analysis_files import as_csv
 from mrt_hpc.analysis.efficiency import analyse_efficiency, default_levels, efficiencies, ratio_text, tokens_to
 from mrt_hpc.analysis.episode_progress import Difficulty
 from mrt_hpc.analysis.intervals import IntervalEstimate
-from mrt_hpc.analysis.model_samples import ModelSamples
-from mrt_hpc.analysis.problem_measures import curves_of
+from mrt_hpc.analysis.model_samples import EvaluatedBoundary, GradedAnswer, ModelSamples
+from mrt_hpc.analysis.problem_measures import curves_of, tokens_at
 from mrt_hpc.analysis.regret_by_budget import ModelRegret, analyse_regret, area_ratios, even_budgets, regret_of
 from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, analyse_scaling, direct_curves, prefix_curve
 from mrt_hpc.mrt.votes import RIGHT
@@ -145,17 +145,67 @@ def test_the_last_vote_is_compared_with_each_earlier_one() -> None:
     assert row[2:8] == pytest.approx((1, 1500, 500, 0.02, 0.02 - half, 0.02 + half))
 
 
+MANY = {str(n): 0.7 for n in range(400)}
+LOSSES = [0.02 + 0.1 * (-1) ** n for n in range(400)]
+"""Of 400 problems 200 lose 12 points by stopping earlier, and 200 gain 8: 2 points on average."""
+
+
+def less(share: float, of: dict[str, float] = MANY) -> dict[str, float]:
+    """The accuracies from which those of 400 problems gain this share of the losses above."""
+    return {p: last - share * loss for (p, last), loss in zip(of.items(), LOSSES, strict=True)}
+
+
+def test_a_vote_is_as_good_only_if_its_loss_is_shown_to_lie_within_the_margin() -> None:
+    """400 gains and one more of 1 and one of -1, for a share s of the losses: the mean is 8 s / 402, the sum of squares
+    400 s^2 (0.02^2 + 0.1^2) + 2. For s = 0.1 the interval ends at 0.0089, for 0.5 at 0.0184, and for 1 at 0.0319: only
+    that is not as good within 2 points. What lies before it is not as good either.
+    """
+    curve = votes(less(0.1), less(1), less(0.5), less(0.1), last=MANY)
+    found = scaling.earlier_votes(curve)
+    ends = []
+    for share in (0.1, 1, 0.5, 0.1):
+        mean, squares = 8 * share / 402, 400 * share**2 * (0.02**2 + 0.1**2) + 2
+        ends.append(mean + student.ppf(0.975, 401) * np.sqrt((squares - 402 * mean**2) / 401 / 402))
+    assert [vote.loss.high for vote in found] == pytest.approx(ends)
+    assert ends == pytest.approx([0.00894, 0.03185, 0.01844, 0.00894], abs=1e-4)
+    assert [vote.as_good for vote in found] == [False, False, True, True]
+    assert not any(vote.as_good for vote in scaling.earlier_votes(curve, 0.0089))
+    assert all(vote.as_good for vote in scaling.earlier_votes(curve, 0.04))
+
+
+def test_the_problems_that_can_show_that_nothing_is_lost() -> None:
+    """Each problem gains 0.1 and loses 0.1 in turn, but for the two that are added: (t(0.975) + t(0.9)) standard errors
+    are just within the margin. Of so many problems 80 % of samples of noise of this size lie within it.
+    """
+    needed = scaling.problems_to_show(0.01, 0.02)
+    width = [
+        (student.ppf(0.975, n + 1) + student.ppf(0.9, n + 1)) * np.sqrt((0.01 * n + 2) / (n + 1) / (n + 2))
+        for n in (needed - 1, needed)
+    ]
+    assert width[0] > 0.02 >= width[1]
+    rng = np.random.default_rng(1)
+    shown = 0
+    for _ in range(300):
+        sampled = {p: last - 0.1 * noise for (p, last), noise in zip(MANY.items(), rng.normal(size=400), strict=True)}
+        curve = votes(dict(list(sampled.items())[:needed]), last=dict(list(MANY.items())[:needed]))
+        shown += scaling.earlier_votes(curve)[0].as_good
+    assert 0.7 < shown / 300 < 0.95, "the two that are added make it a little more than 80 %"
+
+
 @pytest.mark.parametrize(
     ("curve", "facts"),
-    [  # two comparisons are corrected together: (t(0.9875) + t(0.8)) standard errors of 0.1 / 3 are 11.9 points
-        (votes(before(0.4, 0.05), before(0.02, 0.1)), ["episode 1 would have done as well", "500 of 2,000", " 11.9 "]),
+    [
+        (votes(before(0.4, 0.05), before(0.02, 0.1)), ["cannot be told", "at episode 1 the loss is +2.0 points", "10"]),
+        (votes(before(0.4, 0.05), before(0.02, 0.1)), ["Before episode 1, thinking on gains 40 points"]),
         (votes(before(0.4, 0.05), before(0.2, 0.05)), ["gains 20 points or more"]),
         (votes(before(0.4, 0.05), before(-0.1, 0.01)), ["episode 1 is better by 10 points", "500 of 2,000"]),
-        (votes({"0": 0.2, "1": 0.9}, last={"0": 0.9, "1": 0.2}), ["cannot be known", "n = 2 problems"]),
+        (votes({"0": 0.2, "1": 0.9}, last={"0": 0.9, "1": 0.2}), ["cannot be told", "and these are 2"]),
+        (votes({"0": 0.2}, last={"0": 0.9}), ["cannot be told", "a single problem"]),
+        (votes(less(1), less(0.5), last=MANY), ["episode 1 is as good", "within 2 points", "+1.0", "500 of 2,000"]),
         (votes(), ["None"]),
     ],
 )
-def test_the_verdict_names_the_earliest_vote_that_would_have_done(curve: ScalingCurve, facts: list[str]) -> None:
+def test_the_verdict_on_earlier_votes_says_what_is_shown_and_what_is_not(curve: ScalingCurve, facts: list[str]) -> None:
     found = str(scaling.progress_verdict(curve))
     assert all(fact in found for fact in facts), found
 
@@ -213,9 +263,51 @@ def test_problems_of_the_same_accuracy_are_in_the_same_third_for_all_models() ->
 
 
 def test_accuracy_within_tokens_of_valued_traces() -> None:
-    """First trace: 0.5 to 0.75 at 40, held to 49, right at 50. Second: 0.5 to 30, then to 0 at 60, wrong."""
-    found = efficiency.accuracy_within(PROBLEMS["a"], np.array([0.0, 20.0, 45.0, 50.0, 100.0]))
-    assert found == pytest.approx([0.5, (0.625 + 0.5) / 2, (0.75 + 0.25) / 2, (1 + 0.5 * 10 / 30) / 2, 0.5])
+    """A forced answer takes 2 tokens. First trace: 0.5 at 2 tokens to 0.75 at 42, held to 49, right at 50. Second: 0.5
+    from 2 to 32, then to 0 at 62, wrong. Below 2 tokens there is no answer.
+    """
+    traces = [efficiency.limited_trace(one, "sampled") for one in PROBLEMS["a"]]
+    found = efficiency.accuracy_within(traces, np.array([0.0, 1.9, 22.0, 47.0, 50.0, 100.0]))
+    assert found == pytest.approx([0, 0, (0.625 + 0.5) / 2, (0.75 + 0.25) / 2, (1 + 0.5 * 12 / 30) / 2, 0.5])
+
+
+def long_answers(drawn: int, prompt: int = 200) -> ModelSamples:
+    """A trace that thinks for 1,000 tokens, knows the answer after 500 of them, and answers in 400. Its prover draws so
+    many answers of 400 tokens at each boundary; prompt and forced text have 200 together.
+    """
+    forced = (GradedAnswer("R", 1.0, 400, prompt), GradedAnswer("X", 0.0, 400, prompt))
+    boundaries = [
+        EvaluatedBoundary(tokens, value, tuple(replace(f, asked=prompt + tokens) for f in forced[:drawn]))
+        for tokens, value in ((0, 0.0), (500, 1.0), (1000, 1.0))
+    ]
+    return model({"p": (trace("R", 1400, *boundaries),)}, "m")
+
+
+def test_a_forced_answer_counts_as_the_answer_of_a_complete_trace_does() -> None:
+    """The value rises from 0 to 1 within 500 tokens of thought: 0.9 after 450 of them, and after the 400 of an answer.
+    With prompt and forced text these are 1,050. Without drawn answers their length is not known.
+    """
+    for counted, drawn, tokens in (("sampled", 2, 850), ("all", 2, 1050), ("sampled", 0, 450)):
+        samples = replace(long_answers(drawn), counted=counted)
+        (found,) = tokens_to(efficiencies([samples]), 0.9, seed=1)
+        assert found.tokens.mean == pytest.approx(tokens)
+        shown = " ".join(analyse_efficiency([samples], [0.9], 1).remarks)
+        assert ("prompt, thought" in shown) == (counted == "all") and ("draws no answers" in shown) == (drawn == 0)
+    complete = efficiency.limited_trace(long_answers(2).problems["p"][0], "all")
+    assert complete.tokens == complete.most == 1600
+    refused = refusal(efficiencies, [replace(long_answers(0), counted="all")])
+    assert refused.advice == "--tokens sampled"
+
+
+def test_all_analyses_count_the_tokens_of_a_boundary_by_one_rule() -> None:
+    """After 500 tokens of thought, answers of 400 each, prompt and forced text of 200."""
+    boundary_ = long_answers(2).problems["p"][0].boundaries[1]
+    found = [
+        tokens_at(boundary_, counted, n) for counted, n in (("sampled", 0), ("sampled", 4), ("all", 0), ("all", 1))
+    ]
+    assert found == [500, 2100, 700, 1100]
+    with pytest.raises(ValueError, match="a boundary has no branch"):
+        tokens_at(replace(boundary_, forced=()), "all", 0)
 
 
 SHORT = unvalued({"a": ("R", 64), "b": ("R", 128)}, "short")
@@ -230,6 +322,20 @@ def test_tokens_to_an_accuracy_and_their_ratio() -> None:
     assert long.tokens == IntervalEstimate(128.0, 127.5, 255.5)
     assert long.ratio == IntervalEstimate(2.0, 2.0, pytest.approx(127.5 / 63.5))
     assert short.ratio == IntervalEstimate(1.0, 1.0, 1.0)
+
+
+def test_ratios_of_tokens_are_corrected_for_all_levels_and_models() -> None:
+    """Of 2,000 draws, 19 lie on the other side of 1: p = 2 * 20 / 2,001. Three ratios of p 0.01, 0.02 and 0.5."""
+    draws = np.concatenate([np.full(19, 0.9), np.full(1981, 1.2), [np.nan]])
+    assert efficiency.p_of_ratio(draws, 30) == pytest.approx(40 / 2001)
+    assert efficiency.p_of_ratio(1 / draws, 30) == pytest.approx(40 / 2001)
+    assert efficiency.p_of_ratio(np.ones(9), 30) == efficiency.p_of_ratio(draws, 1) == 1.0
+    one = tokens_to(efficiencies([SHORT]), 0.5, seed=1)[0]
+    results = [replace(one, model=name, p=p) for name, p in (("short", 1), ("b", 0.02), ("c", 0.5), ("b", 0.01))]
+    assert [r.corrected_p for r in efficiency.with_correction(results)] == pytest.approx([1.0, 0.04, 0.5, 0.03])
+    shown = analyse_efficiency([SHORT, LONG], [0.5, 0.9], 1)
+    assert "corrected for the 2 ratios" in " ".join(shown.remarks)
+    assert [row[-1] for row in shown.summary.rows] == ["", "0.002", "", "0.002"]
 
 
 def test_an_accuracy_that_is_not_reached_is_infinite() -> None:
