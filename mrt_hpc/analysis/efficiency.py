@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells
+from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, remark_on_correction
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
 from mrt_hpc.analysis.intervals import CONFIDENCE, IntervalEstimate, holm, share_interval
 from mrt_hpc.analysis.model_samples import VALUED_SUITE, Counted, EvaluatedTrace, ModelSamples
@@ -344,10 +344,7 @@ def _remarks(
         for model in models
         if model.is_valued and model.fewest_forced == 0
     ]
-    if compared := sum(result.model != results[0].model for result in results):
-        remarks.append(
-            f"p of a ratio other than 1 is corrected for the {compared} ratios shown (Holm); intervals are not"
-        )
+    remarks += remark_on_correction("ratios other than 1", sum(r.model != results[0].model for r in results))
     remarks += [
         f"{result.model} at {level_text(result.level)}: in {result.undefined:.1%} of the draws neither model reaches "
         "it; the interval of the ratio leaves these out"

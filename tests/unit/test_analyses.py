@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ from scipy.stats import t as student
 
 from mrt_hpc.analysis import efficiency, episode_progress, scaling
 from mrt_hpc.analysis.accuracy_by_budget import AccuracyAt, analyse_extrapolation, extrapolation_of
-from mrt_hpc.analysis.analysis_files import as_csv
+from mrt_hpc.analysis.analysis_files import as_csv, gain_table
 from mrt_hpc.analysis.efficiency import analyse_efficiency, default_levels, efficiencies, ratio_text, tokens_to
 from mrt_hpc.analysis.episode_progress import Difficulty
-from mrt_hpc.analysis.intervals import IntervalEstimate
+from mrt_hpc.analysis.intervals import IntervalEstimate, mean_gain
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, GradedAnswer, ModelSamples
 from mrt_hpc.analysis.problem_measures import curves_of, tokens_at
 from mrt_hpc.analysis.regret_by_budget import ModelRegret, analyse_regret, area_ratios, even_budgets, regret_of
@@ -47,7 +48,23 @@ def test_the_difference_of_regret_is_paired_by_problem() -> None:
     first = ModelRegret("first", (9,), ({str(n): 0.5 + n / 100 for n in range(10)},), ())
     second = ModelRegret("second", (9,), ({str(n): 0.49 + n / 100 - n % 2 / 50 for n in range(10)},), ())
     (found,) = second.above(first)
-    assert (found.mean, found.low, found.high) == pytest.approx((-0.02, -0.0275405, -0.0124595), abs=1e-6)
+    ends = found.interval.low, found.interval.high
+    assert (found.mean, *ends) == pytest.approx((-0.02, -0.0275405, -0.0124595), abs=1e-6)
+
+
+def test_differences_of_regret_are_corrected_for_all_budgets_and_models() -> None:
+    """Ten differences of 0.12 and -0.08 by turns have a standard error of 0.1 / 3, so t = 0.6 with 9 degrees of
+    freedom; those of 0.45 and 0.35 have t = 24. Both are tested at two budgets of one model.
+    """
+    rows, corrected = gain_table("t", ("model", "gain"), [(("m",), mean_gain([(before(*g), LAST)])) for g in GAINS])
+    p = [2 * student.sf(0.6, 9), 2 * student.sf(24, 9)]
+    assert [row[4] for row in rows.rows] == pytest.approx(p)
+    assert corrected == [row[5] for row in rows.rows] == pytest.approx([p[0], 2 * p[1]])
+    both = [replace(MODEL, name=name) for name in ("first", "second", "third")]
+    found = analyse_regret(both, [30, 60])
+    assert found.tables[2].columns[-2:] == ("p", "corrected_p") and len(found.tables[2].rows) == 4
+    assert "corrected for the 4 shown" in found.remarks[-1]
+    assert not analyse_regret(both[:1], [30, 60]).remarks
 
 
 def test_areas_of_the_first_episodes() -> None:
@@ -110,6 +127,7 @@ def test_a_model_that_does_not_think_stands_beside_the_votes() -> None:
 
 
 LAST = {str(n): 0.5 + n / 100 for n in range(10)}
+GAINS = ((0.02, 0.1), (0.4, 0.05))
 
 
 def before(gain: float, spread: float) -> dict[str, float]:
@@ -233,14 +251,39 @@ def test_progress_by_episode_is_over_the_traces_that_have_it() -> None:
 
 
 def test_progress_is_split_by_outcome_and_difficulty() -> None:
-    curves = list(episode_progress.progress_curves(MODEL, {"a": Difficulty.HARD, "b": Difficulty.EASY}))
+    """By the first traces both problems are medium, which counts for the second ones; by the second ones ``a`` is hard
+    and ``b`` easy, which counts for the first ones.
+    """
+    halves = episode_progress.difficulty_by_halves([MODEL])
+    assert halves == ({"a": Difficulty.MEDIUM, "b": Difficulty.MEDIUM}, {"a": Difficulty.HARD, "b": Difficulty.EASY})
+    curves = list(episode_progress.progress_curves(MODEL, halves))
     assert {(c.split, c.part): [e.mean.mean for e in c.episodes] for c in curves} == {
         ("none", "all"): pytest.approx([0.0625, -0.5]),
         ("outcome", "right"): pytest.approx([0.25 / 3]),
         ("outcome", "wrong"): pytest.approx([0.0, -0.5]),
-        ("difficulty", "hard"): pytest.approx([0.125, -0.5]),
+        ("difficulty", "hard"): pytest.approx([0.25]),
+        ("difficulty", "medium"): pytest.approx([0.0, -0.5]),
         ("difficulty", "easy"): pytest.approx([0.0]),
     }
+
+
+def test_problems_that_are_equally_hard_show_the_same_progress_where_difficulty_is_chance() -> None:
+    """Every trace is right with probability 1/2, and all outcomes of three traces occur once. Right traces have a
+    progress of 0.5, wrong ones of -0.5. Split by the same traces, hard problems would have -0.5 and easy ones 0.5.
+    """
+    right = trace("R", 20, boundary(0, "RX"), boundary(10, "RR"))
+    wrong = trace("X", 20, boundary(0, "RX"), boundary(10, "XX"))
+    problems = {str(n): drawn for n, drawn in enumerate(product((right, wrong), repeat=3))}
+    samples = model(problems)
+    curves = episode_progress.progress_curves(samples, episode_progress.difficulty_by_halves([samples]))
+    found = {c.part: c.episodes[0] for c in curves if c.split == "difficulty"}
+    assert [found[level].mean.mean for level in Difficulty] == pytest.approx([0, 0, 0])
+    # by the first and third trace 2 problems are hard, 4 medium and 2 easy, with one trace each; by the second one 4
+    # are hard and 4 easy, with two traces each
+    assert [found[level].traces for level in Difficulty] == [2 + 8, 4, 2 + 8]
+    single = model({p: traces[:1] for p, traces in problems.items()})
+    assert "not split by difficulty" in episode_progress.analyse_progress([single]).remarks[0]
+    assert len(episode_progress.analyse_progress([single]).figures[1].panels) == 1
 
 
 def test_problems_of_the_same_accuracy_are_in_the_same_third_for_all_models() -> None:
@@ -257,8 +300,10 @@ def test_problems_of_the_same_accuracy_are_in_the_same_third_for_all_models() ->
         hard, easy = (episode_progress.difficulties(one) for one in (accuracy, turned))
         assert [hard[p] for p in accuracy] == [mirrored[easy[p]] for p in accuracy] == levels.split()
     other = unvalued({"a": ("R", 5), "b": ("X", 5)})
-    assert episode_progress.mean_accuracy([MODEL, other]) == {"a": 0.75, "b": 0.5}
-    assert "1 hard, 0 medium, 1 easy" in episode_progress.analyse_progress([MODEL]).remarks[0]
+    assert episode_progress.mean_accuracy([MODEL, other], 0) == {"a": 1.0, "b": 0.5}
+    assert episode_progress.mean_accuracy([MODEL, other], 1) == {"a": 0.0, "b": 1.0}, "one model alone has these"
+    shown = episode_progress.analyse_progress([MODEL]).remarks[0]
+    assert "(0 hard, 2 medium, 0 easy; 1 hard, 0 medium, 1 easy;" in shown
     refusal(episode_progress.analyse_progress, [MODEL, other])
 
 
@@ -334,7 +379,7 @@ def test_ratios_of_tokens_are_corrected_for_all_levels_and_models() -> None:
     results = [replace(one, model=name, p=p) for name, p in (("short", 1), ("b", 0.02), ("c", 0.5), ("b", 0.01))]
     assert [r.corrected_p for r in efficiency.with_correction(results)] == pytest.approx([1.0, 0.04, 0.5, 0.03])
     shown = analyse_efficiency([SHORT, LONG], [0.5, 0.9], 1)
-    assert "corrected for the 2 ratios" in " ".join(shown.remarks)
+    assert "p of ratios other than 1 is corrected for the 2 shown" in " ".join(shown.remarks)
     assert [row[-1] for row in shown.summary.rows] == ["", "0.002", "", "0.002"]
 
 
@@ -399,6 +444,16 @@ def test_the_tables_hold_every_budget_and_other_evaluations_are_refused() -> Non
     assert [row[:3] for row in accuracy.rows[:3]] == [("better", 64, 0.5), ("better", 96, 2 / 3), ("better", 128, 1.0)]
     assert [row[:2] for row in gains.rows] == [("better", 96), ("better", 128), ("worse", 96), ("worse", 128)]
     assert [row[2] for row in gains.rows] == pytest.approx([1 / 6, 1 / 2, -1 / 6, -1 / 6])
+    # of three problems, gains of 0, 0.5 and 0 have t = 1, of 0.5, 1 and 0 t = sqrt(3), and of -0.5, 0.5 and -0.5 -0.5
+    p = [2 * student.sf(t, 2) for t in (1, np.sqrt(3), 1, 0.5)]
+    assert [row[5] for row in gains.rows] == pytest.approx(p)
+    assert [row[6] for row in gains.rows] == pytest.approx([1, 4 * p[1], 1, 1]), "three times 0.42 is more than 1"
+    assert "corrected for the 4 shown" in found.remarks[-1]
+    # boundaries at 32, 64 and 96 tokens of thought stand for budgets of 64, 96 and 128
+    assert [row[1:2] + row[5:] for row in accuracy.rows[:3]] == [(64, 32.0), (96, 64.0), (128, 96.0)]
+    assert "budget of 128 against 64 tokens (96 against 32 used)" in found.verdicts[0]
+    assert found.summary.rows[0][3] == "1.000, 96 used"
+    assert [line.x for line in found.figures[0].panels[1].lines] == [(32.0, 64.0, 96.0)] * 2
     assert found.verdicts[2].startswith("accuracy at 128 tokens, worse against better: -0.667")
     for budgets in ((), (64, 96, 127)):
         refused = refusal(analyse_extrapolation, [BETTER, replace(WORSE, budgets=budgets)])
