@@ -269,16 +269,13 @@ def progress_verdict(curve: ScalingCurve, margin: float = MARGIN) -> str | None:
     votes, measure = earlier_votes(curve, margin), MajorityAtK(curve.voters or 1)
     if not votes:
         return None
-    head, last = f"{curve.model}, {measure.name} at the prefixes", curve.points[-1]
-    saved = "and takes {:,.0f} of {:,.0f} tokens less"
+    head = f"{curve.model}, {measure.name} at the prefixes"
     if better := next((vote for vote in votes if vote.is_better), None):
-        more = quantity(measure, -better.gain.mean)
-        return (
-            f"{head}: a vote at episode {better.episode} is better by {more}, {saved.format(better.saved, last.tokens)}"
-        )
+        found = f"is better by {quantity(measure, -better.gain.mean)}, and saves {_saved(better, curve)}"
+        return f"{head}: a vote at episode {better.episode} {found}"
     if good := next((vote for vote in votes if vote.as_good), None):
-        within = f"as good as the last one within {quantity(measure, margin)} ({_loss(good)})"
-        return f"{head}: a vote at episode {good.episode} is {within}, {saved.format(good.saved, last.tokens)}"
+        found = f"is as good as the last one within {quantity(measure, margin)}, and saves {_saved(good, curve)}"
+        return f"{head}: a vote at episode {good.episode} {found}: {_loss(good)}"
     if all(vote.is_beaten for vote in votes):
         return f"{head}: thinking on gains {_at_least(votes, measure)} over a vote at every earlier episode"
     return f"{head}: {_not_known(curve, votes, margin)}"
@@ -292,21 +289,26 @@ def _not_known(curve: ScalingCurve, votes: Sequence[EarlierVote], margin: float)
         return f"{question}: a single problem shows nothing of others"
     near = [vote for vote in votes if not vote.is_beaten][-1]
     variance = float(np.var(_gains(curve.points[votes.index(near)], curve.points[-1]), ddof=1))
-    needed = f"about {float(f'{problems_to_show(variance, margin):.2g}'):,.0f} problems"
-    to_show = (
-        f"to show a loss below {quantity(measure, margin)}, if there is none, takes {needed}, and these are {problems}"
-    )
-    text = f"{question}: at episode {near.episode} {_loss(near)}; {to_show}"
+    needed = problems_to_show(variance, margin)
+    count = f"about {float(f'{needed:.2g}'):,.0f}" if needed > problems else "so many"
+    would = f"{count} problems would show that it is below {quantity(measure, margin)}, if there were none"
+    text = f"{question}: at episode {near.episode} {_loss(near)}, over {problems} problems; {would}"
     worse = list(takewhile(lambda vote: vote.is_beaten, votes))
     if not worse:
         return text
-    return f"{text}. Before episode {votes[len(worse)].episode}, thinking on gains {_at_least(worse, measure)}"
+    return (
+        f"{text}; over votes before episode {votes[len(worse)].episode}, thinking on gains {_at_least(worse, measure)}"
+    )
+
+
+def _saved(vote: EarlierVote, curve: ScalingCurve) -> str:
+    return f"{vote.saved:,.0f} of {curve.points[-1].tokens:,.0f} tokens"
 
 
 def _loss(vote: EarlierVote) -> str:
-    """As ``the loss is +0.4 points, 95 % interval -0.8 to +1.5``."""
+    """As ``the loss is +0.4 points (-0.8 to +1.5)``."""
     low, high = 100 * vote.loss.low, 100 * vote.loss.high
-    return f"the loss is {100 * vote.gain.mean:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f}"
+    return f"the loss is {100 * vote.gain.mean:+.1f} points ({low:+.1f} to {high:+.1f})"
 
 
 def _at_least(votes: Sequence[EarlierVote], measure: MajorityAtK) -> str:
