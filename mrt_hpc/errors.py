@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shlex
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+PACKAGE = str(Path(__file__).parent)
+"""The folder of the package's own code."""
 
 
 def word(path: Path) -> str:
@@ -41,6 +45,7 @@ class UserError(Exception):
         expected: what would have been right.
         advice: the next command to type, or the next thing to do.
         exit_code: whether running again may help.
+        others: what else went wrong, each with its own place and advice.
     """
 
     def __init__(
@@ -52,18 +57,18 @@ class UserError(Exception):
         expected: str | None = None,
         advice: str | None = None,
         exit_code: ExitCode = ExitCode.FATAL,
+        others: tuple[UserError, ...] = (),
     ) -> None:
         self.what, self.value, self.where = what, value, where
-        self.expected, self.advice, self.exit_code = expected, advice, exit_code
+        self.expected, self.advice, self.exit_code, self.others = expected, advice, exit_code, others
         super().__init__(self.message())
 
     def message(self) -> str:
-        """Return the whole error, one fact per line."""
+        """Return the whole error, one fact per line; what else went wrong stands below."""
         value = None if self.value is None else repr(self.value)
         facts = {"where": self.where, "value": value, "expected": self.expected, "next": self.advice}
-        return "\n".join(
-            [self.what, *(f"  {f'{name}:':<9} {fact}" for name, fact in facts.items() if fact is not None)]
-        )
+        lines = [self.what, *(f"  {f'{name}:':<9} {fact}" for name, fact in facts.items() if fact is not None)]
+        return "\n".join([*lines, *(f"error: {other.message()}" for other in self.others)])
 
     @property
     def evidence(self) -> str:
@@ -76,12 +81,27 @@ class UserError(Exception):
         given = {name: fact for name, fact in (("where", where), ("advice", advice)) if fact is not None}
         return UserError(what, **{**self._facts(), **given})
 
+    def with_others(self, others: Iterable[UserError]) -> UserError:
+        """The same error with others that a user has to correct too."""
+        return UserError(self.what, **{**self._facts(), "others": (*self.others, *others)})
+
     def _facts(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("value", "where", "expected", "advice", "exit_code")}
+        return {name: getattr(self, name) for name in ("value", "where", "expected", "advice", "exit_code", "others")}
 
     def __reduce__(self) -> tuple[object, ...]:
         """Return what pickle needs to rebuild the error, keyword arguments included, for process pools."""
         return partial(UserError, self.what, **self._facts()), ()
+
+
+def in_a_line(error: Exception) -> str:
+    """An error with the place where it was raised, short enough for a line: of code that is the user's own, the line
+    there from which the package was called.
+    """
+    if isinstance(error, UserError):
+        return error.evidence
+    frames = traceback.extract_tb(error.__traceback__)
+    place = next((f for f in reversed(frames) if not f.filename.startswith(PACKAGE)), frames[-1])
+    return f"{error!r:.200} ({Path(place.filename).name}:{place.lineno})"
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:

@@ -56,6 +56,8 @@ def pytest_configure() -> None:
     (here / "mrt-hpc").mkdir()
     (here / "mrt-hpc" / "settings.yaml").write_text("site: local\n")
     os.environ["XDG_CONFIG_HOME"] = str(here)
+    os.environ.pop("MRT_HPC_DATA", None)
+    os.environ["XDG_DATA_HOME"] = str(here / "data")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -24,9 +24,13 @@ from mrt_hpc.analysis.analysis_files import (
 )
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
 from mrt_hpc.analysis.intervals import SIGNIFICANCE, IntervalEstimate, MeanGain, mean_gain, share_interval
-from mrt_hpc.analysis.model_samples import ModelSamples
+from mrt_hpc.analysis.model_samples import SUITE_WITH, ModelSamples
 from mrt_hpc.analysis.problem_measures import MeanMeasure, tokens_at
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.choices import Boundaries
+
+MEANT = (Boundaries.EXTENSIONS,)
+"""The samples that this analysis makes sense of."""
 
 USED = "tokens used are those of the thought up to the budget; the answer that is forced there is not counted"
 """What stands beside the budgets, in words."""
@@ -106,14 +110,7 @@ def _require(model: ModelSamples, budgets: tuple[int, ...]) -> None:
     Raises:
         UserError: see there.
     """
-    advice = f"mrt-hpc eval {model.source} --suite paper_extrapolation"
-    if not model.budgets:
-        raise UserError(
-            f"{model.name} was not evaluated by extrapolation on {model.benchmark}",
-            where=model.source,
-            expected="a benchmark with `mode: {type: extrapolation}`",
-            advice=advice,
-        )
+    model.require_boundaries(*MEANT)
     model.require_values()
     if model.budgets != budgets:
         raise UserError(
@@ -121,7 +118,7 @@ def _require(model: ModelSamples, budgets: tuple[int, ...]) -> None:
             value=list(model.budgets),
             where=model.source,
             expected=", ".join(map(str, budgets)),
-            advice=advice,
+            advice=f"mrt-hpc eval {model.source} --suite {SUITE_WITH[MEANT[0]]}",
         )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mrt_hpc.analysis.arms import Arm
 from mrt_hpc.analysis.comparing import compare, verdict
 from mrt_hpc.analysis.figures import LineFigure, draw
 from mrt_hpc.analysis.intervals import holm
@@ -132,7 +133,8 @@ def budget_table(
 
 def against_first(models: Sequence[ModelSamples], measure: Measure) -> tuple[str, ...]:
     """What the comparison of each model with the first one shows, a sentence each."""
-    comparisons = compare(models[:1], [[model] for model in models[1:]], [measure])
+    first, *others = map(Arm.of, models)
+    comparisons = compare([first], [[other] for other in others], [measure])
     return tuple(
         f"{measure.name}, {comparison.second.name} against {comparison.first.name}: "
         f"{interval_text(comparison.gain.interval, signed=True)}, {verdict(comparison)}"

@@ -1,47 +1,66 @@
-"""Compares models problem by problem: what the comparison shows in words, and its numbers as rows for CSV and JSON."""
+"""Compares arms, of one or several runs each, problem by problem, and says in words what the comparison shows."""
 
 from __future__ import annotations
 
-import csv
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from io import StringIO
-from typing import Any
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from mrt_hpc.analysis.arms import Arm
 from mrt_hpc.analysis.intervals import (
+    MOST_SEEDS,
     SIGNIFICANCE,
+    FloatArray,
     IntervalEstimate,
     MeanGain,
     Spread,
+    crossed_gain,
+    crossed_share,
     detectable,
     holm,
-    mean_gain,
     problems_needed,
     samples_needed,
+    seeds_needed,
     spread_of,
 )
-from mrt_hpc.analysis.model_samples import ModelSamples, other_settings
-from mrt_hpc.analysis.problem_measures import MajorityAtK, Measure
+from mrt_hpc.analysis.problem_measures import Measure
 from mrt_hpc.errors import UserError
-from mrt_hpc.mrt.votes import RULE
 
 
 @dataclass(frozen=True)
 class Side:
-    """One model in a comparison."""
+    """One arm in a comparison."""
 
     name: str
-    mean: float
     interval: IntervalEstimate | None
     """None for a mean over benchmarks."""
     samples: int
     """The samples of the problem that has the fewest."""
+    means: tuple[float, ...]
+    """[S] the mean of each run."""
+
+    @property
+    def runs(self) -> int:
+        """S."""
+        return len(self.means)
+
+    @property
+    def mean(self) -> float:
+        """The mean over runs."""
+        return math.fsum(self.means) / self.runs
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation of the means of the runs; None of a single run."""
+        return None if self.runs == 1 else statistics.stdev(self.means)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One measure of two models on the same problems, or its mean over several benchmarks."""
+    """One measure of two arms on the same problems, or its mean over several benchmarks."""
 
     measure: Measure
     benchmark: str
@@ -49,7 +68,7 @@ class Comparison:
     second: Side
     problems: int
     left_out: int
-    """Problems that only one of the two has."""
+    """Problems that not all runs of the two have."""
     gain: MeanGain
     """The gain of the second over the first, as a share of ``scale``."""
     scale: float
@@ -63,8 +82,18 @@ class Comparison:
 
     @property
     def shown(self) -> bool:
-        """Whether the models differ by more than chance gives."""
+        """Whether the arms differ by more than chance gives."""
         return self.corrected_p < SIGNIFICANCE
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """Both arms."""
+        return self.first, self.second
+
+    @property
+    def of_recipes(self) -> bool:
+        """Whether both arms have several seeds, so that the interval holds for others, too."""
+        return min(self.first.runs, self.second.runs) > 1
 
     @property
     def detectable(self) -> float:
@@ -74,17 +103,26 @@ class Comparison:
         return self.scale * detectable(self.gain.error, self.gain.degrees, self.together)
 
     def needed(self, difference: float) -> Needed | None:
-        """The problems, or the samples, that would show a difference; None where the spread of gains is not known, as
-        in a mean over benchmarks.
+        """The problems, or the samples, that would show a difference between two models; None where the spread of
+        gains is not known, as in a mean over benchmarks, and for arms of several runs: see ``seeds_needed``.
 
         Args:
             difference: in the measure's unit, positive.
         """
-        if self.problems < 2 or self.benchmark == MEAN:
+        if self.problems < 2 or self.benchmark == MEAN or self.gain.seeds:
             return None
         share, variance = difference / self.scale, self.gain.error**2 * self.problems
         samples = None if self.spread is None else samples_needed(self.spread, self.problems, share, self.together)
         return Needed(problems_needed(variance, share, self.together), samples, self.spread is not None)
+
+    def seeds_needed(self, difference: float) -> int | None:
+        """The seeds in each arm that would show a difference with these problems; see ``intervals.seeds_needed``. None
+        also where an arm has a single run, which shows nothing of other seeds.
+
+        Args:
+            difference: in the measure's unit, positive.
+        """
+        return seeds_needed(self.gain, difference / self.scale, self.together) if self.of_recipes else None
 
 
 @dataclass(frozen=True)
@@ -104,27 +142,29 @@ MEAN = "mean"
 """Stands for a benchmark in the mean over all of them."""
 
 
-def compare(
-    first: Sequence[ModelSamples], others: Sequence[Sequence[ModelSamples]], measures: Sequence[Measure]
-) -> list[Comparison]:
-    """Compare each of the other models with the first, by each measure on each benchmark, and by the mean over the
+def compare(first: Sequence[Arm], others: Sequence[Sequence[Arm]], measures: Sequence[Measure]) -> list[Comparison]:
+    """Compare each of the other arms with the first, by each measure on each benchmark, and by the mean over the
     benchmarks where there are several.
 
     Args:
-        first: the samples of the first model, one item a benchmark.
-        others: of each other model, on the same benchmarks in the same order.
+        first: the samples of the first arm, one item a benchmark.
+        others: of each other arm, on the same benchmarks in the same order.
         measures: what is compared.
 
     Raises:
-        UserError: two models share no problem, or their samples do not give a measure.
+        UserError: two arms share no problem, or their samples do not give a measure.
     """
     comparisons = []
     for measure in measures:
         for other in others:
-            single = [_compared(a, b, measure) for a, b in zip(first, other, strict=True)]
+            pairs = [_on_shared_problems(a, b) for a, b in zip(first, other, strict=True)]
+            single = [
+                _compared(*pair, measure, _left_out(*whole))
+                for pair, whole in zip(pairs, zip(first, other, strict=True), strict=True)
+            ]
             comparisons += single
             if len(single) > 1 and measure.is_share:
-                comparisons.append(_mean(first, other, measure, single))
+                comparisons.append(_mean(pairs, measure, single))
     corrected = holm([comparison.gain.p_value for comparison in comparisons])
     return [
         replace(comparison, corrected_p=p, together=len(comparisons))
@@ -132,71 +172,92 @@ def compare(
     ]
 
 
-def _compared(whole_first: ModelSamples, whole_second: ModelSamples, measure: Measure) -> Comparison:
-    first, second = _on_shared_problems(whole_first, whole_second)
-    before, after = measure.values(first), measure.values(second)
-    scale = 1.0 if measure.is_share else max(*before.values(), *after.values(), 1.0)
-    gain = mean_gain([({p: v / scale for p, v in before.items()}, {p: v / scale for p, v in after.items()})])
-    sides = [Side(model.name, *_summary(model, measure), model.fewest) for model in (first, second)]
+def _compared(first: Arm, second: Arm, measure: Measure, left_out: int) -> Comparison:
+    """Two arms on the same problems."""
+    before, after = first.values(measure), second.values(measure)
+    scale = 1.0 if measure.is_share else float(max(before.max(), after.max(), 1.0))
+    gain = crossed_gain([(before / scale, after / scale)])
     return Comparison(
         measure,
         first.benchmark,
-        sides[0],
-        sides[1],
-        len(before),
-        len(whole_first.problems.keys() ^ whole_second.problems.keys()),
-        gain,
-        scale,
-        _spread(first, second, measure, scale),
-        gain.p_value,
+        _side(first, before, measure, scale),
+        _side(second, after, measure, scale),
+        problems=before.shape[1],
+        left_out=left_out,
+        gain=gain,
+        scale=scale,
+        spread=_spread(first, second, measure, scale),
+        corrected_p=gain.p_value,
     )
 
 
-def _summary(model: ModelSamples, measure: Measure) -> tuple[float, IntervalEstimate]:
-    interval = measure.interval(model)
-    return interval.mean, interval
+def _side(arm: Arm, values_SP: FloatArray, measure: Measure, scale: float) -> Side:
+    """One arm; the interval of its mean is that of the measure for a single run, and over seeds and problems else."""
+    means = tuple(math.fsum(values_P) / len(values_P) for values_P in values_SP)
+    if len(arm.runs) == 1:
+        return Side(arm.name, measure.interval(arm.runs[0]), arm.fewest, means)
+    if measure.is_share:
+        return Side(arm.name, crossed_share(values_SP), arm.fewest, means)
+    own = crossed_gain([(np.zeros((1, values_SP.shape[1])), values_SP / scale)]).interval
+    interval = IntervalEstimate(own.mean * scale, max(0.0, own.low) * scale, own.high * scale)
+    return Side(arm.name, interval, arm.fewest, means)
 
 
-def _on_shared_problems(first: ModelSamples, second: ModelSamples) -> tuple[ModelSamples, ModelSamples]:
-    """Both models with the problems that both have, in the order of the first.
+def _on_shared_problems(first: Arm, second: Arm) -> tuple[Arm, Arm]:
+    """Both arms with the problems that all runs have, in the order of the first.
 
     Raises:
         UserError: there is none.
     """
-    shared = [problem for problem in first.problems if problem in second.problems]
+    runs = [*first.runs, *second.runs]
+    shared = [problem for problem in runs[0].problems if all(problem in run.problems for run in runs)]
     if not shared:
         raise UserError(
             f"{first.name} and {second.name} have no problem in common on {first.benchmark}",
-            value=[*list(first.problems)[:3], *list(second.problems)[:3]],
-            advice=f"mrt-hpc eval {first.source} {second.source} --suite SUITE",
+            value=[problem for run in runs for problem in list(run.problems)[:3]],
+            advice=f"mrt-hpc eval {' '.join(run.source for run in runs)} --suite SUITE",
         )
-    before, after = ({problem: model.problems[problem] for problem in shared} for model in (first, second))
-    return replace(first, problems=before), replace(second, problems=after)
+    return first.on(shared), second.on(shared)
 
 
-def _spread(first: ModelSamples, second: ModelSamples, measure: Measure, scale: float) -> Spread | None:
-    terms = measure.terms(first), measure.terms(second)
-    if terms[0] is None or terms[1] is None or len(first.problems) < 2:
+def _left_out(first: Arm, second: Arm) -> int:
+    """The number of problems that some runs of two arms have, and others have not."""
+    problems = [run.problems.keys() for run in (*first.runs, *second.runs)]
+    return len(set().union(*problems).difference(set(problems[0]).intersection(*problems)))
+
+
+def _spread(first: Arm, second: Arm, measure: Measure, scale: float) -> Spread | None:
+    """The parts of the variance of gains between two single runs."""
+    if len(first.runs) + len(second.runs) > 2:
+        return None
+    terms = measure.terms(first.runs[0]), measure.terms(second.runs[0])
+    if terms[0] is None or terms[1] is None or len(first.runs[0].problems) < 2:
         return None
     before, after = ({p: one / scale for p, one in side.items()} for side in terms if side is not None)
     return spread_of(before, after)
 
 
-def _mean(
-    first: Sequence[ModelSamples], second: Sequence[ModelSamples], measure: Measure, single: Sequence[Comparison]
-) -> Comparison:
-    """The mean over benchmarks, each with the same weight."""
-    shared = [_on_shared_problems(a, b) for a, b in zip(first, second, strict=True)]
-    gain = mean_gain([(measure.values(a), measure.values(b)) for a, b in shared])
-    sides = [
-        Side(side[0].name, math.fsum(s.mean for s in side) / len(side), None, min(s.samples for s in side))
-        for side in ([comparison.first for comparison in single], [comparison.second for comparison in single])
-    ]
-    problems, left_out = (
-        sum(comparison.problems for comparison in single),
-        sum(comparison.left_out for comparison in single),
+def _mean(pairs: Sequence[tuple[Arm, Arm]], measure: Measure, single: Sequence[Comparison]) -> Comparison:
+    """The mean over benchmarks, each with the same weight; the runs of an arm are the same on all of them."""
+    gain = crossed_gain([(first.values(measure), second.values(measure)) for first, second in pairs])
+    return Comparison(
+        measure,
+        MEAN,
+        _mean_side([comparison.first for comparison in single]),
+        _mean_side([comparison.second for comparison in single]),
+        problems=sum(comparison.problems for comparison in single),
+        left_out=sum(comparison.left_out for comparison in single),
+        gain=gain,
+        scale=1.0,
+        spread=None,
+        corrected_p=gain.p_value,
     )
-    return Comparison(measure, MEAN, sides[0], sides[1], problems, left_out, gain, 1.0, None, gain.p_value)
+
+
+def _mean_side(sides: Sequence[Side]) -> Side:
+    """One arm in the mean over benchmarks."""
+    means_S = np.mean([side.means for side in sides], axis=0)
+    return Side(sides[0].name, None, min(side.samples for side in sides), tuple(means_S.tolist()))
 
 
 # -- in words
@@ -213,12 +274,27 @@ def quantity(measure: Measure, amount: float) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """What the comparison shows, in one sentence."""
+    """What the comparison shows, in one sentence, and whether it is about recipes or about trained models."""
     if comparison.shown:
-        return f"{comparison.second.name} is {_direction(comparison)}: {_more(comparison)}"
+        return f"{comparison.second.name} is {_direction(comparison)}: {_more(comparison)} ({_about(comparison)})"
     corrected = " after the correction" if comparison.gain.p_value < SIGNIFICANCE else ""
+    seeds = f"{_seeds(comparison)} on " if comparison.of_recipes else ""
     limit = can_show(comparison.measure, comparison.problems, comparison.detectable)
-    return f"cannot be distinguished{corrected}: {limit}"
+    return f"cannot be distinguished{corrected}: {seeds}{limit}"
+
+
+def _about(comparison: Comparison) -> str:
+    """What a verdict is about."""
+    alone = [side.name for side in comparison.sides if side.runs == 1]
+    if not alone:
+        return _seeds(comparison)
+    if len(alone) == 2:
+        return "as two trained models, not as recipes"
+    return f"{alone[0]} as one trained model, not as a recipe"
+
+
+def _seeds(comparison: Comparison) -> str:
+    return f"{comparison.first.runs} and {comparison.second.runs} seeds"
 
 
 def can_show(measure: Measure, problems: int, smallest: float) -> str:
@@ -253,18 +329,23 @@ def requirement(comparison: Comparison, difference: float) -> str | None:
         comparison: of two models.
         difference: in the measure's unit, positive.
     """
+    start = f"to distinguish {quantity(comparison.measure, difference)}: "
+    if comparison.of_recipes:
+        seeds = comparison.seeds_needed(difference)
+        told = f"{seeds:,}" if seeds is not None else f"more than {MOST_SEEDS:,}"
+        return f"{start}{told} seeds in each arm with these {counted(comparison.problems, 'problem')}"
     needed = comparison.needed(difference)
     if needed is None:
         return None
-    start = f"to distinguish {quantity(comparison.measure, difference)}: {_count(needed.problems, 'problem')} "
+    start += f"{counted(needed.problems, 'problem')} "
     samples = min(comparison.first.samples, comparison.second.samples)
-    return f"{start}with {_count(samples, 'sample')} each; or {_enough_samples(needed, comparison)}"
+    return f"{start}with {counted(samples, 'sample')} each; or {_enough_samples(needed, comparison)}"
 
 
 def _enough_samples(needed: Needed, comparison: Comparison) -> str:
-    these = f"with these {_count(comparison.problems, 'problem')}"
+    these = f"with these {counted(comparison.problems, 'problem')}"
     if needed.samples is not None:
-        return f"{_count(needed.samples, 'sample')} each {these}"
+        return f"{counted(needed.samples, 'sample')} each {these}"
     if needed.samples_known:
         return f"no number of samples {these}: they differ too much among themselves"
     return f"more samples, how many is not known: {_why_samples_are_not_known(comparison)}"
@@ -278,123 +359,6 @@ def _why_samples_are_not_known(comparison: Comparison) -> str:
     return "no sample gains or loses more than another"
 
 
-def _count(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """A number with its noun: ``1 problem``, ``1,200 problems``."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
-
-
-# -- as rows of numbers, for CSV and JSON, with notes
-
-
-@dataclass(frozen=True)
-class ComparisonRow:
-    """One comparison in plain numbers: shares in [0, 1], or tokens."""
-
-    benchmark: str
-    measure: str
-    problems: int
-    first: str
-    first_samples: int
-    first_mean: float
-    first_low: float | None
-    first_high: float | None
-    second: str
-    second_samples: int
-    second_mean: float
-    second_low: float | None
-    second_high: float | None
-    difference: float
-    """The difference of the second to the first."""
-    difference_low: float
-    difference_high: float
-    p: float
-    corrected_p: float
-    """The p-value with Holm's correction."""
-    detectable: float | None
-    """The smallest difference that 80 % of such comparisons would show; None where a single problem shows nothing."""
-    asked: float
-    """The difference that the next two are about."""
-    problems_needed: int | None
-    samples_needed: int | None
-    verdict: str
-    requirement: str | None
-
-
-def row_of(comparison: Comparison, points: float) -> ComparisonRow:
-    """A comparison as a row.
-
-    Args:
-        comparison: of two models.
-        points: the difference to be shown, see ``asked_difference``.
-    """
-    asked = asked_difference(comparison, points)
-    needed = comparison.needed(asked)
-    gain, scale = comparison.gain.interval, comparison.scale
-    return ComparisonRow(
-        benchmark=comparison.benchmark,
-        measure=comparison.measure.name,
-        problems=comparison.problems,
-        **_side("first", comparison.first),
-        **_side("second", comparison.second),
-        difference=gain.mean * scale,
-        difference_low=gain.low * scale,
-        difference_high=gain.high * scale,
-        p=comparison.gain.p_value,
-        corrected_p=comparison.corrected_p,
-        detectable=finite(comparison.detectable),
-        asked=asked,
-        problems_needed=None if needed is None else needed.problems,
-        samples_needed=None if needed is None else needed.samples,
-        verdict=verdict(comparison),
-        requirement=requirement(comparison, asked),
-    )
-
-
-def _side(which: str, side: Side) -> dict[str, Any]:
-    ends = (None, None) if side.interval is None else map(finite, (side.interval.low, side.interval.high))
-    values = (side.name, side.samples, side.mean, *ends)
-    return dict(zip([which, *(f"{which}_{of}" for of in ("samples", "mean", "low", "high"))], values, strict=True))
-
-
-def finite(number: float) -> float | None:
-    """The number, or None where it is infinite: JSON has no such number."""
-    return number if math.isfinite(number) else None
-
-
-def asked_difference(comparison: Comparison, points: float) -> float:
-    """The difference of so many percentage points in the measure's unit; of tokens, per cent of the first model's."""
-    return points / 100 * (1.0 if comparison.measure.is_share else comparison.first.mean)
-
-
-def csv_of(rows: Sequence[ComparisonRow]) -> str:
-    """The rows as CSV with a heading."""
-    stream = StringIO()
-    writer = csv.DictWriter(stream, [field.name for field in fields(ComparisonRow)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    return stream.getvalue()
-
-
-def notes(comparisons: Sequence[Comparison], models: Sequence[Sequence[ModelSamples]]) -> list[str]:
-    """What a reader has to know beside the numbers, a sentence each.
-
-    Args:
-        comparisons: all that were made together.
-        models: the samples of each model, one item a benchmark.
-    """
-    sentences = [
-        "intervals are 95 %, over problems; a difference that can be shown is found in 80 % of such comparisons"
-    ]
-    if len(comparisons) > 1:
-        corrected = f"p, verdicts and differences that can be shown are corrected for {len(comparisons)} comparisons"
-        sentences.append(f"{corrected} (Holm); intervals are not")
-    if any(isinstance(comparison.measure, MajorityAtK) for comparison in comparisons):
-        sentences.append(RULE)
-    sentences += dict.fromkeys(_left_out(comparison) for comparison in comparisons if comparison.left_out)
-    return sentences + [
-        note for samples in zip(*models, strict=True) for note in other_settings(samples[0], samples[1:])
-    ]
-
-
-def _left_out(comparison: Comparison) -> str:
-    names = f"{comparison.first.name} and {comparison.second.name}"
-    return f"{comparison.left_out} problems of {comparison.benchmark} are left out, which not both of {names} have"

@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, remark_on_correction
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
 from mrt_hpc.analysis.intervals import CONFIDENCE, IntervalEstimate, holm, share_interval
-from mrt_hpc.analysis.model_samples import VALUED_SUITE, Counted, EvaluatedTrace, ModelSamples
+from mrt_hpc.analysis.model_samples import SUITE_WITH, Counted, EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.problem_measures import curve_of, tokens_at
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import TraceCurve, first_reached, reward_within
+from mrt_hpc.recipe.choices import Boundaries
 
+MEANT = (Boundaries.EPISODES, Boundaries.LAST_ATTEMPT)
+"""The samples that this analysis makes sense of."""
 POINTS = 256
 """The number of steps in which the allowed tokens grow."""
 DRAWS = 2000
@@ -94,8 +97,11 @@ def analyse_efficiency(models: Sequence[ModelSamples], levels: Sequence[float], 
         seed: of the bootstrap.
 
     Raises:
-        UserError: all tokens are to be counted, and no answers were forced at the prefixes of a model.
+        UserError: thoughts were cut or continued at given budgets, so that their lengths are not the models' own; or
+            all tokens are to be counted, and no answers were forced at the prefixes of a model.
     """
+    for model in models:
+        model.require_boundaries(*MEANT)
     by_model = efficiencies(models)
     asked = sorted(set(levels)) or default_levels(by_model)
     results = with_correction([result for level in asked for result in tokens_to(by_model, level, seed)])
@@ -129,7 +135,7 @@ def limited_traces(model: ModelSamples) -> dict[str, list[LimitedTrace]]:
         raise UserError(
             f"{model.name}: no answers were forced at its prefixes, so all tokens cannot be counted",
             where="--tokens",
-            expected=f"--tokens sampled, or an evaluation such as suite {VALUED_SUITE} has",
+            expected=f"--tokens sampled, or an evaluation such as suite {SUITE_WITH[MEANT[0]]} has",
             advice="--tokens sampled",
         )
     return {p: [limited_trace(trace, model.counted) for trace in traces] for p, traces in model.problems.items()}
@@ -138,19 +144,17 @@ def limited_traces(model: ModelSamples) -> dict[str, list[LimitedTrace]]:
 def limited_trace(trace: EvaluatedTrace, counted: Counted) -> LimitedTrace:
     """A trace with its tokens, see ``tokens_at``: what stands before its last boundary, and its own answer after that.
 
-    By ``all`` the own answer thus has the prover's text before it, as a forced one does. A prover that draws no answers
-    leaves their lengths unknown; they count nothing then.
+    By ``all`` the own answer thus has the prover's text before it, as a forced one does, and what earlier attempts have
+    sampled is counted before the prompt of the last one. A prover that draws no answers leaves their lengths unknown;
+    they count nothing then.
     """
     if not trace.is_valued:
         return LimitedTrace(trace.tokens, trace.reward, None)
-    last = trace.boundaries[-1]
-    tokens = tokens_at(last, counted, 0) + trace.tokens - last.tokens
-    return LimitedTrace(tokens, trace.reward, curve_of(trace, counted, 1 if draws_answers(trace) else 0))
-
-
-def draws_answers(trace: EvaluatedTrace) -> bool:
-    """Whether the prover has drawn answers at all boundaries."""
-    return all(boundary.forced for boundary in trace.boundaries)
+    curve = curve_of(trace, counted, 1 if all(boundary.forced for boundary in trace.boundaries) else 0)
+    first, last = trace.boundaries[0], trace.boundaries[-1]
+    earlier = first.tokens if counted == "all" else 0
+    tokens = earlier + tokens_at(last, counted, 0) + trace.tokens - last.tokens
+    return LimitedTrace(tokens, trace.reward, TraceCurve(earlier + curve.tokens, curve.values))
 
 
 def accuracy_within(traces: Sequence[LimitedTrace], allowed: NDArray[np.float64]) -> NDArray[np.float64]:

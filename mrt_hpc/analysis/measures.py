@@ -13,7 +13,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from mrt_hpc.errors import word
-from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.atomic import create_text, write_json
 from mrt_hpc.run.typed_file import read_typed
 
 FEW_ANSWERS = 0.1
@@ -36,6 +36,10 @@ class Record(BaseModel):
     def write(self, path: Path) -> None:
         """Write the record to ``path`` in one step."""
         write_json(path, self.model_dump(mode="json"))
+
+    def create(self, path: Path) -> bool:
+        """Write the record to ``path`` unless a file is there; False where one is."""
+        return create_text(path, self.model_dump_json(indent=2) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -4,12 +4,15 @@ values of the prefixes with the answers that were forced there.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.choices import Boundaries
+from mrt_hpc.recipe.find import SUITES, entries
+from mrt_hpc.recipe.source import read_source
 from mrt_hpc.run.records import Branch, Rollout
 
 if TYPE_CHECKING:
@@ -17,8 +20,17 @@ if TYPE_CHECKING:
 
 EvaluatedProblems = dict[str, "tuple[EvaluatedTrace, ...]"]
 """The traces of each problem, by its id."""
-VALUED_SUITE = "paper_regret"
-"""A suite that names a prover, for advice."""
+SEED = "seed of the evaluation"
+GRADER = "grader"
+"""Words for two settings that are looked at one by one."""
+TOLD = 24
+"""Letters of a setting's value that a note tells; of a longer one it names the setting alone."""
+SUITE_WITH = {
+    Boundaries.EPISODES: "paper_regret",
+    Boundaries.LAST_ATTEMPT: "paper_20_own_attempt",
+    Boundaries.EXTENSIONS: "paper_extrapolation",
+}
+"""A suite whose samples have such boundaries, for advice."""
 Counted = Literal["sampled", "all"]
 """The tokens of a boundary, see ``evaluation.regret_tokens``."""
 
@@ -34,6 +46,10 @@ class GradedAnswer:
     """The number of sampled tokens."""
     asked: int
     """The number of tokens before them: prompt, prefix and the prover's text."""
+    weight: float | None = None
+    """The weight of its vote: 2 to the power of the mean log-probability of its tokens (the authors' code,
+    episode_scaling_curve.ipynb); None where every vote counts one.
+    """
 
 
 @dataclass(frozen=True)
@@ -49,6 +65,16 @@ class EvaluatedBoundary:
 
 
 @dataclass(frozen=True)
+class SampleAttempt:
+    """One of several attempts of a sample, see ``ModeSettings.adds_stages``."""
+
+    reward: float
+    answer: str | None
+    tokens: int
+    """The number of its sampled tokens, without those of the attempts before it."""
+
+
+@dataclass(frozen=True)
 class EvaluatedTrace:
     """One complete sample of an evaluation."""
 
@@ -58,6 +84,8 @@ class EvaluatedTrace:
     """The number of sampled tokens, those of the final answer and of earlier rounds included."""
     boundaries: tuple[EvaluatedBoundary, ...]
     """[k + 1] of k episodes."""
+    attempts: tuple[SampleAttempt, ...] = ()
+    """All attempts in their order, of which the last one is the result; empty where a sample is one attempt."""
 
     @property
     def is_valued(self) -> bool:
@@ -80,10 +108,16 @@ class ModelSamples:
     """What decides the samples and their verdicts beside the weights, by words for it; empty where it is not known."""
     counted: Counted = "sampled"
     """The tokens of a boundary, for regret."""
+    boundaries: Boundaries = Boundaries.EPISODES
+    """Where the boundaries of the traces are."""
+    weights: str = ""
+    """The place of the weights, which is the same in all evaluations of them."""
     budgets: tuple[int, ...] = ()
     """The tokens that each boundary after the first one stands for, where the way of evaluating says so; empty where
     boundaries are the ends of episodes.
     """
+    limit: int | None = None
+    """The largest number of tokens that a trace may have; None where it is not known."""
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -116,6 +150,25 @@ class ModelSamples:
         """Whether the prefixes of all traces have values."""
         return all(trace.is_valued for traces in self.problems.values() for trace in traces)
 
+    def require_boundaries(self, *meant: Boundaries) -> None:
+        """Refuse samples whose boundaries are elsewhere than an analysis means: it would compute another quantity.
+
+        Args:
+            meant: where they may be.
+
+        Raises:
+            UserError: they are elsewhere.
+        """
+        if self.boundaries not in meant:
+            raise UserError(
+                f"this analysis would give another quantity: the boundaries of {self.name} on {self.benchmark} are "
+                f"{self.boundaries}",
+                value=self.boundaries.name.lower(),
+                where=self.source,
+                expected=f"samples whose boundaries are {' or '.join(meant)}",
+                advice=f"mrt-hpc eval {self.source} --suite {SUITE_WITH[meant[0]]}",
+            )
+
     def require_values(self) -> None:
         """Refuse samples whose prefixes have no values.
 
@@ -127,25 +180,53 @@ class ModelSamples:
                 f"{self.name}: the prefixes of these samples were not valued",
                 where=self.source,
                 expected=f"an evaluation on {self.benchmark} that names a prover",
-                advice=f"mrt-hpc eval {self.source} --suite {VALUED_SUITE}",
+                advice=f"mrt-hpc eval {self.source} {with_prover(self.benchmark)}",
             )
 
 
-def other_settings(first: ModelSamples, others: Sequence[ModelSamples]) -> list[str]:
+def with_prover(benchmark: str) -> str:
+    """The options of ``mrt-hpc eval`` that value the prefixes of a benchmark: a suite that has it and names a prover,
+    or one that has it, with a prover.
+    """
+    sections = {entry.name: read_source(entry.path, advice="mrt-hpc recipes list").data for entry in entries(SUITES)}
+    suites = [name for name, section in sections.items() if _samples_plainly(section.get("benchmarks"), benchmark)]
+    valued = [name for name in suites if sections[name].get("prover") is not None]
+    if valued:
+        return f"--suite {valued[0]}"
+    return f"--suite {suites[0] if suites else 'SUITE'} --set evaluation.prover.type=forced_answer"
+
+
+def _samples_plainly(benchmarks: Any, name: str) -> bool:
+    """Whether the benchmarks of a suite have one of this name, without a way of evaluating of its own."""
+    listed = benchmarks if isinstance(benchmarks, list) else []
+    return any(isinstance(b, dict) and b.get("name") == name and "mode" not in b for b in listed)
+
+
+def other_settings(first: ModelSamples, others: Sequence[ModelSamples], *, seeds: bool = True) -> list[str]:
     """A sentence for each model that was sampled or graded with other settings than the first one, on the same
     benchmark.
+
+    Args:
+        first: the model that the others are compared with.
+        others: the others.
+        seeds: whether another seed of the evaluation is told: not of runs that differ in their seeds on purpose.
     """
+    unsaid = set() if seeds else {SEED}
     return [
         f"{mine.name} was evaluated on {mine.benchmark} with other settings than {first.name}: {', '.join(named)}"
         for mine in others
-        if (named := _different(first, mine))
+        if (named := _different(first, mine, unsaid))
     ]
 
 
-def _different(first: ModelSamples, other: ModelSamples) -> list[str]:
-    """The settings that are known of both, and differ."""
-    shared = [name for name in first.settings if name in other.settings]
-    return [name for name in shared if first.settings[name] != other.settings[name]]
+def _different(first: ModelSamples, other: ModelSamples, unsaid: Collection[str]) -> list[str]:
+    """The settings that are known of both, and differ, with their values where these are short."""
+    before, after = first.settings, other.settings
+    return [
+        f"{name} ({after[name]}, not {before[name]})" if max(len(before[name]), len(after[name])) <= TOLD else name
+        for name in before
+        if name in after and name not in unsaid and before[name] != after[name]
+    ]
 
 
 def _mean(numbers: Iterable[float]) -> float:
@@ -162,22 +243,23 @@ def evaluated_problems(parts: Iterable[Outcomes | Sampled], *, adds_stages: bool
 
     Args:
         parts: the shards of one version and benchmark.
-        adds_stages: whether the tokens of the earlier rounds of a sample count too, see ``ModeSettings.adds_stages``.
+        adds_stages: whether the rounds of a sample are attempts whose tokens add up, see ``ModeSettings.adds_stages``.
     """
     traces_of: dict[str, dict[int, EvaluatedTrace]] = defaultdict(dict)
     for part in parts:
-        boundaries = _BoundaryRecords.of(part, tokens_of_earlier_rounds(part.rollouts) if adds_stages else {})
+        boundaries = _BoundaryRecords.of(part, attempts_of(part.rollouts) if adds_stages else {})
         for rollout in (r for r in part.rollouts if r.counts):
             traces_of[rollout.problem_id][rollout.sample] = boundaries.trace(rollout)
     return {problem: tuple(traces[sample] for sample in sorted(traces)) for problem, traces in traces_of.items()}
 
 
-def tokens_of_earlier_rounds(rollouts: Iterable[RolloutOutcome | Rollout]) -> Mapping[tuple[str, int], int]:
-    """The tokens of all rounds of a sample but the last one, by problem and by the number of the sample."""
-    earlier = Counter[tuple[str, int]]()
-    for rollout in (r for r in rollouts if not r.counts):
-        earlier[rollout.problem_id, rollout.sample // rollout.stages] += rollout.tokens
-    return earlier
+def attempts_of(rollouts: Iterable[RolloutOutcome | Rollout]) -> Mapping[tuple[str, int], tuple[SampleAttempt, ...]]:
+    """The attempts of each sample in their order, by problem and by the number of the sample."""
+    attempts: dict[tuple[str, int], list[SampleAttempt]] = defaultdict(list)
+    for rollout in sorted(rollouts, key=lambda r: r.stage):
+        attempt = SampleAttempt(rollout.reward, rollout.answer, rollout.tokens)
+        attempts[rollout.problem_id, rollout.sample // rollout.stages].append(attempt)
+    return {sample: tuple(mine) for sample, mine in attempts.items()}
 
 
 @dataclass(frozen=True)
@@ -186,28 +268,34 @@ class _BoundaryRecords:
 
     values: Mapping[tuple[str, int, int], float]
     forced: Mapping[tuple[str, int, int], list[GradedAnswer]]
-    earlier: Mapping[tuple[str, int], int]
-    """The tokens that a sample took before its last round, by problem and number."""
+    attempts: Mapping[tuple[str, int], tuple[SampleAttempt, ...]]
+    """Those of a sample, by problem and number; none where the tokens of its rounds do not add up."""
 
     @classmethod
-    def of(cls, part: Outcomes | Sampled, earlier: Mapping[tuple[str, int], int]) -> _BoundaryRecords:
+    def of(
+        cls, part: Outcomes | Sampled, attempts: Mapping[tuple[str, int], tuple[SampleAttempt, ...]]
+    ) -> _BoundaryRecords:
         """The records of one shard; all records of a sample are in the same shard."""
         forced: dict[tuple[str, int, int], list[GradedAnswer]] = defaultdict(list)
         branches: Sequence[Branch | BranchOutcome] = part.branches
         for branch in sorted(branches, key=lambda b: b.branch):
             where = branch.problem_id, branch.sample, branch.boundary
-            forced[where].append(GradedAnswer(branch.answer, branch.reward, branch.tokens, branch.prompt_tokens))
+            mean = getattr(branch, "mean_logprob", None)  # read only where votes are weighted
+            weight = None if mean is None else 2.0**mean  # as in the authors' code
+            graded = GradedAnswer(branch.answer, branch.reward, branch.tokens, branch.prompt_tokens, weight)
+            forced[where].append(graded)
         values = {(value.problem_id, value.sample, value.boundary): value.value for value in part.values}
-        return cls(values, forced, earlier)
+        return cls(values, forced, attempts)
 
     def trace(self, rollout: RolloutOutcome | Rollout) -> EvaluatedTrace:
         """One trace with its boundaries."""
-        before = self.earlier.get((rollout.problem_id, rollout.sample // rollout.stages), 0)
+        attempts = self.attempts.get((rollout.problem_id, rollout.sample // rollout.stages), ())
+        before = sum(attempt.tokens for attempt in attempts[:-1])
         boundaries = [
             self._boundary((rollout.problem_id, rollout.sample, number), before + tokens)
             for number, tokens in enumerate(rollout.boundaries)
         ]
-        return EvaluatedTrace(rollout.reward, rollout.answer, before + rollout.tokens, tuple(boundaries))
+        return EvaluatedTrace(rollout.reward, rollout.answer, before + rollout.tokens, tuple(boundaries), attempts)
 
     def _boundary(self, where: tuple[str, int, int], tokens: int) -> EvaluatedBoundary:
         return EvaluatedBoundary(tokens, self.values.get(where), tuple(self.forced.get(where, ())))

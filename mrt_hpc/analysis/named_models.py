@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
-from mrt_hpc.analysis.model_samples import ModelSamples
+from mrt_hpc.analysis.model_samples import GRADER, ModelSamples
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.find import expanded
 from mrt_hpc.run.layout import AT, FIRST, LAST, RunLayout, split_at, version_named
+from mrt_hpc.run.manifest import json_digest
 
 
 @dataclass(frozen=True)
@@ -26,21 +27,27 @@ class NamedModel:
     """Its number, ``first`` or ``last``; None where a run was named without a version."""
 
     def number(self, benchmarks: Sequence[str]) -> int:
-        """The number of the weights version; ``last`` is the last that was evaluated on all of these benchmarks.
+        """The number of the weights version. ``first`` and ``last`` are those of the versions that the recipe says are
+        evaluated: an earlier one never stands for the last one whose evaluation is not complete.
 
         Raises:
-            UserError: no version has been evaluated on all of them.
+            UserError: it is the first or the last one, and not completely evaluated on all of these benchmarks.
         """
         if isinstance(self.version, int):
             return self.version
-        whole = [set(self.run.versions(benchmark)) for benchmark in benchmarks]
-        if not (shared := sorted(set.intersection(*whole))):
-            raise UserError(
-                f"no weights version of this run has a complete evaluation on {', '.join(benchmarks)}",
-                where=self.run.layout.root,
-                advice=f"mrt-hpc status {self.run.typed}",
-            )
-        return shared[0 if self.version == FIRST else -1]
+        run, word = self.run, self.version or LAST
+        place = 0 if word == FIRST else -1
+        whole = sorted(set.intersection(*(set(run.versions(benchmark)) for benchmark in benchmarks)))
+        if run.wanted and run.wanted[place] in whole:
+            return run.wanted[place]
+        which = f"weights version {run.wanted[place]}, the {word} one of this run," if run.wanted else "no version"
+        named = f", or name a version that has one: {run.long_name(whole[place])}" if whole else ""
+        raise UserError(
+            f"{which} has {'no' if run.wanted else 'a'} complete evaluation on {', '.join(benchmarks)}",
+            where=run.layout.root,
+            expected=f"one of {', '.join(map(run.long_name, whole))}" if whole else None,
+            advice=f"mrt-hpc status {run.typed}, which says what is left to do{named}",
+        )
 
 
 # -- what is typed
@@ -142,21 +149,61 @@ def _evaluable(models: Sequence[NamedModel]) -> str:
     return " ".join(m.run.evaluable(m.version) if isinstance(m.version, int) else m.run.typed for m in models)
 
 
-def read_models(models: Sequence[NamedModel], benchmarks: Sequence[str]) -> list[list[ModelSamples]]:
+def read_models(
+    models: Sequence[NamedModel], benchmarks: Sequence[str], *, graded: bool = True
+) -> list[list[ModelSamples]]:
     """The samples of each model, one item a benchmark. The tokens of a boundary are counted as the recipe of the first
     model says, for all of them.
 
+    Args:
+        models: that were named.
+        benchmarks: that all of them have.
+        graded: whether their verdicts are compared, which one grader has to have given.
+
     Raises:
         DamagedError: samples are not what was written.
-        UserError: an evaluation is not there, or two of the models are the same.
+        UserError: an evaluation is not there, two of the models are the same, or several graders have judged them.
     """
     chosen = [(model.run, model.number(benchmarks)) for model in models]
     _require_different(chosen)
     counted = models[0].run.recipe.evaluation.regret_tokens
-    return [
+    read = [
         [replace(run.samples(version, benchmark, name), counted=counted) for benchmark in benchmarks]
         for (run, version), name in zip(chosen, _names(chosen), strict=True)
     ]
+    if graded:
+        _require_one_grader([run for run, _ in chosen], read)
+    return read
+
+
+def _require_one_grader(runs: Sequence[EvaluatedRun], read: Sequence[Sequence[ModelSamples]]) -> None:
+    """Refuse samples that several graders have judged: a difference might be one of the graders.
+
+    Raises:
+        UserError: on a benchmark, there are several.
+    """
+    for of_benchmark in zip(*read, strict=True):
+        graders = {grader for samples in of_benchmark for grader in samples.settings[GRADER].split()}
+        if len(graders) < 2:
+            continue
+        benchmark = of_benchmark[0].benchmark
+        typed = " ".join(dict.fromkeys(run.typed for run in runs))
+        alike = len({json_digest(_judging(run, benchmark)) for run in runs}) == 1
+        evaluated = " ".join(dict.fromkeys(samples.source for samples in of_benchmark))
+        raise UserError(
+            f"{len(graders)} graders have judged the samples on {benchmark}: verdicts of different graders are not "
+            "compared",
+            value=[samples.name for samples in of_benchmark],
+            expected="verdicts of one grader" if alike else "evaluations with one verifier",
+            advice=f"mrt-hpc regrade {typed}" if alike else f"mrt-hpc eval {evaluated} --suite SUITE",
+        )
+
+
+def _judging(run: EvaluatedRun, benchmark: str) -> list[object]:
+    """What the recipe says of how answers are found and judged."""
+    problems = run.recipe.benchmark(benchmark).problems
+    verifier = None if problems.verifier is None else problems.verifier.model_dump(mode="json")
+    return [verifier, problems.extraction, run.recipe.grading.model_dump(mode="json", exclude={"processes"})]
 
 
 def _require_different(chosen: Sequence[tuple[EvaluatedRun, int]]) -> None:

@@ -18,6 +18,7 @@ from mrt_hpc.analysis.model_samples import Counted, EvaluatedBoundary, Evaluated
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import TraceCurve, area_under_values
 from mrt_hpc.mrt.votes import RIGHT, AnswerCounts, Representative, cleaned_answer, majority_at_k
+from mrt_hpc.recipe.choices import Boundaries
 
 if TYPE_CHECKING:
     FloatArray = NDArray[np.float64]
@@ -72,8 +73,10 @@ def curves_of(model: ModelSamples) -> dict[str, list[TraceCurve]]:
     """The values of all traces by problem.
 
     Raises:
-        UserError: a trace has no values, or no forced answers where their tokens are counted.
+        UserError: the boundaries of the traces are not the ends of episodes, a trace has no values, or it has no forced
+            answers where their tokens are counted.
     """
+    model.require_boundaries(Boundaries.EPISODES)
     model.require_values()
     if model.counted == "all" and model.fewest_forced == 0:
         raise UserError(
@@ -85,19 +88,16 @@ def curves_of(model: ModelSamples) -> dict[str, list[TraceCurve]]:
     return {problem: [curve_of(trace, model.counted) for trace in traces] for problem, traces in model.problems.items()}
 
 
-def valued_traces(
-    parts: Iterable[Sampled], counted: Counted = "sampled", *, adds_stages: bool = False
-) -> dict[str, list[TraceCurve]]:
+def valued_traces(parts: Iterable[Sampled], counted: Counted = "sampled") -> dict[str, list[TraceCurve]]:
     """The traces of each problem with the values of all their prefixes; those that were not valued are left out.
 
     Args:
         parts: the shards of one version and benchmark.
         counted: the tokens of a boundary.
-        adds_stages: whether the tokens of earlier rounds count too, see ``ModeSettings.adds_stages``.
     """
     valued = {
         problem: [curve_of(trace, counted) for trace in traces if any(b.value is not None for b in trace.boundaries)]
-        for problem, traces in evaluated_problems(parts, adds_stages=adds_stages).items()
+        for problem, traces in evaluated_problems(parts).items()
     }
     return {problem: curves for problem, curves in valued.items() if curves}
 
@@ -113,6 +113,8 @@ class Measure(ABC):
     """Whether each number lies in [0, 1]."""
     is_mean: ClassVar[bool] = False
     """Whether the number of a problem is a mean over its samples."""
+    is_graded: ClassVar[bool] = True
+    """Whether it depends on the verdicts of the grader."""
 
     @property
     @abstractmethod
@@ -224,7 +226,12 @@ class Regret(MeanMeasure):
         return f"regret@{self.budget}"
 
     def terms(self, model: ModelSamples) -> dict[str, FloatArray]:
-        """[traces] 1 less the area of each trace."""
+        """[traces] 1 less the area of each trace.
+
+        Raises:
+            UserError: the budget exceeds the tokens that a trace may have, or there are no values.
+        """
+        require_budget(model, self.budget)
         return {
             problem: np.array([1.0 - area_under_values(c.tokens, c.values, self.budget) for c in curves])
             for problem, curves in curves_of(model).items()
@@ -237,6 +244,7 @@ class Tokens(MeanMeasure):
 
     more_is_better: ClassVar[bool] = False
     is_share: ClassVar[bool] = False
+    is_graded: ClassVar[bool] = False
     name: ClassVar[str] = "tokens"
 
     def terms(self, model: ModelSamples) -> dict[str, FloatArray]:
@@ -260,6 +268,22 @@ def require_samples(model: ModelSamples, k: int, name: str) -> None:
             f"{name} needs {k} samples of each problem, and {model.name} has {model.fewest} on {model.benchmark}",
             expected=f"a k of at most {model.fewest}",
             advice=f"mrt-hpc eval {model.source} --suite SUITE, with a suite that has more samples",
+        )
+
+
+def require_budget(model: ModelSamples, budget: int) -> None:
+    """Refuse a budget that no trace of an evaluation could reach: a trace that was cut would count as one that ended.
+
+    Raises:
+        UserError: it exceeds the limit of the evaluation.
+    """
+    if model.limit is not None and budget > model.limit:
+        raise UserError(
+            f"regret@{budget} needs traces of up to {budget} tokens, and those of {model.name} on {model.benchmark} "
+            f"end at {model.limit}",
+            where="--measure",
+            expected=f"a budget of at most {model.limit}",
+            advice=f"--measure regret@{model.limit}",
         )
 
 

@@ -25,7 +25,10 @@ from mrt_hpc.analysis.intervals import IntervalEstimate, MeanGain, mean_gain, me
 from mrt_hpc.analysis.model_samples import ModelSamples
 from mrt_hpc.analysis.problem_measures import Regret, curves_of
 from mrt_hpc.mrt.regret import TraceCurve, area_of_episodes, regret_by_problem
+from mrt_hpc.recipe.choices import Boundaries
 
+MEANT = (Boundaries.EPISODES,)
+"""The samples that this analysis makes sense of."""
 BUDGETS = 32
 """The number of budgets that are measured where none are named."""
 
@@ -63,18 +66,17 @@ def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int]) -> An
         budgets: in tokens; empty takes 32 up to the longest trace, or to the last boundary where that has more tokens.
 
     Raises:
-        UserError: the prefixes of a model were not valued.
+        UserError: the boundaries of a model are not the ends of episodes, or its prefixes were not valued.
     """
     curves = {model.name: curves_of(model) for model in models}
     measured = sorted(set(budgets)) or even_budgets(most_tokens(models, curves.values()))
     by_model = [regret_of(name, mine, measured) for name, mine in curves.items()]
-    figures = (_figure_of_regret(by_model), _figure_of_areas(by_model))
-    differences = (_table_of_differences(by_model),) if len(by_model) > 1 else ()
-    table = budget_table("regret", "regret", [(model.name, model.budgets, model.regret) for model in by_model])
+    figures = (figure_of_regret(by_model), _figure_of_areas(by_model))
+    table, *differences = tables_of_regret(by_model)
     tables = (table, _table_of_areas(by_model), *differences)
-    return Analysis(
-        tables, figures, _summary(by_model), against_first(models, Regret(measured[-1])), _remarks(by_model)
-    )
+    shown = sorted({round((len(measured) - 1) * part / 4) for part in range(1, 5)})
+    verdicts = against_first(models, Regret(measured[-1]))
+    return Analysis(tables, figures, summary_of_regret(by_model, shown), verdicts, _remarks(by_model))
 
 
 def most_tokens(models: Sequence[ModelSamples], curves: Iterable[Curves]) -> int:
@@ -111,6 +113,12 @@ def _mean_areas(traces: Sequence[TraceCurve], most: int, budget: int) -> list[fl
     return [float(np.mean([area_of_episodes(curve, j, budget) for curve in traces])) for j in range(most + 1)]
 
 
+def tables_of_regret(by_model: Sequence[ModelRegret]) -> tuple[DataTable, ...]:
+    """The regret of all models at all budgets, and of several models the differences to the first."""
+    table = budget_table("regret", "regret", [(model.name, model.budgets, model.regret) for model in by_model])
+    return (table, _table_of_differences(by_model)) if len(by_model) > 1 else (table,)
+
+
 def _table_of_differences(by_model: Sequence[ModelRegret]) -> DataTable:
     first, *others = by_model
     differences = [
@@ -126,7 +134,8 @@ def _table_of_areas(by_model: Sequence[ModelRegret]) -> DataTable:
     return DataTable("areas_by_episode", ("model", "episodes", "area_ratio", "low", "high"), tuple(rows))
 
 
-def _figure_of_regret(by_model: Sequence[ModelRegret]) -> LineFigure:
+def figure_of_regret(by_model: Sequence[ModelRegret]) -> LineFigure:
+    """The regret against the budget, a line each model."""
     lines = tuple(line_of(m.name, m.budgets, m.regret) for m in by_model)
     title = "Normalised regret" if len(by_model) > 1 else f"Normalised regret of {by_model[0].name}"
     return LineFigure("regret", (Panel(title, "budget (tokens)", "normalised regret (mean, 95 % interval)", lines),))
@@ -140,10 +149,9 @@ def _figure_of_areas(by_model: Sequence[ModelRegret]) -> LineFigure:
     return LineFigure("areas_by_episode", (panel,))
 
 
-def _summary(by_model: Sequence[ModelRegret]) -> DataTable:
-    """The regret at four of the budgets."""
+def summary_of_regret(by_model: Sequence[ModelRegret], shown: Sequence[int]) -> DataTable:
+    """The regret at some of the budgets, which are named by their place among all."""
     budgets = by_model[0].budgets
-    shown = sorted({round((len(budgets) - 1) * part / 4) for part in range(1, 5)})
     rows = [(model.name, *(interval_text(model.regret[index]) for index in shown)) for model in by_model]
     return DataTable("normalised regret", ("model", *(f"{budgets[i]} tokens" for i in shown)), tuple(rows))
 
@@ -151,5 +159,10 @@ def _summary(by_model: Sequence[ModelRegret]) -> DataTable:
 def _remarks(by_model: Sequence[ModelRegret]) -> tuple[str, ...]:
     """What was left out, and for how many comparisons the table of differences is corrected."""
     left_out = [f"{m.name}: no prefix has a value above 0, so no areas are compared" for m in by_model if not m.areas]
-    differences = (len(by_model) - 1) * len(by_model[0].budgets)
-    return (*left_out, *remark_on_correction("differences of regret at the budgets", differences))
+    return (*left_out, *remark_on_differences(by_model))
+
+
+def remark_on_differences(by_model: Sequence[ModelRegret]) -> tuple[str, ...]:
+    """For how many comparisons the table of differences is corrected; nothing for one model."""
+    count = (len(by_model) - 1) * len(by_model[0].budgets)
+    return remark_on_correction("differences of regret at the budgets", count)

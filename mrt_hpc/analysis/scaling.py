@@ -38,16 +38,22 @@ from mrt_hpc.analysis.intervals import (
     paired_difference,
     t_quantile,
 )
-from mrt_hpc.analysis.model_samples import VALUED_SUITE, EvaluatedBoundary, EvaluatedTrace, ModelSamples
+from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples, with_prover
 from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK, tokens_at
 from mrt_hpc.errors import UserError
-from mrt_hpc.mrt.votes import RULE, AnswerCounts, majority_at_k
+from mrt_hpc.mrt.values import Vote
+from mrt_hpc.mrt.votes import RIGHT, RULE, AnswerCounts, cleaned_answer, majority_at_k, weighted_majority_at_k
+from mrt_hpc.recipe.choices import Boundaries
 
 # -- the points of the curves
 
 
+MEANT = (Boundaries.EPISODES,)
+"""The samples whose votes at prefixes this analysis makes sense of."""
 VOTE = "maj@k"
 """The name of the vote of complete samples."""
+MOST_WEIGHTED = 12
+"""The most answers at a prefix of which a weighted vote is computed: there are up to 495 draws."""
 VOTERS = (1, 2, 4, 8)
 """p: the sizes of the votes at a prefix (paper, Section 5)."""
 
@@ -113,8 +119,19 @@ def _means(model: ModelSamples, of: Callable[[EvaluatedTrace], float]) -> dict[s
 
 
 def forced_majority(boundary: EvaluatedBoundary, voters: int) -> float:
-    """The expected reward of a vote of p of the answers that were forced at a boundary."""
+    """The expected reward of a vote of p of the answers that were forced at a boundary, weighted where they have
+    weights.
+    """
+    weighted = [_vote(f, f.weight) for f in boundary.forced if f.weight is not None]
+    if weighted:
+        return weighted_majority_at_k(weighted, voters)
     return majority_at_k(AnswerCounts.of((f.answer, f.reward) for f in boundary.forced), voters)
+
+
+def _vote(forced: GradedAnswer, weight: float) -> Vote:
+    """Right answers vote together, wrong ones by their text after a cleanup."""
+    wrong = None if forced.answer is None else f"wrong: {cleaned_answer(forced.answer)}"
+    return Vote("right" if forced.reward >= RIGHT else wrong, forced.reward, weight)
 
 
 # -- complete samples
@@ -387,16 +404,9 @@ def analyse_scaling(models: Sequence[ModelSamples], margin: float = MARGIN) -> A
         margin: the loss below which a vote at an earlier episode counts as good as the last one, a share.
 
     Raises:
-        UserError: no model has forced answers at all prefixes.
+        UserError: no model has forced answers at all prefixes, or one has them elsewhere than at the ends of episodes.
     """
-    voting = [model for model in models if model.fewest_forced > 0]
-    if not voting:
-        raise UserError(
-            f"{models[0].name}: the samples have no answers that were forced at all prefixes",
-            where=models[0].source,
-            expected="an evaluation whose prover draws branches, as forced_answer or boxed_answer does",
-            advice=f"mrt-hpc eval {models[0].source} --suite {VALUED_SUITE}",
-        )
+    voting = require_votes(models)
     prefixes = {model.name: [prefix_curve(model, p) for p in votes_of(model)] for model in voting}
     direct = {model.name: direct_curves(model) for model in models}
     others = [curve for model in models if model not in voting for curve in direct[model.name]]
@@ -407,6 +417,44 @@ def analyse_scaling(models: Sequence[ModelSamples], margin: float = MARGIN) -> A
     tables = (table, table_of_earlier_votes([curve for curve, _ in largest], margin), table_of_equal_tokens(pairs))
     summary = _summary([_summary_row(*pair) for pair in pairs])
     return Analysis(tables, figures, summary, _verdicts(largest, margin), _remarks(models, voting, margin))
+
+
+def require_votes(models: Sequence[ModelSamples]) -> list[ModelSamples]:
+    """The models with forced answers at all prefixes; the others have complete samples alone.
+
+    Raises:
+        UserError: there are none, or one has them elsewhere than at the ends of episodes.
+    """
+    voting = [model for model in models if model.fewest_forced > 0]
+    for model in voting:
+        model.require_boundaries(*MEANT)
+        require_few_draws(model)
+    if not voting:
+        raise UserError(
+            f"{models[0].name}: the samples have no answers that were forced at all prefixes",
+            where=models[0].source,
+            expected="an evaluation whose prover draws branches, as forced_answer or boxed_answer does",
+            advice=f"mrt-hpc eval {models[0].source} {with_prover(models[0].benchmark)}",
+        )
+    return voting
+
+
+def require_few_draws(model: ModelSamples) -> None:
+    """Refuse weighted votes of so many answers that their draws cannot be counted out.
+
+    Raises:
+        UserError: there are such votes.
+    """
+    forced = [b.forced for traces in model.problems.values() for trace in traces for b in trace.boundaries]
+    weighted = [len(answers) for answers in forced if any(f.weight is not None for f in answers)]
+    if max(weighted, default=0) > MOST_WEIGHTED:
+        raise UserError(
+            f"{model.name}: a weighted vote is the mean over all draws, which are too many of so many answers",
+            value=max(weighted),
+            where="--weighted",
+            expected=f"at most {MOST_WEIGHTED} forced answers at a prefix",
+            advice=f"mrt-hpc eval {model.source} {with_prover(model.benchmark)}",
+        )
 
 
 def _verdicts(largest: Sequence[tuple[ScalingCurve, ScalingCurve]], margin: float) -> tuple[str, ...]:
@@ -453,13 +501,13 @@ def _table(curves: Sequence[ScalingCurve]) -> DataTable:
 def _figure(model: str, curves: Sequence[ScalingCurve], several: bool) -> LineFigure:
     """The votes at the prefixes of one model, and complete samples of this model and of those without prefixes."""
     most = max(curve.voters for curve in curves if curve.voters is not None)
-    lines = tuple(_line(curve, model, most) for curve in curves)
+    lines = tuple(line_of_curve(curve, model, most) for curve in curves)
     title, x_label, y_label = f"Scaling of {model}", "tokens (logarithmic)", "accuracy (mean; bands: 95 % interval)"
     panel = Panel(title, x_label, y_label, lines, percent=True, logarithmic=True)
     return LineFigure(name_of_file("scaling", model) if several else "scaling", (panel,))
 
 
-def _line(curve: ScalingCurve, model: str, most: int) -> Line:
+def line_of_curve(curve: ScalingCurve, model: str, most: int) -> Line:
     """Votes at prefixes are solid, complete samples broken. Only the largest vote at prefixes and the vote of complete
     samples have a band: more of them would hide each other.
     """

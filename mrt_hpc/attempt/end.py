@@ -30,7 +30,7 @@ MEANINGS = (
 _ATTEMPT = re.compile(r"(\d+)(?:_\d+)?\.(\d+)")
 STOPPED = (
     "stopped from outside: preempted, cancelled, or interrupted by its user\n"
-    "  next:     nothing where Slurm queues it again; otherwise the same submit command continues the run"
+    "  next:     nothing where Slurm queues it again; otherwise mrt-hpc submit RUN continues the run"
 )
 RUNS_AGAIN = frozenset({TaskState.GAVE_BACK, TaskState.RETRYING, TaskState.STOPPED})
 """The states after which a task is started again; a stopped task only if no user stopped it."""

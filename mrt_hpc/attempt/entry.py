@@ -321,7 +321,7 @@ def _imported(role: Role) -> RoleFunction:
             where=f"{socket.gethostname()}, imported by role {role.value}",
             expected="the Python of an environment that env/setup made, or an image",
             advice="name such a Python as python in the site profile, or an image of `mrt-hpc container build` as "
-            "container.image; mrt-hpc doctor --site SITE --on-node checks it. Then type the same submit again",
+            "container.image; mrt-hpc doctor --site SITE --on-node checks it. Then mrt-hpc submit RUN",
             exit_code=ExitCode.RETRYABLE,  # another node may see it
         ) from error
 
@@ -330,6 +330,8 @@ def _set_up_logging(task: Task) -> None:
     process = f"{socket.gethostname()} {task.job.name}[{task.index}].{task.rank}"
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {process} %(levelname)s %(message)s", force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every look at a server's health
+    for silenced in ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):  # bars of libraries hide the lines of the role
+        os.environ.setdefault(silenced, "1")
 
 
 def stop_with_parent() -> None:

@@ -24,10 +24,10 @@ DRIVER_LIBRARY = "libcuda.so.1"
 NO_LIBRARY = f"no {DRIVER_LIBRARY}"
 NO_DEVICE = "cuInit failed with error 100"
 """CUDA_ERROR_NO_DEVICE: this process has no GPU."""
-LEAVE_OUT = "leave the node out (sbatch: {exclude: NODE} in the site profile) and submit again"
+LEAVE_OUT = "leave the node out (sbatch: {exclude: NODE} in the site profile), then mrt-hpc submit RUN"
 SEE_ALL = (
     "let each rank see all GPUs of its node: remove gpus-per-task, gpu-bind and the like from sbatch: in the site "
-    "profile, and submit again"
+    "profile; then mrt-hpc submit RUN"
 )
 """What to do where Slurm shows each rank its own GPU only."""
 OLDEST_CAPABILITY = (7, 5)
@@ -112,7 +112,8 @@ def verdict(view: GpuView, resources: JobResources, *, shared: bool = False) -> 
             "the installed torch is a build without CUDA",
             view,
             expected="the environment of env/setup cuda, or an image built from containers/cuda.def",
-            advice="run `env/setup cuda`, or name that image as container.image in the site profile, and submit again",
+            advice="run `env/setup cuda`, or name that image as container.image in the site profile; then "
+            "mrt-hpc submit RUN",
         )
     return (
         _slices(view)
@@ -130,7 +131,7 @@ def _slices(view: GpuView) -> UserError | None:
         view,
         expected=NO_SLICES,
         advice="choose whole GPUs (gpu_type or partitions.gpu in the site profile; `sinfo -o '%R %G'` shows them), and "
-        "submit again",
+        "then mrt-hpc submit RUN",
     )
 
 
@@ -159,7 +160,8 @@ def _is_out_of_order(view: GpuView) -> bool:
 def _way_to_gpus(view: GpuView) -> str:
     if view.driver is None:
         return (
-            "send GPU jobs to a partition whose nodes have GPUs: partitions.gpu in the site profile; and submit again"
+            "send GPU jobs to a partition whose nodes have GPUs: partitions.gpu in the site profile; then mrt-hpc "
+            "submit RUN"
         )
     if view.container and view.problem == NO_LIBRARY:
         return (
@@ -169,7 +171,7 @@ def _way_to_gpus(view: GpuView) -> str:
     if view.problem == NO_DEVICE or view.visible == "":
         return (
             "let Slurm give out GPUs: gpu_request and gpu_type in the site profile (`scontrol show node` prints the "
-            "Gres of nodes), or remove CUDA_VISIBLE_DEVICES from its environment; and submit again"
+            "Gres of nodes), or remove CUDA_VISIBLE_DEVICES from its environment; then mrt-hpc submit RUN"
         )
     return f"run `nvidia-smi` on this node, and report a failure to its administrators; {LEAVE_OUT}"
 
@@ -183,7 +185,7 @@ def _driver_too_old(view: GpuView, torch_cuda: str) -> UserError | None:
         view,
         expected=f"driver {OLDEST_DRIVER.get(wanted, f'for CUDA {wanted}')} or newer, or NVIDIA's package cuda-compat",
         advice="choose nodes with a newer driver (partitions.gpu or sbatch: {constraint: ...} in the site profile), or "
-        "ask for one; and submit again",
+        "ask for one; then mrt-hpc submit RUN",
     )
 
 
@@ -194,7 +196,7 @@ def _too_old_gpus(view: GpuView) -> UserError | None:
         "this node's GPUs are too old for the installed torch",
         view,
         expected="compute capability {}.{} or newer (Turing and later; not Volta)".format(*OLDEST_CAPABILITY),
-        advice="choose nodes with newer GPUs (gpu_type or partitions.gpu in the site profile), and submit again",
+        advice="choose nodes with newer GPUs (gpu_type or partitions.gpu in the site profile); then mrt-hpc submit RUN",
     )
 
 

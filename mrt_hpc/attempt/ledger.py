@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from mrt_hpc.recipe.ownership import refuse_changeable
 from mrt_hpc.recipe.site import SiteSettings
 from mrt_hpc.recipe.user_code import import_from, named_modules, origin
 from mrt_hpc.run.atomic import create_text, write_json
-from mrt_hpc.run.heartbeats import NO_BEAT, Heart, read_beat
+from mrt_hpc.run.heartbeats import NO_BEAT, Beat, Heart, read_beat
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import Moment, ProcessNumber, UnreadableError, Whole, read_if_there, read_typed, readable
@@ -65,6 +65,8 @@ class LocalProcess:
     host: str
     generation: Whole = 0
     """The number of its claim on the run, and of its heartbeat."""
+    held: bool = False
+    """Whether it has held the run, which it writes down once it does."""
 
     @property
     def name(self) -> str:
@@ -109,7 +111,7 @@ def record_submission(layout: RunLayout, job: str, job_id: str, site: str, tasks
             value=job_id,
             where=layout.jobs,
             expected="letters, digits and . @ [ ] -",
-            advice="look for it in the queue, and take it out by hand, before the same submit command",
+            advice="look for it in the queue, and take it out by hand, before mrt-hpc submit RUN",
         )
     some = {} if tasks is None else {"tasks": list(tasks)}
     entry = {"job": job, "job_id": job_id, "time": time.time(), "site": site, **some}
@@ -182,7 +184,7 @@ def recorded_site(layout: RunLayout, name: str) -> SiteSettings:
         UserError: its kind is a class of the user's own that is not there any more, or that another user can change.
     """
     path = _site_file(layout, name)
-    advice = f"rm -r {word(path)}, and the same submit command again, which writes it"
+    advice = f"rm -r {word(path)}, and {layout.again}, which writes it"
     unrecorded = SiteRecord({"type": UNRECORDED, "name": name})
     entry = read_if_there(path, SiteRecord, "the record of a site profile", unrecorded, advice=advice)
     if named_modules(entry.site):
@@ -244,25 +246,49 @@ def task_ids(job: Job, parts: Sequence[Submission]) -> list[str]:
 def claimed(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
     """Hold the run for this process during the block; its heartbeat shows other hosts that it runs. A claim is a file
     that is created exclusively, one for each generation: of two processes that claim at the same time, one is refused.
-    A process that has claimed and does not beat yet seems dead: it looks for a later claim once it beats, and one that
-    claims later looks for the beat once it has claimed.
+    A process that has claimed and does not beat yet seems dead, or is about to be refused: it looks for a later claim
+    once it beats, and one that claims later looks for its beat once it has claimed, and for those of the claims before
+    it, back to one that held the run.
 
     Raises:
         UserError: another live process holds the run.
     """
     generation, other = _newest_claim(layout)
-    before = layout.heart(LOCAL, generation)
-    still = read_beat(before)  # before the question whether it lives: a first beat that comes later is seen below
-    if other is not None and _lives(layout, other, heartbeat_limit_s):
-        raise _in_use(layout, other)
+    before = _beats_back_to_a_holder(layout, other)  # before the question whether they live: later beats are seen below
+    if (holder := next((p for p in before if _lives(layout, p, heartbeat_limit_s)), None)) is not None:
+        raise _in_use(layout, holder)
     mine = LocalProcess(os.getpid(), _kernel_start(os.getpid()), socket.gethostname(), generation + 1)
     won = create_text(_claim(layout, mine.generation), json.dumps(asdict(mine)))
-    if not won or read_beat(before) not in (still, NO_BEAT):
+    if not won or any(_beat(layout, p) not in (beat, NO_BEAT) for p, beat in before.items()):
         raise _in_use(layout, _newest_claim(layout)[1] or mine)
     with Heart(layout.heart(LOCAL, mine.generation), mine.name, heartbeat_limit_s):
-        if _claim(layout, mine.generation + 1).exists():  # a listing may be some seconds old on a network filesystem
-            raise _in_use(layout, _newest_claim(layout)[1] or mine)
+        _refuse_later_claim(layout, mine)
+        write_json(_claim(layout, mine.generation), asdict(replace(mine, held=True)))
+        _refuse_later_claim(layout, mine)  # this process may have stood still, and been taken for dead
         yield
+
+
+def _refuse_later_claim(layout: RunLayout, mine: LocalProcess) -> None:
+    """Look for the next claim by its name: a listing may be some seconds old on a network filesystem."""
+    if _claim(layout, mine.generation + 1).exists():
+        raise _in_use(layout, _newest_claim(layout)[1] or mine)
+
+
+def _beats_back_to_a_holder(layout: RunLayout, newest: LocalProcess | None) -> dict[LocalProcess, Beat]:
+    """The beats of the processes that have claimed, from the newest back to the first that has held the run. Those
+    that have claimed before it were dead then.
+    """
+    beats: dict[LocalProcess, Beat] = {}
+    process = newest
+    while process is not None:
+        beats[process] = _beat(layout, process)
+        earlier = _claim(layout, process.generation - 1)
+        process = None if process.held or not earlier.exists() else _read_claim(earlier)
+    return beats
+
+
+def _beat(layout: RunLayout, process: LocalProcess) -> Beat:
+    return read_beat(layout.heart(LOCAL, process.generation))
 
 
 def _claim(layout: RunLayout, generation: int) -> Path:
@@ -296,11 +322,15 @@ def _newest_claim(layout: RunLayout) -> tuple[int, LocalProcess | None]:
     if not paths:
         return 0, None
     # where the newest is damaged, no earlier one is an answer: its process may run
-    advice = f"make sure that no process runs the run; then rm -r {word(paths[-1])}, and the same command again"
+    return _number(paths[-1]), _read_claim(paths[-1])
+
+
+def _read_claim(path: Path) -> LocalProcess:
+    advice = f"make sure that no process runs the run; then rm -r {word(path)}, and the same command again"
     try:
-        return _number(paths[-1]), read_typed(paths[-1], LocalProcess, "the record of a process", advice=advice)
+        return read_typed(path, LocalProcess, "the record of a process", advice=advice)
     except FileNotFoundError as error:
-        raise UnreadableError("the record of a process leads nowhere", where=paths[-1], advice=advice) from error
+        raise UnreadableError("the record of a process leads nowhere", where=path, advice=advice) from error
 
 
 def _lives(layout: RunLayout, process: LocalProcess, heartbeat_limit_s: float) -> bool:

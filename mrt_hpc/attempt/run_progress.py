@@ -179,6 +179,6 @@ def failed(plan: Plan, layout: RunLayout) -> UserError:
     return UserError(
         f"{len(broken)} task(s) failed; the first was task {index} of {job.name}:\n{indent(reason(record), '    ')}",
         where=layout.logs,
-        advice=f"mrt-hpc logs {layout.word} {job.role}; the same submit command continues the run",
+        advice=f"mrt-hpc logs {layout.word} {job.role}; {layout.again} continues the run",
         exit_code=ExitCode.RETRYABLE,
     )

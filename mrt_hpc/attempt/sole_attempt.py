@@ -120,7 +120,7 @@ def _refused(task: Task) -> UserError:
         f"another job works on task {task.index} of {task.job.name}",
         where=task.layout.root,
         expected="one job for each task; this one does nothing, and comes back later",
-        advice=f"mrt-hpc cancel {task.layout.word}, and the same submit command again; or scancel the job that is too "
+        advice=f"mrt-hpc cancel {task.layout.word}, and mrt-hpc submit RUN; or scancel the job that is too "
         "many: squeue --me shows both",
         exit_code=ExitCode.GIVE_BACK,
     )

@@ -12,14 +12,13 @@ from typing import Annotated, NamedTuple
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-import mrt_hpc
 from mrt_hpc.attempt.ledger import last_site, recorded_site
 from mrt_hpc.backends.backend import Site
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm.commands import controller_here
 from mrt_hpc.errors import UserError, word
-from mrt_hpc.recipe.base import NAME, Section
-from mrt_hpc.recipe.find import SITES, configuration, expanded, find, folders, installed_folders, names_in
+from mrt_hpc.recipe.base import NAME, Section, as_kind
+from mrt_hpc.recipe.find import SITES, configuration, expanded, find, folders, is_of_the_package, names_in
 from mrt_hpc.recipe.load import load_site
 from mrt_hpc.recipe.ownership import is_written_by_others, refuse_changeable
 from mrt_hpc.recipe.source import read_source
@@ -157,8 +156,7 @@ def _taken(path: Path, name: str) -> Site:
     that come with the package are as safe as the package.
     """
     by_path = expanded(name).is_absolute() or expanded(name).is_file()
-    of_the_package = (Path(mrt_hpc.__file__).resolve().parents[1], *installed_folders())
-    if not by_path and not any(path.is_relative_to(folder) for folder in of_the_package):
+    if not by_path and not is_of_the_package(path):
         refuse_changeable(
             path,
             "this site profile, whose commands your jobs would run, is not taken by its name",
@@ -171,18 +169,9 @@ def site_of_file(path: Path) -> Site:
     """The site profile in a file.
 
     Raises:
-        UserError: it is wrong, or its kind has no back end.
+        UserError: it is wrong.
     """
-    site = load_site(path)
-    if not isinstance(site, Site):
-        raise UserError(
-            "the class of this site profile has no back end",
-            value=site.type,
-            where=path,
-            expected="a subclass of mrt_hpc.backends.backend.Site",
-            advice="derive the class from it, and type the same command again",
-        )
-    return site
+    return as_kind(load_site(path), Site)
 
 
 # -- run site ----------------------------------------------------------------------------------------------------------

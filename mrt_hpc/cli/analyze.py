@@ -22,7 +22,30 @@ if TYPE_CHECKING:
     from mrt_hpc.analysis.named_models import NamedModel
 
 
-@click.group(short_help="Analyse regret, scaling, extrapolation, efficiency or progress.", epilog=options.WHAT)
+def _print_paper(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    """Print the figures and tables of the paper with their commands, and end."""
+    if not asked or context.resilient_parsing:
+        return
+    from mrt_hpc.analysis.paper_results import RESULTS
+
+    shown = table_of("Figures and tables of the paper (arXiv 2503.07572)", "what", "command", "definition")
+    for result in RESULTS:
+        shown.add_row(f"{result.name}: {result.shows}", result.command or "not here", result.definition)
+    console_of(sys.stdout).print(shown)
+    context.exit()
+
+
+@click.group(
+    short_help="Analyse regret, scaling, votes, attempts, extrapolation, efficiency or progress.", epilog=options.WHAT
+)
+@click.option(
+    "--list",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_paper,
+    help="Print the figures and tables of the paper, each with the command that makes it.",
+)
 def analyze() -> None:
     """Analyse the evaluated samples of models: tables as CSV, figures as PNG and SVG. Each model gives a line.
 
@@ -31,8 +54,13 @@ def analyze() -> None:
       mrt-hpc analyze regret   runs/mrt-online runs/grpo
       mrt-hpc analyze progress runs/mrt-online@0 runs/mrt-online
       mrt-hpc analyze scaling  runs/eval-paper_20
+      mrt-hpc analyze --list
       mrt-hpc analyze regret runs/grpo runs/mrt-online --suite paper_regret --benchmark aime24
     """
+
+
+WEIGHTED = "votes of forced answers are weighted by their likelihoods, and a tie of them counts one half"
+weigh = click.option("--weighted", is_flag=True, help="Weigh the votes of forced answers by their likelihoods.")
 
 
 def _budgets(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...]:
@@ -73,18 +101,50 @@ def _counted(models: Sequence[ModelSamples], tokens: Counted | None) -> list[Mod
 @analysing
 @click.option("--budgets", metavar="TOKENS,...", callback=_budgets, help="Default: up to the longest trace.")
 @count_tokens
-def regret(asked: AnalysisAsked, budgets: tuple[int, ...], tokens: Counted | None) -> None:
+@click.option(
+    "--beyond",
+    multiple=True,
+    metavar="WHAT",
+    help="Go on past the budget of the training: an evaluation of the same models by extrapolation. Repeatable.",
+)
+@weigh
+@click.option("--against-voting", is_flag=True, help="Regret against voting by the number of episodes, in its place.")
+def regret(
+    asked: AnalysisAsked,
+    budgets: tuple[int, ...],
+    tokens: Counted | None,
+    beyond: tuple[str, ...],
+    against_voting: bool,
+    weighted: bool,
+) -> None:
     """Normalised regret against the budget of tokens, and how much of the area the first episodes give.
 
     \b
     Examples:
       mrt-hpc analyze regret runs/mrt-online@0 runs/mrt-online
       mrt-hpc analyze regret runs/mrt-online --budgets 4096,8192,12288,16384
+      mrt-hpc analyze regret runs/mrt-online --beyond runs/eval-paper_extrapolation-mrt-online-1a2b3c4d
     """
-    from mrt_hpc.analysis.regret_by_budget import analyse_regret
+    from mrt_hpc.analysis.regret_beyond import analyse_regret_beyond
+    from mrt_hpc.analysis.regret_by_budget import MEANT, analyse_regret
+    from mrt_hpc.analysis.voting_regret import analyse_voting_regret
 
-    needs = Needs(values=True, answers=tokens == "all", episodes=True)
-    _write(asked, needs, lambda models: analyse_regret(_counted(models, tokens), budgets))
+    def analyse(models: list[ModelSamples]) -> Analysis:
+        if against_voting:
+            return analyse_voting_regret(models)
+        counted = _counted(models, tokens)
+        if beyond:
+            from mrt_hpc.analysis.named_models import named_models
+
+            return analyse_regret_beyond(counted, _read(named_models(beyond), models[0].benchmark), budgets)
+        return analyse_regret(counted, budgets)
+
+    if against_voting and (budgets or tokens or beyond):
+        raise click.UsageError("--against-voting is by episodes: leave out --budgets, --tokens and --beyond")
+    if weighted and not against_voting:
+        raise click.UsageError("--weighted is for votes: add --against-voting")
+    needs = Needs(values=True, answers=against_voting or tokens == "all", boundaries=MEANT)
+    _write(asked, needs, analyse, weighted=weighted)
 
 
 @analyze.command(short_help="Votes at each episode against complete samples of equal tokens.", epilog=options.WHAT)
@@ -92,12 +152,14 @@ def regret(asked: AnalysisAsked, budgets: tuple[int, ...], tokens: Counted | Non
 @click.option(
     "--margin",
     type=click.FloatRange(0, 100, min_open=True, max_open=True),
-    default=2.0,
-    show_default=True,
     metavar="POINTS",
-    help="The loss, in percentage points, below which a vote at an earlier episode counts as good as the last one.",
+    help="The loss, in percentage points, below which a vote at an earlier episode is as good as the last. Default: 2.",
 )
-def scaling(asked: AnalysisAsked, margin: float) -> None:
+@weigh
+@click.option(
+    "--by-episodes", is_flag=True, help="Curves of the traces of each total number of episodes, in its place."
+)
+def scaling(asked: AnalysisAsked, margin: float | None, by_episodes: bool, weighted: bool) -> None:
     """Whether thinking pays: votes of answers that are forced at each episode, and votes of complete samples.
 
     \b
@@ -105,10 +167,48 @@ def scaling(asked: AnalysisAsked, margin: float) -> None:
       mrt-hpc analyze scaling runs/mrt-online
       mrt-hpc analyze scaling runs/mrt-online runs/without-thinking
     """
-    from mrt_hpc.analysis.scaling import analyse_scaling
+    from mrt_hpc.analysis.scaling import MARGIN, MEANT, analyse_scaling
+    from mrt_hpc.analysis.scaling_by_episodes import analyse_scaling_by_episodes
 
-    needs = Needs(values=True, answers=True, episodes=True)
-    _write(asked, needs, lambda models: analyse_scaling(models, margin / 100))
+    needs = Needs(values=True, answers=True, boundaries=MEANT)
+
+    def analyse(models: list[ModelSamples]) -> Analysis:
+        if by_episodes:
+            return analyse_scaling_by_episodes(models)
+        return analyse_scaling(models, MARGIN if margin is None else margin / 100)
+
+    if by_episodes and margin is not None:
+        raise click.UsageError("--margin is for the sentence on earlier votes: leave out --by-episodes")
+
+    _write(asked, needs, analyse, weighted=weighted)
+
+
+@analyze.command(short_help="Votes of 1 to 10 samples, or attempts, against their tokens.", epilog=options.WHAT)
+@analysing
+def votes(asked: AnalysisAsked) -> None:
+    """maj@k of complete samples against their tokens, k = 1 to 10; of samples in several attempts, these vote.
+
+    \b
+    Examples:
+      mrt-hpc analyze votes runs/grpo runs/mrt-online
+    """
+    from mrt_hpc.analysis.votes_by_tokens import MEANT, analyse_votes
+
+    _write(asked, Needs(boundaries=MEANT), analyse_votes)
+
+
+@analyze.command(short_help="How much better the last attempt is than the first one.", epilog=options.WHAT)
+@analysing
+def attempts(asked: AnalysisAsked) -> None:
+    """The last attempt of a sample less the first one: modes history_conditioned and linearised.
+
+    \b
+    Examples:
+      mrt-hpc analyze attempts runs/backtracking --suite paper_20_own_attempt --benchmark aime24
+    """
+    from mrt_hpc.analysis.attempts import MEANT, analyse_attempts
+
+    _write(asked, Needs(boundaries=MEANT), analyse_attempts)
 
 
 @analyze.command(short_help="Mean progress by episode, split by outcome and difficulty.", epilog=options.WHAT)
@@ -120,9 +220,9 @@ def progress(asked: AnalysisAsked) -> None:
     Examples:
       mrt-hpc analyze progress runs/mrt-online@0 runs/mrt-online
     """
-    from mrt_hpc.analysis.episode_progress import analyse_progress
+    from mrt_hpc.analysis.episode_progress import MEANT, analyse_progress
 
-    needs = Needs(values=True, episodes=True)
+    needs = Needs(values=True, boundaries=MEANT)
     _write(asked, needs, analyse_progress)
 
 
@@ -144,9 +244,9 @@ def efficiency(asked: AnalysisAsked, accuracies: tuple[float, ...], tokens: Coun
     Examples:
       mrt-hpc analyze efficiency runs/grpo runs/mrt-online --accuracy 0.3,0.4
     """
-    from mrt_hpc.analysis.efficiency import analyse_efficiency
+    from mrt_hpc.analysis.efficiency import MEANT, analyse_efficiency
 
-    needs = Needs(values=tokens == "all", answers=tokens == "all")
+    needs = Needs(values=tokens == "all", answers=tokens == "all", boundaries=MEANT)
     _write(asked, needs, lambda models: analyse_efficiency(_counted(models, tokens), accuracies, seed))
 
 
@@ -160,13 +260,15 @@ def extrapolate(asked: AnalysisAsked) -> None:
       mrt-hpc analyze extrapolate runs/grpo runs/mrt-online --suite paper_extrapolation --benchmark aime24
       mrt-hpc analyze extrapolate runs/eval-paper_extrapolation-grpo-1a2b3c4d
     """
-    from mrt_hpc.analysis.accuracy_by_budget import analyse_extrapolation
+    from mrt_hpc.analysis.accuracy_by_budget import MEANT, analyse_extrapolation
 
-    needs = Needs(values=True, budgets=True)
+    needs = Needs(values=True, boundaries=MEANT)
     _write(asked, needs, analyse_extrapolation)
 
 
-def _write(asked: AnalysisAsked, needs: Needs, analyse: Callable[[list[ModelSamples]], Analysis]) -> None:
+def _write(
+    asked: AnalysisAsked, needs: Needs, analyse: Callable[[list[ModelSamples]], Analysis], *, weighted: bool = False
+) -> None:
     """Read the models, write the analysis, and print its summary and paths. Where a suite is named, what is not there
     yet is generated or queued before.
     """
@@ -179,6 +281,8 @@ def _write(asked: AnalysisAsked, needs: Needs, analyse: Callable[[list[ModelSamp
             return
         what = [str(evaluation)]
     named = named_models(what)
+    if weighted:
+        named = [replace(model, run=replace(model.run, likelihoods=True)) for model in named]
     models = _read(named, asked.benchmark)
     analysis = analyse(models)
     out = asked.out or named[0].run.layout.root / "analysis" / asked.analysis
@@ -187,7 +291,8 @@ def _write(asked: AnalysisAsked, needs: Needs, analyse: Callable[[list[ModelSamp
     _print_table(f"{analysis.summary.name} on {models[0].benchmark}", analysis.summary)
     for verdict in analysis.verdicts:
         click.echo(verdict)
-    print_notes([*analysis.remarks, *other_settings(models[0], models[1:])])
+    remarks = [*analysis.remarks, WEIGHTED] if weighted else analysis.remarks
+    print_notes([*remarks, *other_settings(models[0], models[1:])])
     for path in paths:
         click.echo(path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,8 +14,10 @@ import click
 from rich.table import Table
 
 from mrt_hpc.analysis import published
-from mrt_hpc.analysis.comparing import ComparisonRow, compare, csv_of, notes, row_of
-from mrt_hpc.analysis.named_models import NamedModel, chosen_benchmarks, named_models, read_models
+from mrt_hpc.analysis.arms import NamedArm, named_arms, read_arms, remarks_on
+from mrt_hpc.analysis.comparing import compare
+from mrt_hpc.analysis.comparison_table import ComparisonRow, csv_of, notes, row_of
+from mrt_hpc.analysis.named_models import NamedModel, chosen_benchmarks, named_models
 from mrt_hpc.analysis.number_formats import percent
 from mrt_hpc.analysis.problem_measures import measure_of
 from mrt_hpc.cli.options import console_of, print_notes, table_of
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 class ComparisonOptions:
     """What the user wants to see."""
 
+    arms: tuple[str, ...]
+    """``NAME=RUN,RUN,...``; compared with the models that are named alone."""
     benchmarks: tuple[str, ...]
     """Empty for all that the models share."""
     measures: tuple[str, ...]
@@ -45,7 +50,7 @@ class ComparisonOptions:
 
 
 def print_comparison(what: tuple[str, ...], asked: ComparisonOptions) -> None:
-    """Compare models with the first of them, and print what that shows.
+    """Compare models and arms with the first of them, and print what that shows.
 
     Args:
         what: runs and evaluations, see ``named_models``.
@@ -55,11 +60,12 @@ def print_comparison(what: tuple[str, ...], asked: ComparisonOptions) -> None:
         UserError: a model or a benchmark is not there, or there is nothing to compare.
     """
     measures = [measure_of(name) for name in asked.measures]
-    models = compared_models(what, trust=asked.trust)
-    samples = read_models(models, chosen_benchmarks(models, asked.benchmarks))
-    comparisons = compare(samples[0], samples[1:], measures)
+    named = compared_arms(what, asked.arms, trust=asked.trust)
+    benchmarks = chosen_benchmarks([model for arm in named for model in arm.models], asked.benchmarks)
+    arms = read_arms(named, benchmarks, graded=any(measure.is_graded for measure in measures))
+    comparisons = compare(arms[0], arms[1:], measures)
     rows = [row_of(comparison, asked.points) for comparison in comparisons]
-    remarks = notes(comparisons, samples)
+    remarks = [*notes(comparisons, arms), *remarks_on(named, benchmarks)]
     if asked.csv is not None:
         asked.csv.parent.mkdir(parents=True, exist_ok=True)
         write_text(asked.csv, csv_of(rows))
@@ -72,20 +78,22 @@ def print_comparison(what: tuple[str, ...], asked: ComparisonOptions) -> None:
         _print_published(rows)
 
 
-def compared_models(what: Sequence[str], *, trust: bool) -> list[NamedModel]:
-    """The models that the user named; a single run without a version stands for its first and its last.
+def compared_arms(what: Sequence[str], arms: Sequence[str], *, trust: bool) -> list[NamedArm]:
+    """The models that the user named, each an arm of one run, and the arms; a single run without a version stands for
+    its first and its last.
 
     Raises:
         UserError: there are fewer than two.
     """
     models = named_models(what, trust=trust)
+    named = [*(NamedArm((model,)) for model in models), *named_arms(arms, trust=trust)]
+    if len(named) > 1:
+        return named
     if len(models) == 1 and models[0].version is None:
-        return [replace(models[0], version=FIRST), replace(models[0], version=LAST)]
-    if len(models) < 2:
-        raise UserError(
-            "a comparison needs two models", value=what[0], advice=f"mrt-hpc compare {what[0]} {_another(models[0])}"
-        )
-    return models
+        return [NamedArm((replace(models[0], version=version),)) for version in (FIRST, LAST)]
+    one = shlex.quote(what[0]) if models else f"--arm {shlex.quote(arms[0])}"
+    other = _another(models[0]) if models else "--arm NAME=RUN,RUN"
+    raise UserError("a comparison needs two models or arms", value=one, advice=f"mrt-hpc compare {one} {other}")
 
 
 def _another(model: NamedModel) -> str:
@@ -128,10 +136,14 @@ def _numbers(row: ComparisonRow) -> tuple[str, str, str]:
         return f"{estimate} ({' to '.join(ends)})" if all(ends) else estimate
 
     return (
-        f"{row.first}: {with_interval(row.first_mean, row.first_low, row.first_high)}",
-        f"{row.second}: {with_interval(row.second_mean, row.second_low, row.second_high)}",
+        f"{_name(row.first, row.first_runs)}: {with_interval(row.first_mean, row.first_low, row.first_high)}",
+        f"{_name(row.second, row.second_runs)}: {with_interval(row.second_mean, row.second_low, row.second_high)}",
         with_interval(row.difference, row.difference_low, row.difference_high, "+"),
     )
+
+
+def _name(arm: str, runs: int) -> str:
+    return arm if runs == 1 else f"{arm}, {runs} seeds"
 
 
 ACCURACIES = ("model", *published.BENCHMARKS, "mean")

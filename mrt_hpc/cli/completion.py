@@ -37,6 +37,12 @@ def complete_recipe(_: click.Context, __: click.Parameter, incomplete: str) -> l
     return _named(RECIPES, incomplete)
 
 
+def complete_recipe_or_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of recipes, run directories, and files."""
+    runs = map(CompletionItem, runs_beginning(incomplete))
+    return [*complete_recipe(ctx, param, incomplete), *runs]
+
+
 def complete_site(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of site profiles, and files."""
 
@@ -51,10 +57,10 @@ def complete_suite(_: click.Context, __: click.Parameter, incomplete: str) -> li
 
 def complete_run(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Run directories in ``runs``, and in the folder that was typed so far; and any folder."""
-    return [CompletionItem(incomplete, type="dir"), *(CompletionItem(run) for run in _runs(incomplete))]
+    return [CompletionItem(incomplete, type="dir"), *(CompletionItem(run) for run in runs_beginning(incomplete))]
 
 
-def _runs(incomplete: str) -> list[str]:
+def runs_beginning(incomplete: str) -> list[str]:
     """The run directories whose paths begin with a text, as they would be typed."""
     typed = Path(incomplete)
     folder = typed if incomplete.endswith("/") else typed.parent

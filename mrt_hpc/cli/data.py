@@ -174,8 +174,9 @@ def fetch(name: str | None, output: Path | None, listing: bool, drop_bad: bool, 
     """Fetch the data set NAME and write it to OUT, one JSON object a line with id, problem and answer.
 
     NAME is one of the data sets of the paper, whose commits are fixed, or hub:OWNER/NAME[@REVISION][/SPLIT]. Without
-    OUT the file is data/NAME.jsonl. OUT.source.json keeps the commit and the checksums. Type it on a node with network
-    access; a file that is there already is not fetched again.
+    OUT the file is NAME.jsonl in your data folder, where recipes find it: MRT_HPC_DATA, or ~/.local/share/mrt-hpc/data.
+    OUT.source.json keeps the commit and the checksums. Type it on a node with network access; a file that is there
+    already is not fetched again.
 
     \b
     Examples:

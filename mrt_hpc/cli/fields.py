@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
@@ -12,10 +13,11 @@ from pathlib import Path
 import click
 
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.recipe.field_docs import DocumentedField, documented_fields, tag_of
+from mrt_hpc.recipe.field_docs import DocumentedField, documented_fields, sections_with_own_classes, tag_of
 from mrt_hpc.recipe.load import EXTENDS
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.site import SITES, SiteSettings
+from mrt_hpc.recipe.user_code import own_class
 from mrt_hpc.run.atomic import write_text
 
 EXTENDS_MEANS = """The path or the name of another recipe, of which this one says only what differs. Sections are merged
@@ -23,6 +25,45 @@ field by field, lists and single values replace, and a section of another type r
 INDENT = "    "
 WIDEST = 110
 """The maximum number of columns of a line: longer lines are hard to read."""
+
+
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    "lr": ("training.learning_rate",),
+    "beta": ("training.kl_coefficient",),
+    "kl_coef": ("training.kl_coefficient",),
+    "kl_loss_coef": ("training.kl_coefficient",),
+    "epsilon": ("training.clip_low", "training.clip_high"),
+    "epsilon_high": ("training.clip_high",),
+    "cliprange": ("training.clip_low", "training.clip_high"),
+    "clip_higher": ("training.clip_high",),
+    "clip_ratio": ("training.clip_low", "training.clip_high"),
+    "max_grad_norm": ("training.gradient_clip",),
+    "grad_clip": ("training.gradient_clip",),
+    "lr_scheduler_type": ("training.schedule",),
+    "batch_size": ("sampling.problems_per_iteration", "sampling.rollouts_per_problem"),
+    "train_batch_size": ("sampling.problems_per_iteration",),
+    "mini_batch_size": ("training.optimizer_steps_per_iteration",),
+    "num_iterations": ("training.optimizer_steps_per_iteration",),
+    "per_device_train_batch_size": ("training.max_tokens_per_micro_batch",),
+    "gradient_accumulation_steps": ("training.max_tokens_per_micro_batch",),
+    "num_generations": ("sampling.rollouts_per_problem",),
+    "rollouts_per_example": ("sampling.rollouts_per_problem",),
+    "max_completion_length": ("sampling.max_tokens",),
+    "max_response_length": ("sampling.max_tokens",),
+    "max_prompt_length": ("sampling.max_prompt_tokens",),
+    "max_steps": ("schedule.iterations",),
+    "max_async_level": ("schedule.max_staleness",),
+    "save_steps": ("training.checkpoint_every",),
+    "eval_steps": ("evaluation.every",),
+    "top_k": ("evaluation.top_p",),
+    "system_prompt": ("prompt.instruction", "prompt.chat_template"),
+    "dtype": ("training.precision", "serving.dtype"),
+    "reward_funcs": ("data[jsonl].verifier",),
+    "scale_rewards": ("algorithm[grpo].divide_by_std",),
+    "tensor_parallel_size": ("serving.tensor_parallel",),
+    "report_to": ("tracking",),
+}
+"""The fields that are, or are nearest to, what TRL, verl and prime-rl call by these names."""
 
 
 def recipe_fields() -> list[DocumentedField]:
@@ -56,7 +97,7 @@ def print_fields(words: tuple[str, ...]) -> None:
     kind, *asked = words if words[:1] and words[0] in KINDS else ("recipe", *words)
     fields = KINDS[kind]()
     for name in asked:
-        fields = _within(kind, fields, name)
+        fields = fields_of_own_class(kind, name) if ":" in name else _within(kind, fields, name)
     width = min(shutil.get_terminal_size().columns, WIDEST)
     for field in fields:
         click.secho(field.name, bold=True)
@@ -64,18 +105,53 @@ def print_fields(words: tuple[str, ...]) -> None:
             click.echo(line)
 
 
+def fields_of_own_class(kind: str, asked: str) -> list[DocumentedField]:
+    """The fields of a class of the user's own.
+
+    Args:
+        kind: recipe or site.
+        asked: the class, as in ``my_method:LastEpisode``; its section may stand before it, as in
+            ``algorithm.my_method:LastEpisode``, and one of its fields behind it.
+
+    Raises:
+        UserError: there is no such class or field.
+    """
+    module, _, behind = re.sub(r"[\[\]]", ".", asked).replace("..", ".").strip(".").partition(":")
+    called, _, field = behind.partition(".")
+    registries = {"": SITES} if kind == "site" else dict(sections_with_own_classes(Recipe))
+    registries = dict(sorted(registries.items(), key=lambda item: item[0].count(".")))  # a prover is first `prover`
+    within = [section for section in registries if section and module.startswith(f"{section}.")]
+    section = max(within, key=len, default="")
+    name = f"{module.removeprefix(section).strip('.')}:{called}"
+    found, own = own_class(name, {section: registries[section]} if section in registries else registries)
+    whole = f"{found}[{name}]" if found else name
+    return _within(kind, documented_fields(own, f"{whole}."), f"{whole}.{field}".rstrip("."))
+
+
 def _within(kind: str, fields: list[DocumentedField], asked: str) -> list[DocumentedField]:
-    below = [field for field in fields if field.is_within(asked)]
-    if not below:
-        names = [field.name for field in fields]
-        guess = nearest(asked, [*names, *{name.split(".")[0] for name in names}])
-        raise UserError(
-            f"a {kind} has no such field",
-            value=asked,
-            expected=f"{guess} is the nearest" if guess else "a field, or the first part of its name",
-            advice=f"mrt-hpc fields {kind}",
-        )
-    return below
+    """The fields of this name and below it; else those that other trainers call so, and those whose name holds it.
+
+    Raises:
+        UserError: there is none.
+    """
+    if below := [field for field in fields if field.is_within(asked)]:
+        return below
+    other = OTHER_NAMES.get(asked.lower().replace("-", "_").rpartition(".")[2], ()) if kind == "recipe" else ()
+    if found := [field for name in other for field in fields if field.name == name]:
+        click.echo(f"{asked} of other trainers is {', '.join(other)} here, or nearest to it:")
+    found += [field for field in fields if asked in field.name and field not in found]
+    if found:
+        return found
+    names = [field.name for field in fields]
+    guess = nearest(asked, [*names, *{name.split(".")[0] for name in names}, *{name.split(".")[-1] for name in names}])
+    raise UserError(
+        f"a {kind} has no such field",
+        value=asked,
+        expected=f"{guess} is the nearest" if guess else "a field, a part of its name, or its name in another trainer",
+        advice=f"mrt-hpc fields {kind} {shlex.quote(guess)} (all: mrt-hpc fields {kind})"
+        if guess
+        else f"mrt-hpc fields {kind}",
+    )
 
 
 def _lines(field: DocumentedField, width: int) -> Iterator[str]:

@@ -119,7 +119,7 @@ def changed_data(data: ForkedData, copy: Path) -> str:
 @click.command(short_help="Stop a run.")
 @click.argument("run", type=RUN)
 def cancel(run: Path) -> None:
-    """Stop RUN. All results stay, and submit continues from there.
+    """Stop RUN. All results stay, and `mrt-hpc submit RUN` continues from there.
 
     \b
     Examples:
@@ -130,7 +130,7 @@ def cancel(run: Path) -> None:
     layout, _ = open_run(run)
     for sentence in cancel_run(layout):
         click.echo(sentence)
-    click.echo("finished work is kept; the same submit command continues the run")
+    click.echo(f"finished work is kept; {layout.again} continues the run")
 
 
 # -- clean

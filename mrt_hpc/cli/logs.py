@@ -36,9 +36,10 @@ LOOK_EVERY_S = 5.0
     "-n", "--lines", type=click.IntRange(min=1), default=30, show_default=True, help="Lines from the end of each log."
 )
 @click.option("--all", "everything", is_flag=True, help="All logs of the role, not only the newest.")
+@click.option("--server", is_flag=True, help="The logs of the vLLM servers, not those of the role itself.")
 @click.option("-f", "--follow", is_flag=True, help="All logs as they are written, until the run has ended.")
-def logs(run: Path, role: str | None, lines: int, everything: bool, follow: bool) -> None:
-    """Show the end of the newest log of RUN (of one ROLE), or follow all its logs.
+def logs(run: Path, role: str | None, lines: int, everything: bool, server: bool, follow: bool) -> None:
+    """Show the end of the newest log of RUN (of one ROLE), or follow all its logs, those of its servers included.
 
     With --follow each line begins with task, attempt and process, and what has failed comes first, with its traceback.
 
@@ -46,6 +47,7 @@ def logs(run: Path, role: str | None, lines: int, everything: bool, follow: bool
     Examples:
       mrt-hpc logs runs/quickstart
       mrt-hpc logs runs/quickstart trainer -n 100
+      mrt-hpc logs runs/quickstart inference --server
       mrt-hpc logs runs/quickstart --follow
     """
     if follow:
@@ -55,10 +57,15 @@ def logs(run: Path, role: str | None, lines: int, everything: bool, follow: bool
     from mrt_hpc.view.logs import log_files
 
     layout, _ = open_run(run)
-    paths = sorted((log.path for log in log_files(layout, role) if log.path.stat().st_size), key=written)
+    found = [log for log in log_files(layout, role) if log.path.stat().st_size]
+    paths = sorted((log.path for log in found if log.is_own is not server), key=written)
     if not paths:
+        others = f"mrt-hpc logs {' '.join(filter(None, (word(run), role)))}{'' if server else ' --server'}"
         raise UserError(
-            "the run has no such log yet", where=layout.logs, value=role, advice=f"mrt-hpc status {word(run)}"
+            "the run has no such log yet",
+            where=layout.logs,
+            value=role,
+            advice=others if found else f"mrt-hpc status {word(run)}",
         )
     for path in paths if everything else paths[-1:]:
         click.secho(f"==> {path}", bold=True)

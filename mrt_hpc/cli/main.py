@@ -16,12 +16,14 @@ from mrt_hpc.cli.cost import cost
 from mrt_hpc.cli.data import data
 from mrt_hpc.cli.doctor import doctor
 from mrt_hpc.cli.init import init
+from mrt_hpc.cli.judge import judge
 from mrt_hpc.cli.life import cancel, clean, extend, fork, sync
 from mrt_hpc.cli.logs import logs
 from mrt_hpc.cli.models import model
 from mrt_hpc.cli.models import serve as serve_recipe
 from mrt_hpc.cli.options import CommandGroup
-from mrt_hpc.cli.recipes import recipes, validate
+from mrt_hpc.cli.printed_traces import traces
+from mrt_hpc.cli.recipes import check, recipes, validate
 from mrt_hpc.cli.status import explain, report, runs, status
 from mrt_hpc.errors import UserError
 
@@ -48,16 +50,24 @@ def main() -> None:
 
 
 @main.command(short_help="Show what a recipe would submit.")
-@options.recipe
+@options.recipe_or_run
 @options.site
 @options.overrides
+@options.data_folder
 @options.run_directory
 @click.option("--sbatch", "show_sbatch", is_flag=True, help="Print the exact sbatch texts; job ids are placeholders.")
 @click.option("--json", "as_json", is_flag=True, help="Jobs, expected hours and memory as one JSON object.")
 def plan(
-    recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path | None, show_sbatch: bool, as_json: bool
+    recipe: Path,
+    site: str | None,
+    overrides: tuple[str, ...],
+    data: Path | None,
+    run: Path | None,
+    show_sbatch: bool,
+    as_json: bool,
 ) -> None:
-    """Print the jobs of RECIPE without submitting them: arrays, dependencies, resources, GPU-hours, and memory by role.
+    """Print the jobs of RECIPE (or of RUN, as it is) without submitting them: arrays, dependencies, resources,
+    GPU-hours, and memory by role.
 
     \b
     Examples:
@@ -68,11 +78,11 @@ def plan(
     from mrt_hpc.cli.plan import print_plan, print_plan_as_json, print_sbatch
 
     if show_sbatch:
-        print_sbatch(recipe, site, overrides, run)
+        print_sbatch(recipe, site, overrides, data, run)
     elif as_json:
-        print_plan_as_json(recipe, site, overrides, run)
+        print_plan_as_json(recipe, site, overrides, data, run)
     else:
-        print_plan(recipe, site, overrides, run)
+        print_plan(recipe, site, overrides, data, run)
 
 
 @main.command(short_help="Start a vLLM server that runs may attach to.")
@@ -115,28 +125,36 @@ def serve(
     serve_recipe(load_recipe(recipe, overrides), model, key_file, listen, log)
 
 
-@main.command(short_help="Run a recipe, here or on Slurm.")
-@options.recipe
+@main.command("submit", short_help="Run a recipe, here or on Slurm; or continue a run.")
+@options.recipe_or_run
 @options.site
 @options.overrides
+@options.data_folder
 @options.run_directory
-def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
-    """Run RECIPE at a site: a Slurm cluster, or this machine.
+def submit_recipe(
+    recipe: Path, site: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None
+) -> None:
+    """Run RECIPE at a site: a Slurm cluster, or this machine. Or continue RUN, a run directory.
 
     `mrt-hpc init` describes a cluster, and makes it the site of all your commands. A run that is continued stays where
     it is, whatever your default is; --site moves it.
 
-    Finished results stay: type the same command again to continue a run that stopped.
+    RUN has its recipe, its site and the values of --set, so its directory is all that its continuation needs. Finished
+    results stay. `mrt-hpc resume RUN` is the same command.
 
     \b
     Examples:
       mrt-hpc submit quickstart
       mrt-hpc submit quickstart --set seed=1 --run runs/quickstart-1
       mrt-hpc submit quickstart --site local
+      mrt-hpc submit runs/quickstart
     """
-    from mrt_hpc.cli.submit import submit_recipe
+    from mrt_hpc.cli.submit import submit
 
-    submit_recipe(recipe, site, overrides, run)
+    submit(recipe, site, overrides, data, run)
+
+
+main.add_command(submit_recipe, "resume")
 
 
 @main.command("eval", short_help="Evaluate models or weights versions on a suite.")
@@ -194,8 +212,9 @@ def regrade(runs: tuple[Path, ...], site: str | None) -> None:
     regrade_runs(runs)
 
 
-@main.command(short_help="Compare models problem by problem.", epilog=options.WHAT)
-@options.what
+@main.command(short_help="Compare models or recipes problem by problem.", epilog=options.WHAT)
+@click.argument("what", nargs=-1, metavar="[WHAT]...", shell_complete=complete_run)
+@options.arms
 @click.option(
     "--benchmark", "benchmarks", multiple=True, metavar="NAME", help="Repeatable. Default: all that the models share."
 )
@@ -222,6 +241,7 @@ def regrade(runs: tuple[Path, ...], site: str | None) -> None:
 @options.trust
 def compare(
     what: tuple[str, ...],
+    arms: tuple[str, ...],
     benchmarks: tuple[str, ...],
     measures: tuple[str, ...],
     difference: float,
@@ -230,10 +250,11 @@ def compare(
     published: bool,
     trust: bool,
 ) -> None:
-    """Compare evaluated models with the first one named, paired by problem.
+    """Compare evaluated models, or arms of several training seeds, with the first one named, paired by problem.
 
-    A single RUN compares its first evaluated version with its last, a single EVALDIR its first model with the others.
-    Every difference has a 95 % interval, and a verdict that says what the number of problems can show.
+    A single RUN compares its first version with its last, a single EVALDIR its first model with the others. Every
+    difference has a 95 % interval, and a verdict that says what the number of problems and seeds can show. A verdict
+    on a single run is about a trained model, and not about its recipe.
 
     \b
     Examples:
@@ -241,10 +262,13 @@ def compare(
       mrt-hpc compare runs/grpo@last runs/mrt@last runs/mrt-online@last --measure pass@1 --measure maj@8
       mrt-hpc compare runs/mrt@0 runs/mrt@248 --measure regret@8192 --difference 0.5 --csv regret.csv
       mrt-hpc compare runs/eval-paper_20@grpo@248 runs/paper-20@mrt@248
+      mrt-hpc compare --arm grpo=runs/grpo-0,runs/grpo-1,runs/grpo-2 --arm mrt=runs/mrt-0,runs/mrt-1,runs/mrt-2
     """
     from mrt_hpc.cli.compare import ComparisonOptions, print_comparison
 
-    asked = ComparisonOptions(benchmarks, measures, difference, csv, as_json, published, trust)
+    if not (what or arms):
+        raise click.UsageError("name what is compared: WHAT..., or --arm NAME=RUN,...")
+    asked = ComparisonOptions(arms, benchmarks, measures, difference, csv, as_json, published, trust)
     print_comparison(what, asked)
 
 
@@ -252,12 +276,15 @@ def compare(
 @click.argument("words", nargs=-1, metavar="[recipe|site] [FIELD]", shell_complete=complete_fields)
 @click.option("--markdown", type=RUN, metavar="DIRECTORY", help="Write all of them to pages in this folder instead.")
 def fields(words: tuple[str, ...], markdown: Path | None) -> None:
-    """List the fields of a recipe (or a site profile), or those of one section, with values, defaults and meanings.
+    """List the fields of a recipe (or a site profile), with values, defaults and meanings: all, those of one section,
+    those whose name holds a word, or those that TRL, verl or prime-rl call by another name.
 
     \b
     Examples:
       mrt-hpc fields
       mrt-hpc fields training
+      mrt-hpc fields clip
+      mrt-hpc fields num_generations
       mrt-hpc fields algorithm.mrt_online
       mrt-hpc fields site
       mrt-hpc fields --markdown docs/reference
@@ -277,8 +304,8 @@ def fields(words: tuple[str, ...], markdown: Path | None) -> None:
 
 
 for command in (
-    analyze, cancel, clean, container, cost, data, doctor, explain, extend, fork, init, logs, model, recipes, report,
-    runs, status, sync, validate,
+    analyze, cancel, check, clean, container, cost, data, doctor, explain, extend, fork, init, judge, logs, model,
+    recipes, report, runs, status, sync, traces, validate,
 ):  # fmt: skip
     main.add_command(command)
 

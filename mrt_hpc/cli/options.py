@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import sys
 from collections.abc import Collection, Iterable
 from io import TextIOWrapper
@@ -13,9 +14,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 from rich.console import Console
 
-from mrt_hpc.cli.completion import complete_override, complete_recipe, complete_run, complete_site
-from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.recipe.find import RECIPES, expanded, find
+from mrt_hpc.cli.completion import (
+    complete_override,
+    complete_recipe,
+    complete_recipe_or_run,
+    complete_run,
+    complete_site,
+    runs_beginning,
+)
+from mrt_hpc.errors import ExitCode, UserError, nearest, word
+from mrt_hpc.recipe.find import RECIPES, expanded, find, known_names
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import FULL, error_number, shortage
 
@@ -60,7 +68,50 @@ def _recipe_file(_: click.Context, __: click.Parameter, name: str) -> Path:
     return path
 
 
+def _recipe_or_run(context: click.Context, parameter: click.Parameter, name: str) -> Path:
+    """The recipe of this path or name, or the run directory of this path.
+
+    Raises:
+        UserError: there is neither, or a bare name means both.
+    """
+    path = expanded(name)
+    layout = RunLayout(path)
+    if layout.recipe_lock.exists() or layout.plan.exists():
+        if name in known_names(RECIPES):
+            raise UserError(
+                "both a recipe and a run directory have this name",
+                value=name,
+                expected=f"{find(RECIPES, name)} for the recipe, ./{name} for the run",
+                advice=f"mrt-hpc {context.info_name} ./{word(path)}",
+            )
+        return path
+    try:
+        return _recipe_file(context, parameter, name)
+    except UserError as error:
+        if path.is_dir():
+            return path  # which is no run, as the command will say
+        if (run := nearest(name, map(str, runs_beginning(f"{path.parent}/")))) is None:
+            raise error.in_other_words("there is no such recipe or run directory") from error
+        raise UserError(
+            "there is no such recipe or run directory",
+            value=name,
+            expected=f"{run} is the nearest",
+            advice=f"mrt-hpc {context.info_name} {shlex.quote(run)}",
+        ) from error
+
+
 recipe = click.argument("recipe", callback=_recipe_file, shell_complete=complete_recipe)
+option_recipe = click.option(
+    "--recipe",
+    default="quickstart",
+    show_default=True,
+    callback=_recipe_file,
+    shell_complete=complete_recipe,
+    help="The recipe that says how.",
+)
+recipe_or_run = click.argument(
+    "recipe", metavar="RECIPE|RUN", callback=_recipe_or_run, shell_complete=complete_recipe_or_run
+)
 site = click.option(
     "--site",
     metavar="SITE",
@@ -92,13 +143,20 @@ trust = click.option(
 )
 WHAT = (
     "WHAT is a run, or an evaluation on its own: RUN@VERSION is a weights version by its number, or the first or last "
-    "that was evaluated; RUN is the last; EVALDIR is all models of an evaluation, EVALDIR@NAME one of them. Runs and "
-    "evaluations may be mixed."
+    "that its recipe evaluates; RUN is the last; EVALDIR is all models of an evaluation, EVALDIR@NAME one of them. "
+    "Runs and evaluations may be mixed."
 )
 """How models are named, for the help of the commands that read their samples."""
 what = click.argument("what", nargs=-1, required=True, metavar="WHAT...", shell_complete=complete_run)
 
 
+arms = click.option(
+    "--arm",
+    "arms",
+    multiple=True,
+    metavar="NAME=RUN,...",
+    help="Runs of one recipe with several training seeds, as one arm. Repeatable.",
+)
 results = click.option(
     "--results",
     type=FOLDER,
@@ -106,7 +164,7 @@ results = click.option(
     show_default=True,
     help="The results folder: samples that are in it are not generated again.",
 )
-data_folder = click.option("--data", type=FOLDER, help="The folder that holds the suite's problem files.")
+data_folder = click.option("--data", type=FOLDER, help="The folder of all data files, in place of those named.")
 
 
 def run_path(name: str, run: Path | None) -> Path:
@@ -126,8 +184,26 @@ NO_PLACE = frozenset(
 """The errors of the system that mean a wrong path or a filesystem that fails, not a defect of the program."""
 
 
+SECTIONS = {
+    "Make a run": (
+        "init", "doctor", "recipes", "fields", "validate", "check", "data", "model", "container", "plan", "submit",
+        "extend", "fork", "serve",
+    ),
+    "Watch it": ("status", "runs", "explain", "logs", "cost", "cancel"),
+    "See what came of it": ("report", "traces", "eval", "compare", "analyze", "regrade", "judge"),
+    "Clean up": ("clean", "sync"),
+}  # fmt: skip
+"""The commands in the order of their use, by what they are for."""
+
+
 class CommandGroup(click.Group):
     """Shows a user's error as its text, and every other error as a defect of the program."""
+
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands section by section; ``resume`` stands in the help of ``submit``."""
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(formatter.width)) for name in names])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; a UserError becomes its text and exit code."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 from rich.console import Console
@@ -17,11 +17,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from mrt_hpc.backends.backend import Backend, StartEstimate
-from mrt_hpc.cli.options import console_of, run_path, site_of_command, table_of
+from mrt_hpc.cli.options import console_of, site_of_command, table_of
+from mrt_hpc.cli.submit import asked_for
 from mrt_hpc.cli.tables import FEW_HOURS, hours_table, memory_json, memory_lines, memory_table, memory_warnings
 from mrt_hpc.datasets.named import fetch_command
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.plan.compile import compile_plan, evaluation_plan
 from mrt_hpc.plan.hours import (
     RATES,
     ExpectedHours,
@@ -36,8 +37,7 @@ from mrt_hpc.plan.jobs import Job, Plan
 from mrt_hpc.plan.memory_fit import fits
 from mrt_hpc.plan.token_counts import lengths_taken
 from mrt_hpc.recipe.hub_models import not_fetched
-from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Experiment, Recipe
+from mrt_hpc.recipe.schema import EvaluationRecipe, Experiment, Recipe
 from mrt_hpc.recipe.site import SiteSettings
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import prompt_files
@@ -54,19 +54,39 @@ FEW_NAMES = 3
 """Names of jobs in one sentence, at most."""
 
 
-def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
+def print_plan(
+    what: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None
+) -> None:
     """Print the jobs, their expected hours, and the hours of their time limits."""
-    recipe, layout, chosen = _asked(recipe_path, site_name, overrides, run)
-    recipe = kept_recipe(layout, recipe, click.echo)
-    print_whole(compile_plan(recipe, chosen.site), recipe, chosen, layout, "submit")
+    asked = _Asked.of(what, site_name, overrides, data, run, click.echo)
+    print_whole(asked.plan, asked.recipe, asked.chosen, asked.layout, "submit")
 
 
-def _asked(
-    recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None
-) -> tuple[Recipe, RunLayout, ChosenSite]:
-    recipe = load_recipe(recipe_path, overrides)
-    layout = RunLayout(run_path(recipe.name, run))
-    return recipe, layout, site_of_command(site_name, layout)
+class _Asked(NamedTuple):
+    """What is planned, and where."""
+
+    recipe: Experiment
+    plan: Plan
+    layout: RunLayout
+    chosen: ChosenSite
+
+    @classmethod
+    def of(
+        cls,
+        what: Path,
+        site_name: str | None,
+        overrides: tuple[str, ...],
+        data: Path | None,
+        run: Path | None,
+        show: Callable[[str], None],
+    ) -> _Asked:
+        """As ``submit`` reads the same words; ``show`` receives a sentence on each value that a run keeps."""
+        recipe, layout = asked_for(what, overrides, data, run)
+        chosen = site_of_command(site_name, layout)
+        if isinstance(recipe, EvaluationRecipe):
+            return cls(recipe, evaluation_plan(recipe, chosen.site), layout, chosen)
+        recipe = kept_recipe(layout, recipe, show)
+        return cls(recipe, compile_plan(recipe, chosen.site), layout, chosen)
 
 
 def print_whole(plan: Plan, recipe: Experiment, chosen: ChosenSite, layout: RunLayout, command: str) -> None:
@@ -228,27 +248,29 @@ def _until(at: float, now: float) -> str:
     return f"in {minutes} minutes" if minutes < 120 else f"in {minutes // 60} h {minutes % 60} min"
 
 
-def print_plan_as_json(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
+def print_plan_as_json(
+    what: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None
+) -> None:
     """Print jobs, expected hours by job, and memory by role, as one JSON object."""
-    recipe, layout, chosen = _asked(recipe_path, site_name, overrides, run)
-    recipe, site = kept_recipe(layout, recipe, lambda _: None), chosen.site
-    plan, rates = compile_plan(recipe, site), throughput(recipe, site)
+    recipe, plan, _, chosen = _Asked.of(what, site_name, overrides, data, run, lambda _: None)
+    site, rates = chosen.site, throughput(recipe, chosen.site)
     expected = {} if rates is None else expected_hours(plan, recipe, rates)
     hours = {name: {"hours": e.hours, "gpu_hours": e.gpu_hours} for name, e in expected.items()}
     print(json.dumps({**plan.as_json(), "expected": hours, "memory": memory_json(fits(recipe, site))}, indent=2))
 
 
-def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
+def print_sbatch(
+    what: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None
+) -> None:
     """Print the job scripts, as submit writes them.
 
     Raises:
         UserError: the site has no job scripts, or the run is there and was made from another recipe.
     """
-    recipe, layout, chosen = _asked(recipe_path, site_name, overrides, run)
+    recipe, plan, layout, chosen = _Asked.of(what, site_name, overrides, data, run, click.echo)
     if layout.recipe_lock.is_file():
-        recipe = kept_recipe(layout, recipe, click.echo)
         refuse_other_recipe(layout, recipe)
-    for name, text in chosen.site.backend().texts(compile_plan(recipe, chosen.site), recipe, layout):
+    for name, text in chosen.site.backend().texts(plan, recipe, layout):
         print(f"# ---- {name}\n{text}")
 
 

@@ -1,5 +1,5 @@
-"""``mrt-hpc recipes`` and ``validate``: list the recipes, suites and site profiles that can be named, copy one to edit
-it, and check a recipe.
+"""``mrt-hpc recipes``, ``validate`` and ``check``: list the recipes, suites and site profiles that can be
+named, copy one to edit it, and check a recipe, or a class that it may name.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.cli import options
+from mrt_hpc.cli.completion import RUN
 from mrt_hpc.cli.options import console_of
-from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.errors import ExitCode, UserError, nearest
 from mrt_hpc.recipe.find import KINDS, RECIPES, SITES, SUITES, CatalogueEntry, entries, expanded, spellings
 
 if TYPE_CHECKING:
@@ -195,7 +196,8 @@ def _beside(entry: CatalogueEntry) -> list[Path]:
 @click.command(short_help="Check a recipe.")
 @options.recipe
 @options.overrides
-def validate(recipe: Path, overrides: tuple[str, ...]) -> None:
+@options.data_folder
+def validate(recipe: Path, overrides: tuple[str, ...], data: Path | None) -> None:
     """Check RECIPE, with what it extends and the fields set, and say what it would do. Nothing is made or submitted.
 
     The exit status is 0 for a recipe that is valid, also where its model or data are not there yet, and 2 otherwise.
@@ -210,14 +212,15 @@ def validate(recipe: Path, overrides: tuple[str, ...]) -> None:
     from mrt_hpc.plan.limits import check_segments
     from mrt_hpc.recipe.load import load_recipe
 
-    loaded = load_recipe(recipe, overrides)
+    loaded = load_recipe(recipe, overrides, data)
     check_segments(loaded)
     plan = build_plan(loaded, max_array_size=None)
     click.secho("valid", fg="green", bold=True)
     click.echo(f"  {trained(loaded)}")
     click.echo(f"  {evaluated(loaded, plan)}")
     print_missing(console_of(sys.stdout), loaded, "submit")
-    click.echo(f"next: mrt-hpc plan {recipe}{''.join(f' --set {override}' for override in overrides)}")
+    options_again = [*(f"--set {override}" for override in overrides), *([] if data is None else [f"--data {data}"])]
+    click.echo(" ".join([f"next: mrt-hpc plan {recipe}", *options_again]))
 
 
 def trained(recipe: Recipe) -> str:
@@ -240,3 +243,42 @@ def evaluated(recipe: Recipe, plan: Plan) -> str:
     count = len(recipe.evaluated_versions)
     evaluated = f"{', '.join(benchmarks)} of {count} weights versions" if benchmarks else "no evaluation"
     return f"{evaluated}; {plan.segments} segment(s), {len(plan.jobs)} jobs, {plan.tasks} tasks"
+
+
+# -- check: a class that a recipe may name
+
+
+@click.command(short_help="Try a class of your own on a stored iteration.")
+@click.argument("name", metavar="MODULE:CLASS")
+@click.option("--run", type=RUN, required=True, help="A run with rollouts, such as runs/quickstart.")
+@click.option(
+    "--iteration", type=click.IntRange(min=0), help="The iteration, counted from 0. Default: the last sampled."
+)
+@options.overrides
+def check(name: str, run: Path, iteration: int | None, overrides: tuple[str, ...]) -> None:
+    """Try an algorithm, a prover, a verifier or a way of evaluating of your own on rollouts that RUN has stored, in
+    seconds, without a server and without a GPU.
+
+    The class is put into the recipe of RUN, without the prover there where an algorithm makes no use of one. An
+    algorithm learns the iteration; a prover and a way of evaluating get stored tokens for answers; a verifier judges
+    stored and odd texts. The exit status is 0 if the class keeps what a run takes for granted, and 2 otherwise.
+
+    \b
+    Examples:
+      mrt-hpc check my_method:LastEpisode --run runs/quickstart
+      mrt-hpc check my_method:LastEpisode --run runs/quickstart --set algorithm.weight=0.5
+      mrt-hpc check my_verifier:same_words --run runs/quickstart --iteration 0
+    """
+    from mrt_hpc.evaluate.class_check import ClassCheck
+
+    asked = ClassCheck.of(name, run, iteration, overrides)
+    click.echo(f"{name} in the recipe of {run}, with {len(asked.rollouts)} rollouts of iteration {asked.iteration}")
+    broken = False
+    for promise in asked.promises():
+        stops = bool(promise.broken) and promise.stops
+        broken |= stops
+        word, colour = ("failed", "red") if stops else ("doubt", "yellow") if promise.broken else ("ok", "green")
+        click.secho(f"{word:<7}", fg=colour, nl=False)
+        click.echo(f"{promise.text}{promise.broken and f': {promise.broken}'}")
+    if broken:
+        click.get_current_context().exit(int(ExitCode.FATAL))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -227,27 +228,32 @@ def in_bytes(count: float) -> str:
 
 
 @click.command(short_help="Write a run's report from its results so far.")
-@click.argument("runs", type=RUN, nargs=-1, required=True, metavar="RUN...")
+@click.argument("runs", type=RUN, nargs=-1, metavar="[RUN]...")
+@options.arms
 @click.option(
     "--page",
     type=options.FILE,
     help="Write only the page, to this file. Without it: report.md, plots and report.html in RUN.",
 )
 @options.trust
-def report(runs: tuple[Path, ...], page: Path | None, trust: bool) -> None:
+def report(runs: tuple[Path, ...], arms: tuple[str, ...], page: Path | None, trust: bool) -> None:
     """Write report.md, plots and report.html of RUN from the results that exist now.
 
-    The page needs no network and no server: open it in a browser. Several runs share one page, side by side.
+    The page needs no network and no server: open it in a browser. Several runs share one page, side by side. The curves
+    of an arm are one, the mean of its runs with the range over their seeds.
 
     \b
     Examples:
       mrt-hpc report runs/quickstart
       mrt-hpc report runs/grpo runs/mrt-online --page compared.html
+      mrt-hpc report --arm grpo=runs/grpo-0,runs/grpo-1 --arm mrt=runs/mrt-0,runs/mrt-1 --page compared.html
     """
-    if len(runs) == 1:
+    if not (runs or arms):
+        raise click.UsageError("name what is reported: RUN..., or --arm NAME=RUN,...")
+    if len(runs) == 1 and not arms:
         _report(runs[0], page, trust=trust)
     else:
-        _report_of_several(runs, page, trust=trust)
+        _report_of_several(runs, arms, page, trust=trust)
 
 
 def _report(run: Path, page: Path | None, *, trust: bool) -> None:
@@ -275,20 +281,26 @@ def _report(run: Path, page: Path | None, *, trust: bool) -> None:
     click.echo(f"page: {where or layout.page}")
 
 
-def _report_of_several(runs: Sequence[Path], page: Path | None, *, trust: bool) -> None:
-    """Write one page with several runs side by side, and print its path.
+def _report_of_several(runs: Sequence[Path], arms: Sequence[str], page: Path | None, *, trust: bool) -> None:
+    """Write one page with several runs and arms side by side, and print its path.
 
     Raises:
         UserError: the page has no place, or one of the runs is none.
     """
+    from mrt_hpc.analysis.arms import split_arms
+    from mrt_hpc.recipe.find import expanded
     from mrt_hpc.roles.report import write_comparison
 
+    of_arms = [(name, expanded(word)) for name, words in split_arms(arms).items() for word in words]
+    named = [*((None, run) for run in runs), *of_arms]
     if page is None:
         raise UserError(
             "several runs share one page, and it has no place of its own",
             expected="--page FILE.html",
-            advice=f"mrt-hpc report {' '.join(map(str, runs))} --page compared.html",
+            advice=f"mrt-hpc report {' '.join([*map(word, runs), *(f'--arm {shlex.quote(arm)}' for arm in arms)])} "
+            "--page compared.html",
         )
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_comparison([open_run(run)[0] for run in runs], page.absolute(), trust=trust)
+    layouts = [open_run(run)[0] for _, run in named]
+    write_comparison(layouts, page.absolute(), [arm for arm, _ in named], trust=trust)
     click.echo(f"page: {page.absolute()}")

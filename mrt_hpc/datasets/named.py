@@ -12,6 +12,7 @@ from mrt_hpc.datasets.columns import Asked
 from mrt_hpc.datasets.conversion import AtMost, Order, Prepared, Sample, SourceRecord, prepare, record_file
 from mrt_hpc.datasets.sources import Selection, hub_name
 from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.recipe.find import data_folder
 from mrt_hpc.recipe.hub_models import PREFIX
 from mrt_hpc.run.atomic import checksum
 
@@ -161,16 +162,12 @@ def fetch_command(path: Path) -> str | None:
 # Fetches a data set of the hub by its name, and makes the data file of it.
 
 
-FOLDER = Path("data")
-"""The folder of data files, unless the user names another."""
-
-
 def fetch_data(name: str, output: Path | None, *, drop_bad: bool = False, force: bool = False) -> Prepared:
     """Fetch a data set and write its data file; where the same file is there already, nothing is done.
 
     Args:
         name: of a known data set, or ``hub:OWNER/NAME[@REVISION][/SPLIT]``.
-        output: the data file; None takes ``data/NAME.jsonl``.
+        output: the data file; None takes ``NAME.jsonl`` in the user's data folder, where recipes find it.
         drop_bad: whether rows that make no problem are left out, of a data set of the hub.
         force: whether an output that is there is made again.
 
@@ -188,7 +185,7 @@ def _order(name: str, output: Path | None, force: bool) -> Order:
     source = named_source(name)
     return Order(
         source.source,
-        output or FOLDER / f"{name}.jsonl",
+        output or data_folder() / f"{name}.jsonl",
         columns=source.columns,
         drop_bad=source.sample is not None,
         force=force,
@@ -202,7 +199,7 @@ def _order(name: str, output: Path | None, force: bool) -> Order:
 
 def _order_of_hub(name: str, output: Path | None, drop_bad: bool, force: bool) -> Order:
     repository, _ = hub_name(name, Selection())
-    place = output or FOLDER / f"{repository.partition('/')[2].lower()}.jsonl"
+    place = output or data_folder() / f"{repository.partition('/')[2].lower()}.jsonl"
     return Order(name, place, drop_bad=drop_bad, force=force)
 
 

@@ -13,7 +13,6 @@ import os
 import resource
 import signal
 import time
-import traceback
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -25,7 +24,7 @@ from typing import Protocol, Self
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from mrt_hpc.domains.base import Judgement, Verifier
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import ExitCode, UserError, in_a_line
 from mrt_hpc.run.process import die_with_pool_owner
 from mrt_hpc.run.records import Gold, golds_of
 
@@ -53,12 +52,6 @@ def limit_memory(limit_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _in_a_line(error: Exception) -> str:
-    """An error with the place where it was raised, short enough for a line of the log."""
-    *_, place = traceback.extract_tb(error.__traceback__)
-    return f"{error!r:.200} ({Path(place.filename).name}:{place.lineno})"
-
-
 def judge_timed(verifier: Verifier, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
     """The judgement of one pair and the processor seconds it took; an error of the verifier makes the answer
     unreadable, but for what this machine lacks.
@@ -74,10 +67,12 @@ def judge_timed(verifier: Verifier, answer: str, gold: str, limit_s: float) -> t
     signal.setitimer(signal.ITIMER_PROF, limit_s)
     try:
         judgement = verifier.judge(answer, gold)
+        if not isinstance(judgement, Judgement) or judgement.correct not in (True, False):
+            raise TypeError(f"{verifier.type} returned {judgement!r:.80}, which is no Judgement of true or false")
     except UserError:
         raise
     except Exception as error:  # any error that a hostile answer causes, MemoryError and RecursionError too, scores 0
-        judgement = Judgement(correct=False, readable=False, error=_in_a_line(error))
+        judgement = Judgement(correct=False, readable=False, error=in_a_line(error))
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
     return judgement, time.process_time() - started

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.model_samples import VALUED_SUITE
+from mrt_hpc.analysis.model_samples import SUITE_WITH
 from mrt_hpc.analysis.published import BENCHMARKS
 from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.recipe.choices import Boundaries
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import EvaluationRecipe
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
     Typed = Callable[[str | None, str], str]
     """The command on a suite (None for the same one) and a benchmark, as the user types it."""
-
-EXTRAPOLATION_SUITE = "paper_extrapolation"
-"""What is advised where a suite has no extrapolation."""
 
 
 @dataclass(frozen=True)
@@ -31,23 +29,17 @@ class Needs:
     """A prover."""
     answers: bool = False
     """A prover that samples answers."""
-    episodes: bool = False
-    """A way of evaluating whose boundaries are the ends of episodes."""
-    budgets: bool = False
-    """A way of evaluating whose boundaries stand for budgets past that of the training."""
+    boundaries: tuple[Boundaries, ...] = tuple(Boundaries)
+    """A way of evaluating whose boundaries are at one of these places."""
 
     @property
     def suite(self) -> str:
         """One that has all this."""
-        return EXTRAPOLATION_SUITE if self.budgets else VALUED_SUITE
+        return SUITE_WITH[self.boundaries[0]]
 
-    def suits(self, recipe: EvaluationRecipe, benchmark: Benchmark) -> bool:
+    def suits(self, benchmark: Benchmark) -> bool:
         """Whether the way of evaluating of a benchmark is one that the analysis makes sense of."""
-        mode = benchmark.mode
-        if self.budgets:
-            base = recipe.sampling_of(benchmark).max_tokens
-            return mode is not None and bool(mode.boundary_budgets(base))
-        return not self.episodes or mode is None or mode.cuts_episodes
+        return (Boundaries.EPISODES if benchmark.mode is None else benchmark.mode.boundaries) in self.boundaries
 
 
 def analysed_benchmark(recipe: EvaluationRecipe, needs: Needs, name: str | None, typed: Typed) -> Benchmark:
@@ -65,7 +57,7 @@ def analysed_benchmark(recipe: EvaluationRecipe, needs: Needs, name: str | None,
     """
     advice = typed(needs.suite, name if name in BENCHMARKS else BENCHMARKS[0])
     _require_prover(recipe, needs, advice)
-    suiting = [benchmark.name for benchmark in recipe.evaluation.benchmarks if needs.suits(recipe, benchmark)]
+    suiting = [benchmark.name for benchmark in recipe.evaluation.benchmarks if needs.suits(benchmark)]
     if not suiting:
         raise _unsuited(recipe, needs, recipe.evaluation.benchmarks, advice)
     chosen = _chosen(recipe, suiting, name, typed)
@@ -82,9 +74,7 @@ def _unsuited(recipe: EvaluationRecipe, needs: Needs, benchmarks: Sequence[Bench
         f"this analysis cannot use samples of mode {', '.join(ways)}, which {names} would give",
         value=", ".join(ways),
         where=_suite(recipe),
-        expected="mode: {type: extrapolation}"
-        if needs.budgets
-        else "a mode that cuts thoughts into episodes, as direct",
+        expected=f"a mode whose boundaries are {' or '.join(needs.boundaries)}",
         advice=advice,
     )
 

@@ -210,6 +210,12 @@ def refuse_lost_models(recipe: EvaluationRecipe, root: Path) -> None:
                 raise _cannot_be_kept(run, version)
 
 
+def awaited_jobs(recipe: EvaluationRecipe, layout: RunLayout) -> list[str]:
+    """The ids of the queued jobs that will publish the weights versions that an evaluation has not taken over yet."""
+    found = (publishing_jobs(run, [version]).values() for run, version in _wanted(recipe, layout))
+    return list(dict.fromkeys(chain.from_iterable(chain.from_iterable(found))))
+
+
 def pin_models(recipe: EvaluationRecipe, layout: RunLayout, warn: Callable[[str], None]) -> None:
     """Pin the weights versions that an evaluation has not taken over yet.
 

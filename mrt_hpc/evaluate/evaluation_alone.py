@@ -16,7 +16,15 @@ from mrt_hpc.plan.compile import evaluation_plan
 from mrt_hpc.plan.memory_fit import refuse_unfit
 from mrt_hpc.recipe.find import SUITES, find
 from mrt_hpc.recipe.hub_models import hub_model_of
-from mrt_hpc.recipe.load import SECTION, apply, read_suite, with_absolute_paths, with_open_forced_texts, with_prompt_of
+from mrt_hpc.recipe.load import (
+    SECTION,
+    apply,
+    read_suite,
+    with_absolute_paths,
+    with_data_in,
+    with_open_forced_texts,
+    with_prompt_of,
+)
 from mrt_hpc.recipe.lock import FREE_SECTIONS
 from mrt_hpc.recipe.schema import EvaluationRecipe, Recipe
 from mrt_hpc.recipe.sections import Benchmark, Prompt
@@ -69,9 +77,7 @@ def evaluation_recipe(
             decides numbers and that neither the suite nor an override states.
     """
     source = read_suite(find(SUITES, suite), advice=f"mrt-hpc eval MODEL --suite {suite}")
-    section = dict(source.data[SECTION])
-    if data is not None:
-        section["benchmarks"] = _with_data(section.get("benchmarks"), data.absolute())
+    section = dict(with_data_in(source.data, data)[SECTION])
     taken = _taken(models.recipes, stated=_stated(section, overrides))
     fields: dict[str, Any] = {**taken, **source.data, SECTION: section}
     section.setdefault("results", str((results or RESULTS).absolute()))
@@ -86,18 +92,6 @@ def evaluation_recipe(
     recipe = validate(replace(source, data=whole), EvaluationRecipe, whole)
     recipe = recipe.model_copy(update={"inputs": inputs_of(recipe)})
     return recipe.model_copy(update={"name": name_of(recipe)})
-
-
-def _with_data(benchmarks: Any, folder: Path) -> Any:
-    """The benchmarks of a suite with their files in another folder."""
-    if not isinstance(benchmarks, list):
-        return benchmarks
-    return [
-        {**b, "problems": {**b["problems"], "path": str(folder / Path(b["problems"]["path"]).name)}}
-        if isinstance(b, dict) and isinstance(b.get("problems"), dict) and "path" in b["problems"]
-        else b
-        for b in benchmarks
-    ]
 
 
 def _stated(section: dict[str, Any], overrides: Sequence[str]) -> set[str]:
@@ -165,17 +159,25 @@ def inputs_of(recipe: EvaluationRecipe) -> dict[str, str]:
     it takes long. Weights versions of runs and commits of the hub never change.
     """
     problems = [Path(path) for b in recipe.evaluation.benchmarks if (path := getattr(b.problems, "path", None))]
-    files = [path for path in (*problems, *prompt_files(recipe).values(), *own_files(recipe)) if path.is_file()]
     changeable = [model.path for model in recipe.models if model.run is None and hub_model_of(model.path) is None]
     models = [path for path in map(Path, changeable) if path.is_dir()]
-    return {**{str(path): checksum(path) for path in files}, **{str(path): _state(path) for path in models}}
+    files = [path for path in (*problems, *prompt_files(recipe).values(), *own_files(recipe)) if path.is_file()]
+    return {str(path): _state(path) for path in (*files, *models)}
 
 
-def _state(directory: Path) -> str:
-    """A digest of the names, sizes and times of the files of a directory."""
-    states = {path.name: path.stat() for path in sorted(directory.iterdir()) if path.is_file()}
+def _state(path: Path) -> str:
+    """The checksum of a file; of a directory a digest of the names, sizes and times of its files."""
+    if path.is_file():
+        return checksum(path)
+    states = {path.name: path.stat() for path in sorted(path.iterdir()) if path.is_file()}
     files = [(name, state.st_size, state.st_mtime_ns) for name, state in states.items()]
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+
+
+def as_it_stands(recipe: EvaluationRecipe) -> EvaluationRecipe:
+    """The recipe of an evaluation that has begun, with the state that its files have now: none for one that is gone."""
+    paths = [path for path in map(Path, recipe.inputs) if path.exists()]
+    return recipe.model_copy(update={"inputs": {str(path): _state(path) for path in paths}})
 
 
 def narrowed(recipe: EvaluationRecipe, benchmark: Benchmark) -> EvaluationRecipe:

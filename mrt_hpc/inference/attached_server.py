@@ -21,7 +21,7 @@ from mrt_hpc.run.waiting import wait_until
 
 log = logging.getLogger(__name__)
 
-AGAIN = "start it again (mrt-hpc serve RECIPE), then type the same submit command again"
+AGAIN = "start it again (mrt-hpc serve RECIPE), then mrt-hpc submit RUN"
 """The command to type where an attached server has failed."""
 
 
@@ -139,7 +139,7 @@ class AttachedServer:
 
     def _other_settings(self, has: str, wanted: str) -> UserError:
         what = "was started with other settings than the recipe asks for"
-        advice = "start it with this recipe (mrt-hpc serve RECIPE), then type the same submit command again"
+        advice = "start it with this recipe (mrt-hpc serve RECIPE), then mrt-hpc submit RUN"
         return self._refused(what, value=has, expected=wanted, advice=advice)
 
     def _refused(self, what: str, **facts: Any) -> UserError:

@@ -14,7 +14,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.inference.tokens import BYTE_LEVEL_SPACE, SPACE_MARK, load_tokenizer
 from mrt_hpc.recipe.chat_template import COMPLETION, QUESTION, CheckedTemplate, given_to, opened, template_text, user
 from mrt_hpc.recipe.sections import Prompt
-from mrt_hpc.run.problems import SolvedProblem, read_examples
+from mrt_hpc.run.problems import SolvedProblem, read_examples, shown_before
 from mrt_hpc.run.records import Problem
 
 if TYPE_CHECKING:
@@ -103,16 +103,7 @@ class Prompter:
         Raises:
             UserError: there are too few.
         """
-        others = [example for example in self.examples if example.problem.strip() != problem.strip()]
-        if len(others) < self.prompt.shots:
-            raise UserError(
-                "there are fewer examples than prompt.shots, those with the asked problem left out",
-                value=len(others),
-                where=self.prompt.examples,
-                expected=f"at least {self.prompt.shots}",
-                advice=f"add examples to that file, or submit with --set prompt.shots={len(others)}",
-            )
-        return others[: self.prompt.shots]
+        return shown_before(problem, self.examples, self.prompt)
 
     def next_turn(self, question: str) -> str:
         """Return the text between a completion of the model and its next one: the end of its turn, the question, and

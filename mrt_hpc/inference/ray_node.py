@@ -107,7 +107,7 @@ class RayNode:
                 f"the Ray node of this task ended with status {code}",
                 value=self.place.address,
                 where=self.log,
-                advice="read the end of that log; the same submit command starts the task again",
+                advice="read the end of that log; mrt-hpc submit RUN starts the task again",
                 exit_code=ExitCode.RETRYABLE,
             )
 

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 RECOVERY_DEADLINE_S = 60.0
 """The time after which a server that runs but does not answer counts as dead."""
 _LOOK_EVERY_S = 0.2
-READ_LOG = "read the end of that log; the same submit command starts the server again"
+READ_LOG = "read the end of that log; mrt-hpc submit RUN starts the server again"
 """The advice in the error when a server has failed."""
 _LOG_TAIL_BYTES, _CAUSE_BYTES = 4000, 64_000
 """The bytes of the log: what an error shows, and what is searched for a known cause, which stands above the last
@@ -266,7 +266,7 @@ class VllmServer:
             raise UserError(
                 "the vLLM server was closed",
                 where=self.log,
-                advice="nothing where the task was asked to end; the same submit command starts the server again",
+                advice="nothing where the task was asked to end; mrt-hpc submit RUN starts the server again",
                 exit_code=ExitCode.RETRYABLE,
             )
 

@@ -22,7 +22,7 @@ CONTROL_TIMEOUT_S = 60.0
 """The time-out for control routes that answer without waiting."""
 LOOK_TIMEOUT_S = 10.0
 """The time-out for routes that a healthy server answers at once."""
-READ_LOG = "read the end of the server's log; the same submit command starts the server again"
+READ_LOG = "read the end of the server's log; mrt-hpc submit RUN starts the server again"
 """The advice in an error of a server that does not name its log."""
 UNIX = "unix:"
 """The prefix of an address that is the path of a Unix socket."""
@@ -273,7 +273,7 @@ def refuse_no_weights(directory: Path) -> None:
             "the directory holds no weights to load",
             where=directory,
             expected=expected,
-            advice=f"ls {word(directory)} shows what is there; the same submit command runs the task again",
+            advice=f"ls {word(directory)} shows what is there; mrt-hpc submit RUN runs the task again",
             exit_code=ExitCode.RETRYABLE,
         )
 

@@ -271,7 +271,7 @@ def _across_nodes(settings: ServerSettings) -> dict[str, object]:
             value=f"{settings.stages} nodes",
             where="resources.inference.gpus",
             expected="GPUs; without them the server computes on the first node, and all nodes grade",
-            advice="set resources.inference.gpus to the GPUs of a node, or to 0; then the same submit command",
+            advice="set resources.inference.gpus to the GPUs of a node, or to 0; then mrt-hpc submit RUN",
         )
     return {"distributed-executor-backend": "ray", "pipeline-parallel-size": settings.stages}
 
@@ -417,7 +417,7 @@ def refuse_stranger(path: Path, pid: int) -> None:
             value=f"process {listener}",
             where=path,
             expected=f"process {pid}",
-            advice=f"ps -fp {listener} shows that process; the same submit command starts the server again, at "
+            advice=f"ps -fp {listener} shows that process; mrt-hpc submit RUN starts the server again, at "
             "another socket",
             exit_code=ExitCode.RETRYABLE,
         )

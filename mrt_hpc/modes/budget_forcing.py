@@ -13,6 +13,7 @@ from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
 from mrt_hpc.modes.base import Mode, closes_thought, needs_tags, needs_words
 from mrt_hpc.modes.writer import Draft, Thought, Writer
 from mrt_hpc.recipe.base import Tokens, misfit
+from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.kinds import DEFAULT_FORCED_TEXT
 from mrt_hpc.recipe.sections import BenchmarkSampling
 
@@ -25,10 +26,10 @@ class BudgetForcing(Mode):
     answers by itself, unless ``extend`` makes it go on. All budgets of a sample cut one thought; each gives a rollout
     with a reward, and that of the largest budget is the result. Values are asked for at the start and at the cuts.
 
-    Source: paper, Section 6 (test-time compute by budget).
+    Source: budget forcing (Muennighoff et al., 2025), by which the paper extends thoughts (Section 8.5.1).
     """
 
-    cuts_episodes: ClassVar[bool] = False
+    boundaries: ClassVar[Boundaries] = Boundaries.CUTS
     type: Literal["budget_forcing"] = "budget_forcing"
     budgets: Annotated[tuple[Tokens, ...], Field(min_length=1)]
     """The numbers of tokens at which the thought is cut, in ascending order. They may exceed evaluation.max_tokens."""

@@ -13,6 +13,7 @@ from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
 from mrt_hpc.modes.base import Mode, closes_thought, needs_tags, needs_words
 from mrt_hpc.modes.writer import Draft, Writer
 from mrt_hpc.recipe.base import Count, Tokens, misfit
+from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.kinds import DEFAULT_FORCED_TEXT
 from mrt_hpc.recipe.sections import BenchmarkSampling
 
@@ -27,10 +28,11 @@ class Extrapolation(Mode):
     belongs to evaluation.max_tokens, boundary j + 1 to j * value_every * tokens more. The reward is that of the answer
     after the last extension.
 
-    Source: paper, Section 6 (extrapolation), and the authors' code.
+    Source: paper, Appendix F (extrapolation), and the authors' code (pass_at_k_extrapolate.py), which lets the thought
+    go on from each such point instead of forcing an answer.
     """
 
-    cuts_episodes: ClassVar[bool] = False
+    boundaries: ClassVar[Boundaries] = Boundaries.EXTENSIONS
     type: Literal["extrapolation"] = "extrapolation"
     words: Annotated[tuple[str, ...], Field(min_length=1)] = CONTINUATION_WORDS
     """The words that continue the thought, in rotation."""

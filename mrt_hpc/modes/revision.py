@@ -13,6 +13,7 @@ from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
 from mrt_hpc.modes.base import Mode
 from mrt_hpc.modes.writer import Draft, Writer
 from mrt_hpc.recipe.base import Count, Tokens
+from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.sections import BenchmarkSampling
 from mrt_hpc.run.records import FinishReason, Problem
 
@@ -85,7 +86,7 @@ class HistoryConditioned(Mode):
     Source: paper, experiments with backtracking.
     """
 
-    adds_stages: ClassVar[bool] = True
+    boundaries: ClassVar[Boundaries] = Boundaries.LAST_ATTEMPT
     type: Literal["history_conditioned"] = "history_conditioned"
     backtrack: str | None = DEFAULT_SEND_BACK
     """The sentence after the attempt that sends the model back; null says the problem again in its place."""
@@ -124,7 +125,7 @@ class Linearised(Mode):
     Source: paper, experiments with backtracking (linearised evaluation).
     """
 
-    adds_stages: ClassVar[bool] = True
+    boundaries: ClassVar[Boundaries] = Boundaries.LAST_ATTEMPT
     type: Literal["linearised"] = "linearised"
     rounds: Annotated[int, Field(ge=2, le=1000)] = 4
     """The number of attempts of a sample, the first one included."""

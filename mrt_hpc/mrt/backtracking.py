@@ -110,7 +110,7 @@ def first_loss(values: NDArray[np.float64], rollouts: Sequence[int], min_loss_si
         rollouts: [k + 1] the number of these rollouts.
         min_loss_sigmas: how many standard errors a loss is larger than; 0 takes any loss.
 
-    Source: the authors' code, which takes any loss.
+    Source: the project's own; the variant is the paper's, and no code of it is released.
     """
     n = np.asarray(rollouts, dtype=np.float64)
     before, after = n[:-1], n[1:]

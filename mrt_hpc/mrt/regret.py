@@ -1,4 +1,4 @@
-"""Normalised regret: the distance of a trace from an oracle that is right from the start (paper, Sections 4 and 5).
+"""Normalised regret: the distance of a trace from an oracle that is right from the start (paper, Sections 4 and 8.5.1).
 
 For one trace, the area under its values against its tokens from (0, 0) to a budget C, by trapezoids, with linear
 interpolation at C, or the last value held to C where the trace ends earlier; divided by C. Regret is 1 less the mean of
@@ -32,7 +32,7 @@ def area_under_values(tokens: NDArray[np.float64], values: NDArray[np.float64], 
     Raises:
         ValueError: the lengths differ, or the budget is not positive.
 
-    Source: paper, Section 5 (normalised regret).
+    Source: paper, Section 8.5.1 (Figures 9 and 12), and the authors' code (regret.ipynb, areas by cutoff).
     """
     if len(tokens) != len(values) or not len(tokens):
         raise ValueError(f"{len(tokens)} boundaries do not match {len(values)} values")
@@ -55,6 +55,21 @@ class TraceCurve:
     """[k + 1] V_0 .. V_k."""
 
 
+def joined(curve: TraceCurve, extensions: TraceCurve) -> TraceCurve:
+    """Return the values of a trace, and after them those of its extensions past the budget, as one curve.
+
+    An extension with fewer tokens than the boundary before it counts no fewer, so that the area has a base.
+
+    Args:
+        curve: the values of the trace up to its end.
+        extensions: the values of the same trace after its extensions.
+
+    Source: paper, Section 8.5.1 (Figures 9 and 12), and the authors' code (regret.ipynb, areas by extrapolation).
+    """
+    tokens = np.maximum.accumulate(np.concatenate([curve.tokens, extensions.tokens]))
+    return TraceCurve(tokens, np.concatenate([curve.values, extensions.values]))
+
+
 def area_of_episodes(curve: TraceCurve, episodes: int, budget: float) -> float:
     """Return the area of a trace that is stopped after its first episodes, with the value held that it has there.
 
@@ -68,7 +83,8 @@ def area_of_episodes(curve: TraceCurve, episodes: int, budget: float) -> float:
     Raises:
         ValueError: the lengths of the curve differ, or the budget is not positive.
 
-    Source: the authors' code (areas by episode budget).
+    Source: the project's own. What the paper's Appendix E shows by the number of episodes is another quantity, see
+    :func:`regret_against_voting`.
     """
     kept = slice(0, episodes + 1)
     return area_under_values(curve.tokens[kept], curve.values[kept], budget)
@@ -84,7 +100,7 @@ def regret_by_problem(traces: Mapping[str, Sequence[TraceCurve]], budget: float)
     Raises:
         ValueError: a problem has no trace.
 
-    Source: paper, Section 4 (cumulative regret) and Section 5.
+    Source: paper, Section 4 (cumulative regret) and Section 8.5.1 (normalised).
     """
     if not all(traces.values()):
         raise ValueError("regret needs at least one trace of every problem")
@@ -92,6 +108,38 @@ def regret_by_problem(traces: Mapping[str, Sequence[TraceCurve]], budget: float)
         problem: 1.0 - float(np.mean([area_under_values(t.tokens, t.values, budget) for t in mine]))
         for problem, mine in traces.items()
     }
+
+
+VOTES = (1, 2, 4, 8)
+"""p: the sizes of the votes that thinking on is measured against (paper, Appendix E)."""
+_ANSWERS = (1.0, 2.0, 4.0, 6.0)
+"""The answers that one more episode is taken to cost, up to 6: there the vote is the mean of those of 4 and of 8."""
+
+
+def regret_against_voting(votes: NDArray[np.float64], episodes: int) -> float | None:
+    """Return what thinking on loses to the better of thinking on and of voting, over the first episodes of a trace.
+
+    From boundary i, one more episode is taken to cost as much as 6 answers, and to raise the accuracy evenly from
+    [maj@1]_i to [maj@1]_(i+1). A vote at boundary i is [maj@p]_i. The better of both, point by point, is the optimum;
+    the area between it and thinking on, summed over i, is divided by the area below it.
+
+    Args:
+        votes: [k + 1, 4] of each boundary, [maj@p]_j for p = 1, 2, 4 and 8.
+        episodes: b, the number of episodes that count; a trace with fewer has all of its episodes.
+
+    Returns:
+        In [0, 1]; None where the area below the optimum is 0, and for a trace without an episode.
+
+    Source: paper, Appendix E, and the authors' code (regret_additional.ipynb).
+    """
+    kept = votes[: episodes + 1]
+    now, later = kept[:-1], kept[1:, :1]
+    at = np.array(_ANSWERS)
+    voting = np.column_stack([now[:, :3], now[:, 2:].mean(axis=1)])
+    thinking = now[:, :1] + (at - at[0]) / (at[-1] - at[0]) * (later - now[:, :1])
+    optimum = np.maximum(voting, thinking)
+    whole = float(np.trapezoid(optimum, at).sum())
+    return float(np.trapezoid(optimum - thinking, at).sum()) / whole if whole else None
 
 
 def reward_within(

@@ -13,10 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations
 from math import comb, exp, log, log1p
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mrt_hpc.mrt.values import Vote, majority
 
 FloatArray = NDArray[np.float64]
 
@@ -105,6 +108,29 @@ def majority_at_k(counts: AnswerCounts, k: int) -> float:
     classes = [_chances(size, min(size, k), chance) for size in counts.wrong]
     wins = sum(right[v] * _share(classes, none, v, k) for v in range(1, min(counts.right, k) + 1))
     return float(min(1.0, wins / every[k]))
+
+
+MOST_DRAWS = 1000
+"""The most draws of k of the n answers of which a weighted vote is the mean."""
+
+
+def weighted_majority_at_k(votes: Sequence[Vote], k: int) -> float:
+    """Return the chance that the right answer wins the weighted vote of k of the n answers, drawn without replacement.
+
+    It is the mean over all draws, where :func:`mrt_hpc.mrt.values.majority` decides each: ties count one half.
+
+    Args:
+        votes: [n] right answers share one text.
+        k: the voters.
+
+    Raises:
+        ValueError: k exceeds n or is below 1, or there are more than ``MOST_DRAWS`` draws.
+
+    Source: paper, Section 5, and the authors' code (episode_scaling_curve.ipynb), which draws at random.
+    """
+    if not 1 <= k <= len(votes) or comb(len(votes), k) > MOST_DRAWS:
+        raise ValueError(f"the weighted vote of {k} of {len(votes)} answers is none of at most {MOST_DRAWS:,} draws")
+    return float(np.mean([majority(drawn).value for drawn in combinations(votes, k)]))
 
 
 def _chances(size: int, most: int, chance: float) -> FloatArray:

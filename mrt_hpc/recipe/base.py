@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,24 @@ def misfit(field: str, reason: str, fits: str | None = None) -> PydanticCustomEr
         fits: a value of the field that removes this refusal, as YAML; None where it is not known.
     """
     return PydanticCustomError("misfit", "{reason}", {"field": field, "reason": reason, "fits": fits})
+
+
+def refuse_all(*checks: Callable[[], None]) -> None:
+    """Make several checks, each of which refuses with a ``misfit``.
+
+    Raises:
+        ValidationError: the refusals of all of them, one for each field.
+    """
+    refused: dict[str, PydanticCustomError] = {}
+    for check in checks:
+        try:
+            check()
+        except PydanticCustomError as error:
+            refused.setdefault((error.context or {}).get("field", str(error)), error)
+    if refused:
+        raise ValidationError.from_exception_data(
+            "fields", [InitErrorDetails(type=e, input=None) for e in refused.values()]
+        )
 
 
 class Section(BaseModel):

@@ -1,7 +1,8 @@
-"""Choices of a recipe that other rooms read: how the trainer computes, and which rule finds an answer.
+"""Choices of a recipe that other rooms read: how the trainer computes, which rule finds an answer, and where the
+boundaries of a way of evaluating are.
 
-They have a module of their own, so that the trainer and the verifiers can be used without the packages that recipes
-need. :mod:`mrt_hpc.domains.extraction` has the rules.
+They have a module of their own, so that the trainer, the verifiers and the help of the commands do without the packages
+that recipes need. :mod:`mrt_hpc.domains.extraction` has the rules.
 """
 
 from __future__ import annotations
@@ -48,3 +49,12 @@ REFERENCE_MARKERS = (
     "But hold on",
 )
 """The authors' markers of reconsideration: a paragraph that begins with one may open an episode."""
+
+
+class Boundaries(StrEnum):
+    """Where the boundaries of the traces of a benchmark are. An analysis says of which of them it makes sense."""
+
+    EPISODES = "the ends of the episodes of one thought"
+    LAST_ATTEMPT = "the ends of the episodes of the last of several attempts"
+    CUTS = "the places where a thought was cut"
+    EXTENSIONS = "the ends of extensions of a thought"

@@ -106,7 +106,7 @@ def evaluation_fits(recipe: Experiment) -> None:
         raise misfit(
             "evaluation.regret_tokens", f"sampled with prover {prover.type}, which samples no answers to be counted"
         )
-    if max(evaluation.regret_budgets, default=0) > evaluation.max_tokens:
+    if max(evaluation.budgets, default=0) > evaluation.max_tokens:
         raise misfit(
             "evaluation.regret_budgets", "no more than evaluation.max_tokens: nothing is known of longer traces"
         )

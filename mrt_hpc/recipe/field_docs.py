@@ -198,7 +198,11 @@ def _texts(documented: type) -> dict[str, str]:
     Python keeps none of them, so they are read from the source, and only when somebody asks for one: reading those of
     all sections takes a quarter of the time of ``mrt-hpc plan``.
     """
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(documented))).body
+    try:
+        source = inspect.getsource(documented)
+    except (OSError, TypeError):  # a class of the user's own may come without its source
+        return {}
+    (definition,) = ast.parse(textwrap.dedent(source)).body
     assert isinstance(definition, ast.ClassDef)
     return dict(filter(None, map(_documented_name, definition.body, definition.body[1:])))
 
@@ -228,28 +232,43 @@ KEY = "[key]"
 """The last step of pydantic's location if the name of an entry is wrong, not its value."""
 
 
-def field_names_at(model: type[BaseModel], location: Location) -> list[str]:
-    """Names of the fields of the model at ``location`` (as pydantic gives it, tags of unions included)."""
-    return [name for m in models_of(_annotation_at(model, location)) for name in m.model_fields]
+def models_of(annotation: Any, kind: str | None = None) -> list[type[BaseModel]]:
+    """The models behind an annotation: through unions, optionals, lists and tuples.
 
-
-def _annotation_at(model: type[BaseModel], location: Location) -> Any:
-    """The annotation at ``location``, with its constraints; None if there is none."""
-    at: Any = model
-    for step in location:
-        at = None if at is None else _below(at, step)
-    return at
-
-
-def models_of(annotation: Any) -> list[type[BaseModel]]:
-    """The models behind an annotation: through unions, optionals, lists and tuples."""
+    Args:
+        annotation: a type as pydantic checks it.
+        kind: the ``type`` of the section, where it is known: it may name a class of the user's own.
+    """
     if registry := registry_in(annotation):
-        return [*registry.classes]
+        own = None if kind is None else registry.find(kind)
+        return [*registry.classes] if own is None else [own]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if typing.get_origin(annotation) in (Union, types.UnionType, tuple, list, Annotated):
-        return [m for inner in typing.get_args(annotation) for m in models_of(inner)]
+        return [m for inner in typing.get_args(annotation) for m in models_of(inner, kind)]
     return []
+
+
+def _models_in(annotation: Any, data: Any) -> list[type[BaseModel]]:
+    """The models that a file's content may be of: the one that its ``type`` names, or else all."""
+    kind = child(data, "type")
+    models = models_of(annotation, kind if isinstance(kind, str) else None)
+    return [model for model in models if tag_of(model) == kind] or models
+
+
+def sections_with_own_classes(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Registry[Any]]]:
+    """The sections whose ``type`` may name a class of the user's own: their dotted names, and their registries."""
+    for name, field in model.model_fields.items():
+        annotation = whole_annotation(field)
+        yield from ((f"{prefix}{name}", registry) for registry in _registries(annotation))
+        for section in models_of(annotation):
+            yield from sections_with_own_classes(section, f"{prefix}{name}.")
+
+
+def _registries(annotation: Any) -> list[Registry[Any]]:
+    if registry := registry_in(annotation):
+        return [registry]
+    return [found for inner in get_args(annotation) for found in _registries(inner)]
 
 
 @dataclass(frozen=True)
@@ -271,7 +290,7 @@ class DocumentedField:
         """Whether this is the field asked for, or one below it; the types of sections may be left out, or given as in
         ``prover.majority``.
         """
-        names = (re.sub(r"\[\w+\]", "", self.name), self.name.replace("[", ".").replace("]", ""))
+        names = (re.sub(r"\[[^\]]+\]", "", self.name), self.name.replace("[", ".").replace("]", ""))
         wanted = asked.replace("[", ".").replace("]", "")
         return any(name == wanted or name.startswith(f"{wanted}.") for name in names)
 
@@ -296,32 +315,49 @@ def _default_text(field: FieldInfo) -> str | None:
     return "see below" if isinstance(default, BaseModel) else yaml_text(default)
 
 
-def values_at(model: type[BaseModel], location: Location) -> str | None:
-    """What the field at ``location`` (as pydantic gives it) takes, in words; None where that is no field."""
-    of_key = location[-1:] == (KEY,)
-    if (at := _annotation_at(model, location[:-2] if of_key else location)) is None:
-        return None
-    return values_in_words(_inner(at, dict)[0] if of_key else at)
+@dataclass(frozen=True)
+class FieldAt:
+    """A field of a model at a place of a file, whose content decides the classes of the sections around it."""
+
+    annotation: Any
+    """Of its values, with their constraints; None where that is no field."""
+    text: str
+    """What is written about it, or about the list or dictionary that it stands in; empty where there is nothing."""
+    names: tuple[str, ...]
+    """The names of the fields below it."""
+
+    @property
+    def values(self) -> str | None:
+        """What it takes, in words; None where it is no field."""
+        return None if self.annotation is None else values_in_words(self.annotation)
+
+    @property
+    def meaning(self) -> str:
+        """The first sentence of its text."""
+        return re.split(r"(?<=\.)\s+(?=[A-Z])", self.text)[0]
+
+    @property
+    def reason(self) -> str | None:
+        """Why its range ends where it does; None where nothing is said."""
+        return reason_of_range(self.annotation)
 
 
-def reason_at(model: type[BaseModel], location: Location) -> str | None:
-    """Why the range of the field at ``location`` ends where it does; None where nothing is said."""
-    return reason_of_range(_annotation_at(model, location))
+def field_at(model: type[BaseModel], data: Any, location: Location) -> FieldAt:
+    """The field at a place of a file.
 
-
-def meaning_at(model: type[BaseModel], location: Location) -> str:
-    """The first sentence about the field at ``location``, or about the list or dictionary that the value stands in;
-    empty where nothing is said.
+    Args:
+        model: the model of ``data``.
+        data: what the file holds. A ``type`` in it names the class of its section, which may be the user's own.
+        location: of the field, without the tags of unions; its last step may be ``KEY``.
     """
     at: Any = model
-    text = ""
-    for step in location:
-        for candidate in models_of(at):
-            if step in candidate.model_fields:
-                text = _text_of(candidate, str(step))
-        if (at := _below(at, step)) is None:
-            break
-    return re.split(r"(?<=\.)\s+(?=[A-Z])", text)[0]
+    text, of_key = "", location[-1:] == (KEY,)
+    for step in location[:-2] if of_key else location:
+        holder = _holder(at, data, step)
+        text = text if holder is None else _text_of(holder, str(step))
+        at, data = _below(holder or at, step), child(data, step)
+    names = (name for found in _models_in(at, data) for name in found.model_fields)
+    return FieldAt(_inner(at, dict)[0] if of_key else at, text, tuple(dict.fromkeys(names)))
 
 
 def default_at(model: type[BaseModel], data: Any, location: Location) -> Any:
@@ -346,10 +382,8 @@ def default_at(model: type[BaseModel], data: Any, location: Location) -> Any:
 
 
 def _holder(annotation: Any, data: Any, step: int | str) -> type[BaseModel] | None:
-    """The model with a field of this name: the one that the ``type`` in the data names, or else the first."""
-    models = [model for model in models_of(annotation) if step in model.model_fields]
-    named = (model for model in models if isinstance(data, dict) and tag_of(model) == data.get("type"))
-    return next(named, models[0] if models else None)
+    """The model with a field of this name, of those that the data may be of."""
+    return next((model for model in _models_in(annotation, data) if step in model.model_fields), None)
 
 
 def _default_below(model: type[BaseModel], location: Location) -> Any:
@@ -374,8 +408,6 @@ def _below(annotation: Any, step: int | str) -> Any:
     for model in models_of(annotation):
         if step in model.model_fields:
             return whole_annotation(model.model_fields[str(step)])
-        if tag_of(model) == step:
-            return model
     if isinstance(step, int):
         items = [a for kind in (tuple, list) for a in _inner(annotation, kind) if a is not Ellipsis]
         return items[min(step, len(items) - 1)] if items else None

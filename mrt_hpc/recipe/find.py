@@ -6,6 +6,7 @@ Completion in a shell reads this module, so it imports nothing that takes time.
 from __future__ import annotations
 
 import os
+import shlex
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ import mrt_hpc
 from mrt_hpc.errors import UserError, nearest
 
 SUFFIXES = (".yaml", ".yml")
+LIST = "mrt-hpc recipes list"
+"""The command that shows all files of these kinds."""
 OTHER_KINDS = frozenset({"bases", "suites"})
 """The folders below the recipes whose files are no recipes: what recipes extend, and suites."""
 
@@ -31,21 +34,11 @@ class Kind:
     """Name of its folder in the user's configuration, and beside an installed package."""
     command: str
     """The command that takes the name of one."""
-    fields: str
-    """The command that lists the fields, for a user who has to write one."""
 
 
-RECIPES = Kind("recipe", Path("recipes"), "recipes", "mrt-hpc plan {name}", "mrt-hpc fields recipe")
-SUITES = Kind(
-    "suite",
-    Path("recipes") / "suites",
-    "recipes/suites",
-    "mrt-hpc eval MODEL --suite {name}",
-    "mrt-hpc fields evaluation",
-)
-SITES = Kind(
-    "site profile", Path("slurm") / "sites", "sites", "mrt-hpc plan RECIPE --site {name}", "mrt-hpc fields site"
-)
+RECIPES = Kind("recipe", Path("recipes"), "recipes", "mrt-hpc plan {name}")
+SUITES = Kind("suite", Path("recipes") / "suites", "recipes/suites", "mrt-hpc eval MODEL --suite {name}")
+SITES = Kind("site profile", Path("slurm") / "sites", "sites", "mrt-hpc plan RECIPE --site {name}")
 
 
 KINDS = (RECIPES, SUITES, SITES)
@@ -129,6 +122,36 @@ def configuration() -> Path:
     return (named if named.is_absolute() else Path.home() / ".config") / "mrt-hpc"
 
 
+DATA = "MRT_HPC_DATA"
+"""The variable with the folder of the user's data files."""
+
+
+def data_folder() -> Path:
+    """The folder of the user's data files, whether it exists or not: ``mrt-hpc data fetch`` writes there, and recipes
+    find there what is not where they say.
+    """
+    if named := os.environ.get(DATA):
+        return expanded(named).absolute()
+    shared = Path(os.environ.get("XDG_DATA_HOME", ""))
+    return (shared if shared.is_absolute() else Path.home() / ".local" / "share") / "mrt-hpc" / "data"
+
+
+def data_file(folder: Path, named: str) -> Path:
+    """A data file that a recipe names, whether it exists or not. A relative path starts at the folder of the recipe; if
+    no file is there, it is the file of that name in the user's data folder. A recipe of an installed package, whose
+    folder is no place for data, has it there in any case.
+
+    Args:
+        folder: of the recipe.
+        named: the path in the recipe.
+    """
+    path, own = expanded(named), data_folder() / Path(named).name
+    if path.is_absolute() or (folder / path).is_file():
+        return folder / path
+    installed = any(folder.is_relative_to(place) for place in installed_folders())
+    return own if installed or own.is_file() else folder / path
+
+
 def entries(kind: Kind) -> list[CatalogueEntry]:
     """All files of a kind by their names, sorted, and those of subfolders last. Of several with one name only the first
     is there, as it is the one that commands take.
@@ -160,6 +183,12 @@ def installed_folders() -> list[Path]:
     return [Path(sysconfig.get_path("data", scheme)) / "share" / "mrt-hpc" for scheme in schemes]
 
 
+def is_of_the_package(path: Path) -> bool:
+    """Whether a file came with the package, in a checkout or installed."""
+    folders_of_it = (Path(mrt_hpc.__file__).resolve().parents[1], *installed_folders())
+    return any(path.resolve().is_relative_to(folder) for folder in folders_of_it)
+
+
 def spellings(path: Path) -> list[Path]:
     """The files that a path without its suffix may mean."""
     if path.suffix in SUFFIXES or not path.name:
@@ -168,30 +197,19 @@ def spellings(path: Path) -> list[Path]:
 
 
 def _not_found(kind: Kind, name: str, path: Path, within: Path) -> UserError:
-    """The error with the name, each place that was searched, the files that exist there, and what to type."""
+    """The error with the name, the nearest one that is there, and each place that was searched."""
     beside = path.parent.absolute()
-    places = {folder: names_in(folder) for folder in folders(kind)}
-    places = {beside: [str(path.parent / file.name) for file in _files(beside.glob("*"))], **places}
+    places = {beside: [str(path.parent / file.name) for file in _files(beside.glob("*"))]}
+    places |= {folder: names_in(folder) for folder in folders(kind)}
     known = sorted({known for names in places.values() for known in names})
     guess = nearest(str(path), known) or nearest(str(within.parent / within.stem), known)
     return UserError(
         f"there is no such {kind.word}",
         value=name,
-        where="\n            ".join(f"{place}: {_names_in_words(place, names)}" for place, names in places.items()),
-        expected=f"{guess} is the nearest" if guess else "one of these names, or a path" if known else "a path",
-        advice=kind.command.format(name=guess) if guess else _any_of(kind) if known else kind.fields,
+        expected=f"{guess} is the nearest" if guess else f"a name that {LIST} shows, or a path",
+        where=", ".join(str(place) for place in places if place.is_dir()),
+        advice=f"{kind.command.format(name=shlex.quote(guess))}; {LIST} shows all" if guess else LIST,
     )
-
-
-def _any_of(kind: Kind) -> str:
-    return f"{kind.command.format(name='NAME')}, NAME being one of these"
-
-
-def _names_in_words(place: Path, names: list[str]) -> str:
-    """The files of a kind in one place, in words."""
-    if not place.is_dir():
-        return "not there"
-    return ", ".join(names) or "holds none"
 
 
 def names_in(folder: Path) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from mrt_hpc.recipe.base import Count, PathText, Section, Temperature, Tokens
+from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.registry import Registry
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class Refreshed(AlgorithmSettings):
 
 ALGORITHMS: Registry[AlgorithmSettings] = Registry(
     "algorithm",
+    "mrt_hpc.algorithms.base:Algorithm",
     {
         "grpo": "mrt_hpc.algorithms.grpo:Grpo",
         "length_penalty": "mrt_hpc.algorithms.length_penalty:LengthPenalty",
@@ -190,6 +192,7 @@ class ProverSettings(Section):
 
 PROVERS: Registry[ProverSettings] = Registry(
     "prover",
+    "mrt_hpc.provers.base:Prover",
     {
         "forced_answer": "mrt_hpc.provers.monte_carlo:ForcedAnswer",
         "boxed_answer": "mrt_hpc.provers.monte_carlo:BoxedAnswer",
@@ -211,12 +214,15 @@ class ModeSettings(Section):
     if TYPE_CHECKING:
         type: str
 
-    cuts_episodes: ClassVar[bool] = True
-    """Whether the boundaries of a trace are the ends of its episodes; otherwise they are at budgets of tokens."""
-    adds_stages: ClassVar[bool] = False
-    """Whether each rollout of a sample is an attempt of its own, so that the sample takes the tokens of all of them.
-    Otherwise a rollout goes on from the one before, and the last one holds all tokens that led to it.
-    """
+    boundaries: ClassVar[Boundaries] = Boundaries.EPISODES
+    """Where the boundaries of a trace are."""
+
+    @property
+    def adds_stages(self) -> bool:
+        """Whether each rollout of a sample is an attempt of its own, so that the sample takes the tokens of all.
+        Otherwise a rollout goes on from the one before, and the last one holds all tokens that led to it.
+        """
+        return self.boundaries is Boundaries.LAST_ATTEMPT
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -256,6 +262,7 @@ class ModeSettings(Section):
 
 MODES: Registry[ModeSettings] = Registry(
     "way of evaluating",
+    "mrt_hpc.modes.base:Mode",
     {
         "direct": "mrt_hpc.modes.base:Direct",
         "history_conditioned": "mrt_hpc.modes.revision:HistoryConditioned",
@@ -281,6 +288,7 @@ class VerifierSettings(Section):
 
 VERIFIERS: Registry[VerifierSettings] = Registry(
     "verifier",
+    "mrt_hpc.domains.base:Verifier",
     {
         "math": "mrt_hpc.domains.math.verifier:MathVerifier",
         "exact": "mrt_hpc.domains.simple:ExactVerifier",

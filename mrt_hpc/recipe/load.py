@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict
 
 from mrt_hpc.errors import UserError, word
-from mrt_hpc.recipe.find import RECIPES, SUITES, expanded, find, spellings
+from mrt_hpc.recipe.find import RECIPES, SUITES, data_file, expanded, find, spellings
 from mrt_hpc.recipe.hub_models import MODEL_FIELDS, is_hub_name, with_cached_models
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.site import SITES, SiteSettings
@@ -56,6 +56,8 @@ def apply(source: Source, override: str) -> None:
     else:
         target[keys[-1]] = content
         location.append(keys[-1])
+    for replaced in [place for place in source.places if place[: len(location)] == tuple(location)]:
+        del source.places[replaced]
     source.overrides[tuple(location)] = override
 
 
@@ -107,6 +109,8 @@ PATHS = (
     ("evaluation", "benchmarks", EACH, "prompt", "examples"),
 )
 """Where a recipe holds paths."""
+DATA_FILES = (("data", "path"), ("evaluation", "benchmarks", EACH, "problems", "path"))
+"""Those of problems and samples."""
 
 
 def with_absolute_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -132,8 +136,21 @@ def named_paths(data: dict[str, Any]) -> list[str]:
 
 
 def _absolute(folder: Path, path: tuple[str, ...], value: Any) -> Any:
-    is_path = isinstance(value, str) and value.strip() and not _is_hub_name_at(path, value)
-    return str(folder / expanded(value)) if is_path else value
+    if not isinstance(value, str) or not value.strip() or _is_hub_name_at(path, value):
+        return value
+    return str(data_file(folder, value) if path in DATA_FILES else folder / expanded(value))
+
+
+def with_data_in(data: dict[str, Any], folder: Path | None) -> dict[str, Any]:
+    """A recipe as it was read, with the files of problems and samples in another folder; None leaves them."""
+    if folder is not None:
+        for path in DATA_FILES:
+            data = _changed(data, path, partial(_moved, folder))
+    return data
+
+
+def _moved(folder: Path, value: Any) -> Any:
+    return str(folder.absolute() / Path(value).name) if isinstance(value, str) and value.strip() else value
 
 
 def _is_hub_name_at(path: tuple[str, ...], text: str) -> bool:
@@ -365,7 +382,7 @@ def _with_open_prover(section: dict[str, Any]) -> dict[str, Any]:
 # -- recipes and site profiles -----------------------------------------------------------------------------------------
 
 
-def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
+def load_recipe(path: Path, overrides: tuple[str, ...] = (), data_from: Path | None = None) -> Recipe:
     """Read a recipe with what it extends, override and check it. Its relative paths are made absolute, and models of
     the hub become their directories in the hub's cache. One that the cache does not hold keeps its name: `plan` says
     how to fetch it, and `submit` refuses it.
@@ -373,9 +390,10 @@ def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
     Args:
         path: the YAML file.
         overrides: texts of the form ``training.learning_rate=2e-6``; the value is YAML.
+        data_from: the folder of all files of problems and samples, in place of those that the recipe names.
 
     Raises:
-        UserError: the first thing wrong, and how many more there are; or a class would be imported from beside the
+        UserError: everything that is wrong; or a class would be imported from beside the
             file, where another user can change it.
     """
     source = read_recipe_source(path, advice=f"mrt-hpc plan {word(path)}")
@@ -383,7 +401,7 @@ def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
         apply(source, override)
     absolute = replace(source, data=with_absolute_paths(source.data, path.parent.absolute()))
     whole = with_suite(absolute, advice=f"mrt-hpc plan {word(path)}")
-    data = with_cached_models(with_open_forced_texts(whole.data))
+    data = with_cached_models(with_open_forced_texts(with_data_in(whole.data, data_from)))
     import_from(path.parent, data)
     return validate(replace(whole, data=data), Recipe, data)
 
@@ -400,7 +418,7 @@ def load_site(path: Path) -> SiteSettings:
     """Read and check a site profile; its kind may be a class of a module that lies beside it.
 
     Raises:
-        UserError: the first thing wrong with it.
+        UserError: everything that is wrong with it.
     """
     source = read_source(path, advice=f"mrt-hpc plan RECIPE --site {path}")
     import_from(path.parent, source.data)

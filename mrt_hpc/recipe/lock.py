@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib import metadata
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
@@ -27,6 +27,8 @@ from mrt_hpc.recipe.sections import HuggingFaceModel
 from mrt_hpc.recipe.source import Source, change, read_source
 from mrt_hpc.recipe.user_code import import_from, named_modules
 from mrt_hpc.recipe.validate import validate
+
+E = TypeVar("E", bound=Experiment)
 
 CODE = "code"
 """The folder beside the lock that keeps the user's own code."""
@@ -56,7 +58,7 @@ def read_recipe_lock(path: Path, *, looking: bool = False) -> Recipe:
     )
 
 
-def read_lock(path: Path, *, trust: bool = False) -> Experiment:
+def read_lock(path: Path, *, trust: bool = False) -> Recipe | EvaluationRecipe:
     """The recipe that a run, or an evaluation on its own, was made from. The classes of the user's own that it names
     are imported, from the folder of the run that keeps them.
 
@@ -75,7 +77,7 @@ def read_lock(path: Path, *, trust: bool = False) -> Experiment:
     return _checked(source)
 
 
-def look_at_lock(path: Path) -> Experiment:
+def look_at_lock(path: Path) -> Recipe | EvaluationRecipe:
     """The recipe that a run was made from, without importing anything: each section of a class of the user's own is a
     :class:`~mrt_hpc.recipe.registry.NotImported`. Whose the run is does not matter.
 
@@ -97,7 +99,7 @@ def _content(path: Path) -> Source:
     return source
 
 
-def _checked(source: Source, context: str | None = None) -> Experiment:
+def _checked(source: Source, context: str | None = None) -> Recipe | EvaluationRecipe:
     path = source.path
     correction = (
         f"restore {path} from a backup if it was changed, or continue with the version of mrt-hpc that wrote it "
@@ -235,8 +237,9 @@ SUITE = "evaluation.suite"
 """The field that cannot be set: the lock has the fields of its suite, and they would hide those of another one."""
 
 
-def changed_recipe(lock: Path, recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    """The recipe of a run with the fields of these options; relative paths in them start at the working directory.
+def changed_recipe(lock: Path, recipe: E, overrides: Sequence[str]) -> E:
+    """The recipe of a run, or of an evaluation on its own, with the fields of these options; relative paths in them
+    start at the working directory.
 
     Args:
         lock: the run's lock, which errors name.
@@ -259,4 +262,4 @@ def changed_recipe(lock: Path, recipe: Recipe, overrides: Sequence[str]) -> Reci
         apply(source, override)
     correction = " ".join(change(override) for override in overrides[-1:])
     data = with_absolute_paths(source.data, Path.cwd())
-    return validate(replace(source, data=data, correction=correction), Recipe, data)
+    return validate(replace(source, data=data, correction=correction), type(recipe), data)

@@ -9,20 +9,27 @@ from __future__ import annotations
 
 import importlib
 import json
+import pkgutil
 import sys
+import sysconfig
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from mrt_hpc.recipe.base import Section, misfit
+from mrt_hpc.errors import nearest
+from mrt_hpc.recipe.base import Section
 
 S = TypeVar("S", bound=Section)
+NO_CLASS = "no_class"
+"""The kind of fault of a ``type`` that names no class of its kind."""
+NEAREST = "is the nearest"
 LOOKING = "looking"
 """The context of a validation that imports no class of the user's own."""
 
@@ -47,6 +54,8 @@ class Registry(Generic[S]):
 
     kind: str
     """The kind in words, for messages: algorithm, prover, verifier, way of evaluating."""
+    base: str
+    """The ``module:Class`` that all of them extend."""
     built_in: Mapping[str, str]
     """Name to ``module:Class``."""
     of_functions: str | None = None
@@ -71,29 +80,55 @@ class Registry(Generic[S]):
     def _adapter(self) -> TypeAdapter[S]:
         return TypeAdapter(self.union)
 
-    def find(self, name: Any) -> type[S] | None:
-        """The class of the package that a ``type`` names; None where it names none."""
-        where = self.built_in.get(name) if isinstance(name, str) else None
-        return None if where is None else imported(where)
+    def find(self, name: str) -> type[Section] | None:
+        """The class that a ``type`` names, of the package or of the user's own; None where it names none."""
+        if where := self.built_in.get(name):
+            return imported(where)
+        try:
+            return self.of_user(name) if ":" in name else None
+        except PydanticCustomError:
+            return None
 
     def of_user(self, name: str) -> type[Section]:
         """The class that ``module:Class`` names, or that which stands for ``module:function``.
 
         Raises:
-            PydanticCustomError: there is no such module, or no such section in it.
+            PydanticCustomError: there is no such module or class, or the class is of another kind, or lacks something;
+                the error says what the module has instead.
         """
-        try:
-            named = imported(name)
-        except (ImportError, AttributeError, ValueError, TypeError) as error:
-            named_so = "Class" if self.of_functions is None else "Class or module:function"
-            what = f"module:{named_so} of an importable module, which may lie beside this file: {error!r}"
-            raise misfit("type", what) from error
-        is_own = name.partition(":")[0].partition(".")[0] not in sys.stdlib_module_names
+        module, _, called = name.partition(":")
+        content = vars(_module(module, name))
+        wanted: type[S] = imported(self.base)
+        if called not in content:
+            raise _no_class(self._instead(content, called, f"{module} has no `{called}`"))
+        named = content[called]
+        is_own = module.partition(".")[0] not in sys.stdlib_module_names
         if isinstance(named, FunctionType) and self.of_functions is not None and is_own:
-            named = imported(self.of_functions)
-        if not (isinstance(named, type) and issubclass(named, Section)):
-            raise misfit("type", f"a class of kind {self.kind}: {name} is none")
+            return imported(self.of_functions)
+        if not (isinstance(named, type) and issubclass(named, wanted)):
+            raise _no_class(self._instead(content, called, f"{name} is none"))
+        if missing := sorted(named.__abstractmethods__):
+            raise _no_class(f"a class with the method {' and '.join(missing)}, which {name} lacks: {self.base}")
+        if "type" not in named.model_fields:
+            raise _no_class(f"a class with the line `type: str` among its fields, which {name} lacks")
         return named
+
+    def _instead(self, content: Mapping[str, Any], called: str, fault: str) -> str:
+        """What a ``type`` may name, where a module does not have it: what is in the module."""
+        wanted = imported(self.base)
+        own = {
+            name: value
+            for name, value in content.items()
+            if getattr(value, "__module__", "") == content["__name__"] and not name.startswith("_")
+        }
+        fitting = [name for name, value in own.items() if isinstance(value, type) and issubclass(value, wanted)]
+        if self.of_functions is not None:
+            fitting += [name for name, value in own.items() if isinstance(value, FunctionType)]
+        guess, kind = nearest(called, fitting), f"a class of kind {self.kind} (it extends {self.base})"
+        if self.of_functions is not None:
+            kind += ", or a function"
+        has = f"{content.get('__file__')} has {', '.join(fitting) or 'none'}"
+        return f"{_nearest(guess)}{kind}: {fault}, and {has}"
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
         """Built-in classes are checked as a union, so that each fault has its place in the file. They are imported with
@@ -129,6 +164,16 @@ def _dumped(section: Section, info: core_schema.SerializationInfo) -> dict[str, 
     )
 
 
+def _nearest(guess: str | None) -> str:
+    """The beginning of a sentence about a wrong name."""
+    return f"{guess} {NEAREST}; " if guess else ""
+
+
+def _no_class(instead: str) -> PydanticCustomError:
+    """The refusal of a ``type``, with what it may be."""
+    return PydanticCustomError(NO_CLASS, "{instead}", {"instead": instead})
+
+
 def imported(where: str) -> Any:
     """What ``module:name`` names.
 
@@ -137,3 +182,46 @@ def imported(where: str) -> Any:
     """
     module, _, name = where.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def _module(module: str, name: str) -> ModuleType:
+    """The module of a class of the user's own.
+
+    Raises:
+        PydanticCustomError: there is none, or its code fails when it is imported; the error names the line.
+    """
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise _no_class(f"module:Class, and {module!r} cannot be the name of a module")
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise _broken(module, error) from error
+        guess = nearest(module, _modules_of_user())
+        found = _nearest(guess and f"{guess}:{name.partition(':')[2]}")
+        what = "module:Class of a module that is installed, or lies beside the file that names it"
+        raise _no_class(f"{found}{what}: Python finds no module `{error.name}`") from error
+    except Exception as error:  # whatever the user's code raises is a fault of the user's file
+        raise _broken(module, error) from error
+
+
+def _broken(module: str, error: Exception) -> PydanticCustomError:
+    """The refusal of a module whose code fails, with the last line of it that ran."""
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename}, line {error.lineno}"
+    else:
+        ran = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_of_import(frame.filename)]
+        place = f"{ran[-1].filename}, line {ran[-1].lineno}" if ran else module
+    return _no_class(f"a module that can be imported; {place}: {type(error).__name__}: {error}")
+
+
+def _is_of_import(file: str) -> bool:
+    """Whether a line that ran is one of the machinery of imports, and not of what is imported."""
+    return file.startswith("<frozen importlib") or file in (__file__, importlib.__file__)
+
+
+def _modules_of_user() -> list[str]:
+    """The modules that can be imported and are not installed: those beside a recipe, a site or this command."""
+    installed = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders = [folder for folder in sys.path if not any(folder.startswith(place) for place in installed)]
+    return [found.name for found in pkgutil.iter_modules(folders)]

@@ -8,11 +8,13 @@ are errors; combinations that make no sense are refused with the reason, before 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from mrt_hpc.recipe.base import Line, Name, NotNegative, NumberFormat, PathText, Section, Seed, misfit
+from mrt_hpc.recipe.base import Line, Name, NotNegative, NumberFormat, PathText, Section, Seed, misfit, refuse_all
 from mrt_hpc.recipe.combinations import (
     algorithm_fits,
     evaluation_fits,
@@ -181,13 +183,15 @@ class Experiment(Section):
         """Refuse choices that do not fit together.
 
         Raises:
-            PydanticCustomError: see :func:`mrt_hpc.recipe.base.misfit`.
+            ValidationError: see :func:`mrt_hpc.recipe.base.refuse_all`.
         """
-        names_fit("evaluation.benchmarks", [benchmark.name for benchmark in self.evaluation.benchmarks])
-        prompt_fits(self)
-        verifiers_fit(self)
-        extraction_fits(self)
-        evaluation_fits(self)
+        refuse_all(*self.checks())
+
+    def checks(self) -> Iterator[Callable[[], None]]:
+        """The checks of choices that have to fit together; none needs that another one finds nothing."""
+        names = [benchmark.name for benchmark in self.evaluation.benchmarks]
+        yield partial(names_fit, "evaluation.benchmarks", names)
+        yield from (partial(fits, self) for fits in (prompt_fits, verifiers_fit, extraction_fits, evaluation_fits))
 
 
 class Recipe(Experiment):
@@ -270,15 +274,16 @@ class Recipe(Experiment):
         return max(self.longest_in_training, super().longest_sequence)
 
     def check(self) -> None:
-        """Refuse choices that do not fit together."""
+        """Refuse choices that do not fit together; the other checks need that the algorithm has its data and prover."""
         algorithm_fits(self)
         super().check()
-        self.algorithm.check(self)
-        sampling_fits(self)
-        serving_fits(self)
-        training_fits(self)
-        weights_fit(self)
-        schedule_fits(self)
+
+    def checks(self) -> Iterator[Callable[[], None]]:
+        """With those of training."""
+        yield from super().checks()
+        yield partial(self.algorithm.check, self)
+        own = (sampling_fits, serving_fits, training_fits, weights_fit, schedule_fits)
+        yield from (partial(fits, self) for fits in own)
 
 
 class EvaluatedModel(Section):
@@ -321,9 +326,13 @@ class EvaluationRecipe(Experiment):
         """Nothing is trained; ``evaluation.prover`` values the prefixes."""
 
     def check(self) -> None:
-        """Refuse choices that do not fit together."""
+        """Refuse choices that do not fit together, and an evaluation of nothing."""
         if not self.evaluation.benchmarks:
             raise misfit("evaluation.benchmarks", "at least one benchmark")
-        names_fit("models", [model.name for model in self.models])
         super().check()
-        layout_fits(self, "evaluation")
+
+    def checks(self) -> Iterator[Callable[[], None]]:
+        """With those of models and their servers."""
+        yield partial(names_fit, "models", [model.name for model in self.models])
+        yield from super().checks()
+        yield partial(layout_fits, self, "evaluation")

@@ -416,6 +416,10 @@ class Benchmark(Section):
     """
 
 
+REGRET_BUDGETS = (4096, 8192, 12288, 16384)
+"""The usual numbers of tokens up to which regret is measured."""
+
+
 class Evaluation(Section):
     """The benchmarks, and how their completions are sampled."""
 
@@ -456,13 +460,23 @@ class Evaluation(Section):
     """The rule that cuts evaluated traces into episodes for regret. One rule makes algorithms comparable; null takes
     that of the training.
     """
-    regret_budgets: tuple[Tokens, ...] = (4096, 8192, 12288, 16384)
-    """The numbers of tokens up to which regret is measured."""
+    regret_budgets: tuple[Tokens, ...] | None = None
+    """The numbers of tokens up to which regret is measured; null takes those of 4096, 8192, 12288 and 16384 that are at
+    most max_tokens, or max_tokens where none is.
+    """
     regret_tokens: Literal["sampled", "all"] = "sampled"
     """The tokens that regret counts before a boundary: the sampled ones of the trace alone; or all that the model reads
     and writes to answer there, as the authors count: prompt, prefix, the prover's text, and the mean length of its
     answers. Token efficiency counts that length by both.
     """
+
+    @property
+    def budgets(self) -> tuple[int, ...]:
+        """The numbers of tokens up to which regret is measured. Nothing is known of traces beyond max_tokens."""
+        if self.regret_budgets is not None:
+            return self.regret_budgets
+        within = tuple(b for b in REGRET_BUDGETS if b <= self.max_tokens or self.prover is None)
+        return within or (self.max_tokens,)
 
 
 @dataclass(frozen=True)

@@ -98,5 +98,7 @@ class SiteSettings(Section):
 
 
 SITES: Registry[SiteSettings] = Registry(
-    "site", {"local": "mrt_hpc.backends.local.site:LocalSite", "slurm": "mrt_hpc.backends.slurm.site:SlurmSite"}
+    "site",
+    "mrt_hpc.backends.backend:Site",
+    {"local": "mrt_hpc.backends.local.site:LocalSite", "slurm": "mrt_hpc.backends.slurm.site:SlurmSite"},
 )

@@ -11,6 +11,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.find import is_of_the_package
 
 Location = tuple[int | str, ...]
 
@@ -49,12 +50,19 @@ class Source:
 
     def where(self, location: Location) -> str:
         """The place of a field, for an error: file and line, or the command-line option."""
+        if (below := self._option_below(location)) is not None:
+            return f"--set {below}"
         for length in range(len(location), 0, -1):
             if location[:length] in self.overrides:
                 return f"--set {self.overrides[location[:length]]}"
             if (place := self.place(location[:length])) is not None:
                 return f"{place.path}, line {place.line}"
         return str(self.path)
+
+    def _option_below(self, location: Location) -> str | None:
+        """The option that has set a field below one that no file names; None where there is none."""
+        below = (text for at, text in self.overrides.items() if at[: len(location)] == location)
+        return next(below, None) if self.place(location) is None else None
 
     def place(self, location: Location) -> FieldPlace | None:
         """The place of a field; None for one that no file contains."""
@@ -68,7 +76,11 @@ class Source:
     def advice(self, location: Location) -> str:
         """How to correct a fault in a field: in the option that has set it, the file, or both."""
         place = self.nearest_place(location)
-        edit = self.correction or f"edit {self.path if place is None else place.path}"
+        if (below := self._option_below(location)) is not None:
+            return change(below)
+        # a file of the package stays as it is: the user's own one may name the field as well
+        mine = place is None or (is_of_the_package(place.path) and not is_of_the_package(self.path))
+        edit = self.correction or f"edit {self.path if place is None or mine else place.path}"
         for length in range(len(location), 0, -1):
             if location[:length] in self.overrides:
                 return change(self.overrides[location[:length]])

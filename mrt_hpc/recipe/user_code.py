@@ -12,12 +12,17 @@ import shutil
 import stat
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import PydanticCustomError
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.base import Section
 from mrt_hpc.recipe.ownership import refuse_changeable
+from mrt_hpc.recipe.registry import NEAREST, Registry
 from mrt_hpc.recipe.schema import Experiment
 
 NAMING = ("type", "verifier")
@@ -118,6 +123,34 @@ def module_file(name: str, folder: Path | None = None) -> Path:
     if spec is None or spec.origin is None:
         raise ImportError(f"there is no module of {name}")
     return Path(spec.origin)
+
+
+def own_class(name: str, registries: Mapping[str, Registry[Any]]) -> tuple[str, type[Section]]:
+    """A class of the user's own that a command names; its module may lie in the working directory.
+
+    Args:
+        name: ``module:Class``, or ``module:function`` of a verifier.
+        registries: the kinds that it may be of, by the section of each.
+
+    Returns:
+        Its section, and the class.
+
+    Raises:
+        UserError: there is none of these kinds, or its code could be changed by another user.
+    """
+    import_from(Path.cwd(), {"type": name})
+    refused: dict[str, None] = {}
+    for section, registry in registries.items():
+        try:
+            return section, registry.of_user(name)
+        except PydanticCustomError as error:
+            refused[error.message()] = None
+    raise UserError(
+        "there is no such class",
+        value=name,
+        expected=min(refused, key=lambda text: NEAREST not in text),
+        advice="name another class, or correct its module",
+    )
 
 
 def named_modules(content: Any) -> list[str]:

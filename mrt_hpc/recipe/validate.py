@@ -1,5 +1,5 @@
-"""Checks the content of a file against a model; a refusal names file, line, field, value, what was expected and the
-nearest name.
+"""Checks the content of a file against a model. A refusal names for each fault file, line, field, value, what was
+expected and the nearest name.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_core.core_schema import ErrorType
 
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.recipe.field_docs import child, default_at, field_names_at, meaning_at, reason_at, values_at, yaml_text
+from mrt_hpc.recipe import registry
+from mrt_hpc.recipe.field_docs import child, default_at, field_at, yaml_text
 from mrt_hpc.recipe.source import Location, Source
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -40,7 +42,7 @@ def validate(
     try:
         return model.model_validate_json(json.dumps(data, default=str), strict=True, context=context)
     except ValidationError as error:
-        raise _explain(error, source, model, prefix) from None
+        raise _Faults(source, model, data, prefix).explained(error) from None
 
 
 def _refuse_other_names(source: Source, data: Any, location: Location) -> None:
@@ -58,41 +60,78 @@ def _refuse_other_names(source: Source, data: Any, location: Location) -> None:
         _refuse_other_names(source, value, (*location, step if isinstance(step, int) else str(step)))
 
 
-def _explain(error: ValidationError, source: Source, model: type[BaseModel], prefix: Location) -> UserError:
-    problems = error.errors(include_url=False)
-    first = min(problems, key=lambda p: _order(source, _file_location(p["loc"], source.data, prefix)))
-    at, kind = first["loc"], first["type"]
-    if kind == "missing" and isinstance(at[-1], int):  # a list that is too short is a wrong value
-        at, kind = at[:-1], "too_short"
-    location = _file_location(at, source.data, prefix)
-    value, expected, fits = first["input"], first["msg"], None
-    match kind:
-        case "extra_forbidden":
-            value, expected = str(location[-1]), _expected_name(location, at, model)
-        case "missing":
-            value, expected = None, _expected_value(kind, at, model)
-        case "too_short":
-            expected = _expected_value(kind, at, model)
-        case "misfit":
-            location, fits = (*location, *_steps(first["ctx"]["field"])), first["ctx"]["fits"]
-            value = _value_at(source.data, location)
-            value = _default(model, source.data, location) if value is None else value
-        case "union_tag_invalid" | "union_tag_not_found":
-            location = (*location, "type")
-            value, expected = _value_at(source.data, location), _expected_tag(first["ctx"], at, model)
-        case "string_type" if isinstance(value, int | float):
-            expected = f"the same with quotes around it, which make it text: {_expected_value(kind, at, model)}"
-        case _ if kind in OF_THE_LIBRARY:
-            expected = _expected_value(kind, at, model)
-    dotted = ".".join(map(str, location)) or "the file as a whole"
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return UserError(
-        f"{dotted}: {_kind(kind)}{more}",
-        value=value,
-        where=source.where(location),
-        expected=expected,
-        advice=_advice(source, location, fits),
-    )
+@dataclass(frozen=True)
+class _Faults:
+    """Puts the faults that pydantic finds in a file into words."""
+
+    source: Source
+    model: type[BaseModel]
+    data: dict[str, Any]
+    """What was checked: the content of the file below the prefix."""
+    prefix: Location
+
+    def explained(self, error: ValidationError) -> UserError:
+        """All faults, in the order of the file."""
+        faults = sorted(map(self._fault, error.errors(include_url=False)), key=lambda fault: fault[0])
+        first, *others = (refused for _, refused in faults)
+        return first.with_others(others)
+
+    def _fault(self, problem: ErrorDetails) -> tuple[tuple[int, int], UserError]:
+        """One fault and its place, by which faults are ordered."""
+        at, kind = _file_location(problem["loc"], self.data), problem["type"]
+        if kind == "missing" and isinstance(at[-1], int):  # a list that is too short is a wrong value
+            at, kind = at[:-1], "too_short"
+        value, expected, fits = problem["input"], problem["msg"], None
+        match kind:
+            case "extra_forbidden":
+                value, expected = str(at[-1]), self._expected_name(at)
+            case "missing":
+                value, expected = None, self._expected_value(kind, at)
+            case "misfit":
+                at, fits = (*at, *_steps(problem["ctx"]["field"])), problem["ctx"]["fits"]
+                value = _value_at(self.data, at)
+                value = _default(self.model, self.data, at) if value is None else value
+            case registry.NO_CLASS:
+                at = (*at, "type")
+                value = _value_at(self.data, at)
+            case "union_tag_invalid" | "union_tag_not_found":
+                section, at = at, (*at, "type")
+                value, expected = _value_at(self.data, at), self._expected_tag(problem["ctx"], section)
+            case "string_type" if isinstance(value, int | float):
+                expected = f"the same with quotes around it, which make it text: {self._expected_value(kind, at)}"
+            case _ if kind in OF_THE_LIBRARY:
+                expected = self._expected_value(kind, at)
+        location = at[len(self.prefix) :]
+        dotted = ".".join(map(str, location)) or "the file as a whole"
+        where, advice = self.source.where(location), _advice(self.source, location, fits)
+        refused = UserError(f"{dotted}: {_kind(kind)}", value=value, where=where, expected=expected, advice=advice)
+        return _order(self.source, location), refused
+
+    def _expected_value(self, kind: str, location: Location) -> str:
+        """The values that a field takes, and its meaning, for faults that pydantic finds."""
+        field = field_at(self.model, self.data, location)
+        values = field.values or "fields with values"
+        if kind == "finite_number":
+            values = values.replace("a number", "a finite number", 1)
+        expected = f"{values}: {field.meaning}" if field.meaning else values
+        reason = field.reason if kind in BEYOND else None
+        return expected if reason is None else f"{expected} ({reason})"
+
+    def _expected_tag(self, context: dict[str, Any], location: Location) -> str:
+        if "expected_tags" not in context:
+            return self._expected_value("union_tag_not_found", location)
+        return _one_of(str(context.get("tag", "")), [t.strip(" '") for t in context["expected_tags"].split(",")])
+
+    def _expected_name(self, location: Location) -> str:
+        if (dotted := ".".join(map(str, location))) in REFUSED:
+            return REFUSED[dotted]
+        return _one_of(str(location[-1]), sorted(field_at(self.model, self.data, location[:-1]).names))
+
+
+def _one_of(given: str, valid: list[str]) -> str:
+    """The names that stand for a wrong one, the nearest first."""
+    guess = nearest(given, valid)
+    return f"{f'{guess} is the nearest; ' if guess else ''}one of {', '.join(valid)}"
 
 
 @dataclass(frozen=True)
@@ -132,38 +171,10 @@ def _kind(error_type: str) -> str:
     return names.get(error_type, "wrong value")
 
 
-def _expected_value(kind: str, location: Location, model: type[BaseModel]) -> str:
-    """The values that a field takes, and its meaning, for faults that pydantic finds."""
-    values, meaning = values_at(model, location) or "fields with values", meaning_at(model, location)
-    if kind == "finite_number":
-        values = values.replace("a number", "a finite number", 1)
-    expected = f"{values}: {meaning}" if meaning else values
-    reason = reason_at(model, location) if kind in BEYOND else None
-    return expected if reason is None else f"{expected} ({reason})"
-
-
-def _expected_tag(context: dict[str, Any], location: Location, model: type[BaseModel]) -> str:
-    if "expected_tags" not in context:
-        return _expected_value("union_tag_not_found", location, model)
-    tags = [t.strip(" '") for t in context["expected_tags"].split(",")]
-    guess = nearest(str(context.get("tag", "")), tags)
-    listing = "one of " + ", ".join(tags)
-    return f"{guess} is the nearest; {listing}" if guess else listing
-
-
-def _expected_name(in_file: Location, location: Location, model: type[BaseModel]) -> str:
-    if (dotted := ".".join(map(str, in_file))) in REFUSED:
-        return REFUSED[dotted]
-    valid = field_names_at(model, location[:-1])
-    guess = nearest(str(location[-1]), valid)
-    listing = "one of " + ", ".join(sorted(valid))
-    return f"{guess} is the nearest; {listing}" if guess else listing
-
-
-def _file_location(location: Location, data: Any, prefix: Location) -> Location:
-    """Remove from pydantic's location the parts that are not in the file: the prefix and the tags of unions."""
+def _file_location(location: Location, data: Any) -> Location:
+    """Remove from pydantic's location the tags of unions, which are not in the file."""
     steps: list[int | str] = []
-    for step in location[len(prefix) :]:
+    for step in location:
         if isinstance(data, dict) and step not in data and data.get("type") == step:
             continue
         steps.append(step)
@@ -178,6 +189,6 @@ def _value_at(data: Any, location: Location) -> Any:
 
 
 def _order(source: Source, location: Location) -> tuple[int, int]:
-    """The order of faults: the first one in the file is reported."""
+    """The order of faults: that of the file."""
     place = source.nearest_place(location)
     return (0, 0) if place is None else (place.depth, place.line)

@@ -13,6 +13,7 @@ from mrt_hpc.analysis.problem_measures import valued_traces
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.domains.small_world.equations import trace_quality
 from mrt_hpc.mrt.regret import regret_by_problem
+from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import Benchmark, Evaluation
 from mrt_hpc.run.evaluation_settings import settings_of
@@ -43,6 +44,7 @@ def summary_of(
     every_stage = [rollout for part in parts for rollout in part.rollouts]
     rollouts = [rollout for rollout in every_stage if rollout.counts]
     adds_stages = benchmark.mode is not None and benchmark.mode.adds_stages
+    at_episodes = benchmark.mode is None or benchmark.mode.boundaries is Boundaries.EPISODES
     statements = {p.id: p.problem for p in read_problems(layout.benchmark_data(benchmark.name))}
     traces = [(statements[r.problem_id], r.text) for r in rollouts]
     return summarise_evaluation(
@@ -54,7 +56,7 @@ def summary_of(
         truncated_share=sum(r.finish_reason is FinishReason.LENGTH for r in rollouts) / len(rollouts),
         answered_share=sum(r.answer is not None for r in rollouts) / len(rollouts),
         quality=trace_quality(benchmark.problems, traces),
-        regret=_regret(parts, experiment.evaluation, adds_stages=adds_stages),
+        regret=_regret(parts, experiment.evaluation) if at_episodes else {},
         regret_tokens=experiment.evaluation.regret_tokens,
         stages={} if benchmark.mode is None else stage_rewards(every_stage, benchmark.mode.stages),
         graders=graders,
@@ -62,10 +64,10 @@ def summary_of(
     )
 
 
-def _regret(parts: Sequence[Sampled], how: Evaluation, *, adds_stages: bool) -> dict[int, dict[str, float]]:
+def _regret(parts: Sequence[Sampled], how: Evaluation) -> dict[int, dict[str, float]]:
     """Regret by budget and problem; empty where no prefix was valued."""
-    traces = valued_traces(parts, how.regret_tokens, adds_stages=adds_stages)
-    return {budget: regret_by_problem(traces, budget) for budget in how.regret_budgets if traces}
+    traces = valued_traces(parts, how.regret_tokens)
+    return {budget: regret_by_problem(traces, budget) for budget in how.budgets if traces}
 
 
 def stage_rewards(rollouts: Sequence[Rollout], names: Sequence[str]) -> dict[str, dict[str, float]]:

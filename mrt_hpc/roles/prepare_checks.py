@@ -185,7 +185,7 @@ def _too_long(source: ProblemFile, long: dict[str, int], count: int) -> UserErro
         value=", ".join(list(long)[:8]),
         where=f"{source.field}, {source.path}",
         expected=f"at most {source.max_prompt_tokens} tokens, instruction and chat template included",
-        advice=f"the same command with --set {at}.max_prompt_tokens={tokens}, or with --set {at}.long_prompts=drop",
+        advice=f"mrt-hpc submit RUN --set {at}.max_prompt_tokens={tokens}, or with --set {at}.long_prompts=drop",
     )
 
 

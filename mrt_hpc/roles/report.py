@@ -50,7 +50,7 @@ def run(task: Task) -> None:
         raise UserError(
             f"the report is incomplete: {'; '.join(missing)}",
             where=task.layout.report,
-            advice=f"mrt-hpc status {task.layout.word}; the same submit command continues the run",
+            advice=f"mrt-hpc status {task.layout.word}; {task.layout.again} continues the run",
         )
 
 
@@ -75,12 +75,21 @@ def write_report(layout: RunLayout, page: Path | None = None, *, trust: bool = F
     return measured.missing
 
 
-def write_comparison(layouts: Sequence[RunLayout], page: Path, *, trust: bool = False) -> None:
-    """Write one page with several runs, and models of evaluations, side by side; their own reports stay as they are."""
+def write_comparison(
+    layouts: Sequence[RunLayout], page: Path, arms: Sequence[str | None], *, trust: bool = False
+) -> None:
+    """Write one page with several runs, and models of evaluations, side by side; their own reports stay as they are.
+
+    Args:
+        layouts: the run directories.
+        page: where the page goes.
+        arms: of each run the arm that it belongs to, if there is one.
+        trust: whether classes of the runs are imported also where another user can change them.
+    """
     recipes = [read_lock(layout.recipe_lock, trust=trust) for layout in layouts]
     records = [
-        with_samples(layout, recipe, record)
-        for layout, recipe, name in zip(layouts, recipes, run_names(layouts, recipes), strict=True)
+        replace(with_samples(layout, recipe, record), arm=arm)
+        for layout, recipe, name, arm in zip(layouts, recipes, run_names(layouts, recipes), arms, strict=True)
         for record in records_of(layout, recipe, measurements(layout, recipe), name)
     ]
     write_page(page, with_names_that_differ(records))

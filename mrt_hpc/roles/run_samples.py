@@ -21,6 +21,7 @@ from mrt_hpc.analysis.report.content import Boundary, PrefixCurves, SampleProble
 from mrt_hpc.analysis.scaling import prefix_curve, votes_of
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.tokens import StoredTokens
+from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import Group, read_group
@@ -51,7 +52,7 @@ class TraceSamples:
 
 
 @dataclass(frozen=True)
-class _Source:
+class TraceSource:
     """Where some traces were sampled."""
 
     name: str
@@ -64,14 +65,14 @@ def trace_samples(layout: RunLayout, recipe: Experiment, summary: RunSummary) ->
     """Read the sample traces of a run. What is damaged or missing is named, and the others are shown."""
     troubles: list[str] = []
     sources = [*_evaluated(layout, recipe, summary, troubles), *_rollouts(layout, summary, troubles)]
-    tokens = _tokens(_tokenizers(layout, recipe, summary), troubles) if sources else None
+    tokens = first_tokenizer(_tokenizers(layout, recipe, summary), troubles) if sources else None
     traces = [trace for source in sources for trace in _traces(source, tokens)]
     if unmarked := sum(not trace.marked for trace in traces):
         troubles.append(f"The episodes of {unmarked} traces cannot be marked: their tokens do not give their texts.")
     return TraceSamples(tuple(_in_turns(traces)), _problems(layout, sources), (*_choice(sources), *troubles))
 
 
-def _choice(sources: Sequence[_Source]) -> list[str]:
+def _choice(sources: Sequence[TraceSource]) -> list[str]:
     if not sources:
         return []
     return [
@@ -81,7 +82,9 @@ def _choice(sources: Sequence[_Source]) -> list[str]:
     ]
 
 
-def _evaluated(layout: RunLayout, recipe: Experiment, summary: RunSummary, troubles: list[str]) -> Iterator[_Source]:
+def _evaluated(
+    layout: RunLayout, recipe: Experiment, summary: RunSummary, troubles: list[str]
+) -> Iterator[TraceSource]:
     """The first and the last evaluated version of each benchmark."""
     for benchmark, version in _wanted(summary):
         of_version = f" of version {version}" if recipe.trains else ""
@@ -91,7 +94,7 @@ def _evaluated(layout: RunLayout, recipe: Experiment, summary: RunSummary, troub
         except (UserError, OSError) as error:
             troubles.append(_unread(what, error))
             continue
-        yield _Source(what, benchmark, groups)
+        yield TraceSource(what, benchmark, groups)
 
 
 def _shards(layout: RunLayout, recipe: Experiment, version: int, benchmark: str) -> list[Group]:
@@ -104,7 +107,7 @@ def _shards(layout: RunLayout, recipe: Experiment, version: int, benchmark: str)
     return [read_group(places[shard], ids) for shard, ids in sorted(wanted.items())]
 
 
-def _rollouts(layout: RunLayout, summary: RunSummary, troubles: list[str]) -> Iterator[_Source]:
+def _rollouts(layout: RunLayout, summary: RunSummary, troubles: list[str]) -> Iterator[TraceSource]:
     """The first, the middle and the last iteration that have groups."""
     done = [m.iteration for m in summary.iterations if m.reward_mean is not None]
     for iteration in _spaced(done, 3):
@@ -114,7 +117,7 @@ def _rollouts(layout: RunLayout, summary: RunSummary, troubles: list[str]) -> It
         except (UserError, OSError) as error:
             troubles.append(_unread(f"rollouts of iteration {iteration}", error))
             continue
-        yield _Source(f"rollouts of iteration {iteration}", "train", groups)
+        yield TraceSource(f"rollouts of iteration {iteration}", "train", groups)
 
 
 def _unread(what: str, error: Exception) -> str:
@@ -136,7 +139,7 @@ def _tokenizers(layout: RunLayout, recipe: Experiment, summary: RunSummary) -> l
     return list_directory(layout.weights, "v*")
 
 
-def _tokens(versions: Sequence[Path], troubles: list[str]) -> StoredTokens | None:
+def first_tokenizer(versions: Sequence[Path], troubles: list[str]) -> StoredTokens | None:
     """The tokenizer of the first version that has a readable one."""
     for version in versions:
         try:
@@ -147,16 +150,17 @@ def _tokens(versions: Sequence[Path], troubles: list[str]) -> StoredTokens | Non
     return None
 
 
-def _problems(layout: RunLayout, sources: Sequence[_Source]) -> dict[str, SampleProblem]:
+def _problems(layout: RunLayout, sources: Sequence[TraceSource]) -> dict[str, SampleProblem]:
     wanted = {(s.where, r.problem_id) for s in sources for group in s.groups for r in group.rollouts}
     problems: dict[str, SampleProblem] = {}
     for where in sorted({where for where, _ in wanted}):
         path = layout.train_data if where == "train" else layout.benchmark_data(where)
-        problems |= {f"{where}: {p.id}": _problem(p) for p in read_problems(path) if (where, p.id) in wanted}
+        problems |= {f"{where}: {p.id}": shown_problem(p) for p in read_problems(path) if (where, p.id) in wanted}
     return problems
 
 
-def _problem(problem: Problem) -> SampleProblem:
+def shown_problem(problem: Problem) -> SampleProblem:
+    """A problem as it stands beside its traces."""
     return SampleProblem(problem.problem, gold_text(problem.answer))
 
 
@@ -168,21 +172,21 @@ def _in_turns(traces: Iterable[SampleTrace]) -> Iterator[SampleTrace]:
     return (trace for turn in zip_longest(*groups.values()) for trace in turn if trace is not None)
 
 
-def _traces(source: _Source, tokens: StoredTokens | None) -> Iterator[SampleTrace]:
+def _traces(source: TraceSource, tokens: StoredTokens | None) -> Iterator[SampleTrace]:
     for group in source.groups:
-        boundaries = _boundaries(group)
+        boundaries = boundaries_of(group)
         taken: Counter[str] = Counter()
         for rollout in (rollout for rollout in group.rollouts if rollout.counts):
             taken[rollout.problem_id] += 1
             if taken[rollout.problem_id] <= SAMPLES:
-                yield _trace(source, rollout, boundaries, tokens)
+                yield shown_trace(source, rollout, boundaries, tokens)
 
 
 _Place = tuple[str, int, int]
 """Problem, sample, boundary."""
 
 
-def _boundaries(group: Group) -> dict[_Place, Boundary]:
+def boundaries_of(group: Group) -> dict[_Place, Boundary]:
     """What the prover found at each boundary that it was asked about."""
     answers: dict[_Place, Counter[ShownAnswer]] = defaultdict(Counter)
     for b in group.branches:
@@ -198,9 +202,10 @@ def _boundaries(group: Group) -> dict[_Place, Boundary]:
     return boundaries
 
 
-def _trace(
-    source: _Source, rollout: Rollout, boundaries: Mapping[_Place, Boundary], tokens: StoredTokens | None
+def shown_trace(
+    source: TraceSource, rollout: Rollout, boundaries: Mapping[_Place, Boundary], tokens: StoredTokens | None
 ) -> SampleTrace:
+    """A trace with its episodes and what the prover found at their boundaries."""
     stopped = rollout.finish_reason is FinishReason.STOP
     sampled = rollout.token_ids[:-1] if stopped else rollout.token_ids
     text = None if tokens is None else tokens.cut(sampled, rollout.boundaries, rollout.text)
@@ -227,7 +232,8 @@ def _trace(
 def prefix_curves(
     layout: RunLayout, recipe: Experiment, summary: RunSummary
 ) -> tuple[tuple[PrefixCurves, ...], tuple[str, ...]]:
-    """The curves of the first and the last evaluated version of each benchmark; nothing where no prover was asked.
+    """The curves of the first and the last evaluated version of each benchmark whose boundaries are the ends of
+    episodes; nothing where no prover was asked.
 
     Args:
         layout: the run directory.
@@ -244,11 +250,14 @@ def prefix_curves(
     troubles: list[str] = []
     for benchmark, version in _wanted(summary):
         try:
-            curves.append(curves_of_samples(run.samples(version, benchmark, benchmark), version))
+            samples = run.samples(version, benchmark, benchmark)
         except (UserError, OSError) as error:
             reason = error.what if isinstance(error, UserError) else str(error)
             whose = "" if run.models else f" of version {version}"
             troubles.append(f"Not shown, as it cannot be read: the evaluation{whose} on {benchmark} ({reason}).")
+        else:
+            if samples.boundaries is Boundaries.EPISODES:
+                curves.append(curves_of_samples(samples, version))
     return tuple(curves), tuple(troubles)
 
 

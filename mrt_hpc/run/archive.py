@@ -202,6 +202,15 @@ def read_sampled(layout: RunLayout, iteration: int, position: int) -> Group:
         return GroupArchive(path).read(position)  # it was archived while it was read
 
 
+def read_iteration(layout: RunLayout, iteration: int) -> list[Group]:
+    """All groups of an iteration that are there, in the order of their positions.
+
+    Raises:
+        DamagedError: one of them is not what was written.
+    """
+    return [read_sampled(layout, iteration, position) for position in sorted(sampled_positions(layout, iteration))]
+
+
 def sampled_manifest(layout: RunLayout, iteration: int, position: int) -> Manifest:
     """The manifest of one group of an iteration.
 

@@ -92,7 +92,7 @@ def _gone(folder: Path) -> UserError:
         "the run directory is gone or was moved, and is not made again at its old place",
         where=folder,
         expected=f"a directory with {' or '.join(OWN_FILES)}",
-        advice="where it was moved: mrt-hpc cancel NEWPATH, and then the same mrt-hpc submit with --run NEWPATH",
+        advice="where it was moved: mrt-hpc cancel NEWPATH, and then mrt-hpc submit NEWPATH",
         exit_code=ExitCode.RETRYABLE,  # a filesystem may be away for a moment
     )
 

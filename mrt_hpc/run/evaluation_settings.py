@@ -68,7 +68,7 @@ def settings_of(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> 
             "extraction": problems.extraction or DEFAULT_EXTRACTION,
         }
     )
-    summary = {"sampled": sampled, "regret_budgets": how.regret_budgets, "regret_tokens": how.regret_tokens}
+    summary = {"sampled": sampled, "regret_budgets": how.budgets, "regret_tokens": how.regret_tokens}
     return EvaluationSettings(sampled, json_digest(summary))
 
 
@@ -96,7 +96,7 @@ def pruned_versions(layout: RunLayout, wanted: Iterable[int]) -> list[int]:
 
 def passed_over(layout: RunLayout) -> list[int]:
     """Versions that had been pruned when an evaluation of them was asked for, and that are not there."""
-    advice = f"rm -r {word(layout.versions_passed_over)}, and the same submit command again, which writes it"
+    advice = f"rm -r {word(layout.versions_passed_over)}, and mrt-hpc submit RUN, which writes it"
     kind = tuple[Whole, ...]
     passed = read_if_there(layout.versions_passed_over, kind, "the list of removed versions", (), advice=advice)
     return sorted(set(passed).difference(full_versions(layout)))

@@ -18,7 +18,7 @@ import numpy as np
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.manifest import DamagedError, Manifest, commit_whole, verify
-from mrt_hpc.run.parquet import LENGTH_OF, read_part, read_records, write_records
+from mrt_hpc.run.parquet import LENGTH_OF, MEAN_OF, read_part, read_records, write_records
 from mrt_hpc.run.records import SLIGHTLY_ABOVE_ONE, AnswerProbability, Branch, GroupStatistics, PrefixValue, Rollout
 from mrt_hpc.run.retries import list_directory
 
@@ -120,7 +120,7 @@ def commit_group(path: Path, sampled: Sampled, **about: Any) -> bool:
             where=path,
             expected="finite rewards and values, and log-probabilities of at most 0",
             advice="look at the verifier and the prover of the recipe, and for a log-probability at the weights and "
-            "serving.dtype; then the same submit command",
+            "serving.dtype; then mrt-hpc submit RUN",
         )
 
     def write(directory: Path) -> None:
@@ -251,16 +251,28 @@ class BranchOutcome:
 
 
 @dataclass(frozen=True)
+class LikelyBranchOutcome(BranchOutcome):
+    """The same, with how likely the answer is; its tokens' probabilities have to be read for this."""
+
+    mean_logprob: float = field(metadata={MEAN_OF: "logprobs"})
+    """The mean log-probability of its tokens; 0 without a token."""
+
+
+@dataclass(frozen=True)
 class Outcomes:
     """The outcomes of one shard, or of several."""
 
     rollouts: list[RolloutOutcome]
-    branches: list[BranchOutcome]
+    branches: Sequence[BranchOutcome]
     values: list[PrefixValue]
 
 
-def read_outcomes(shard: Path) -> Outcomes:
+def read_outcomes(shard: Path, *, likelihoods: bool = False) -> Outcomes:
     """The outcomes of one complete shard or group.
+
+    Args:
+        shard: its directory.
+        likelihoods: whether the likelihoods of the branches are read too.
 
     Raises:
         DamagedError: a part of it is not what was written.
@@ -269,6 +281,6 @@ def read_outcomes(shard: Path) -> Outcomes:
     verify(shard)
     return Outcomes(
         read_part(part_file(shard, "rollouts"), RolloutOutcome),
-        read_part(part_file(shard, "branches"), BranchOutcome),
+        read_part(part_file(shard, "branches"), LikelyBranchOutcome if likelihoods else BranchOutcome),
         read_records(part_file(shard, "values"), PrefixValue),
     )

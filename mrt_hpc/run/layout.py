@@ -32,6 +32,8 @@ def collecting_version(collection: int) -> int:
     return COLLECTION - collection
 
 
+AGAIN = "mrt-hpc submit RUN"
+"""The command that continues a run, as errors write it that do not know which run; a task's record names its own."""
 GROUPS = "groups"
 """The folder of an iteration's groups."""
 IDENTITY = "run_id"
@@ -62,6 +64,11 @@ class RunLayout:
     def word(self) -> str:
         """The directory as a word of a command that a user is asked to type."""
         return word(self.root)
+
+    @property
+    def again(self) -> str:
+        """The command that continues the run."""
+        return AGAIN.replace("RUN", self.word)
 
     # -- identity and plan
     recipe_lock = PathBelow(LOCK)
@@ -259,6 +266,7 @@ def existing_run(run: Path) -> RunLayout:
             expected=f"one of {', '.join(runs)}"
             if runs
             else "a directory that `mrt-hpc submit` or `mrt-hpc eval` made",
+            advice=f"mrt-hpc runs {word(run.parent)}",
         )
     return layout
 

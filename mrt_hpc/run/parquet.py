@@ -17,6 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -28,6 +29,8 @@ Record = TypeVar("Record")
 
 LENGTH_OF = "length_of"
 """Key of a field's metadata: the field holds the length of the list in the column that is named there."""
+MEAN_OF = "mean_of"
+"""Key of a field's metadata: the field holds the mean of the list in the column that is named there."""
 ROWS_AT_A_TIME = 256
 """Rows that are in memory together where only a part of the columns is kept."""
 
@@ -185,14 +188,16 @@ def read_part(path: Path, record_type: type[Record]) -> list[Record]:
 
     Args:
         path: the file.
-        record_type: a dataclass whose fields are columns by their names, or lengths of columns (``LENGTH_OF``).
+        record_type: a dataclass whose fields are columns by their names, or lengths (``LENGTH_OF``) or means
+            (``MEAN_OF``) of columns.
 
     Raises:
         DamagedError: the file is none of records.
         OSError: it cannot be read at the moment.
         UserError: it has not all of these columns.
     """
-    columns = [_Column(f.name, f.metadata.get(LENGTH_OF)) for f in dataclasses.fields(record_type)]  # type: ignore[arg-type]
+    fields = dataclasses.fields(record_type)  # type: ignore[arg-type]
+    columns = [_Column(f.name, f.metadata.get(LENGTH_OF), f.metadata.get(MEAN_OF)) for f in fields]
     with _reading(path):
         file = pq.ParquetFile(path)
         there, defaults = set(file.schema_arrow.names), _defaults(record_type)
@@ -211,15 +216,26 @@ class _Column:
 
     name: str
     counted: str | None
-    """The column of lists of which the field is the length; None for a column of the field's own name."""
+    """The column of lists of which the field is the length; None for another field."""
+    averaged: str | None
+    """The column of lists of which the field is the mean; None for another field."""
 
     @property
     def source(self) -> str:
-        return self.counted or self.name
+        return self.counted or self.averaged or self.name
 
     def values(self, batch: pa.RecordBatch) -> list[Any]:
         values = batch[self.source]
-        return (values if self.counted is None else pc.list_value_length(values)).to_pylist()
+        if self.counted is not None:
+            return pc.list_value_length(values).to_pylist()
+        return values.to_pylist() if self.averaged is None else _means(values)
+
+
+def _means(lists: pa.ListArray) -> list[float]:
+    """The mean of each list; 0 of an empty one."""
+    of = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
+    sums = np.bincount(of, weights=pc.list_flatten(lists).to_numpy(zero_copy_only=False), minlength=len(lists))
+    return (sums / np.maximum(np.bincount(of, minlength=len(lists)), 1)).tolist()
 
 
 def _rows(batch: pa.RecordBatch, columns: Sequence[_Column]) -> Iterator[tuple[Any, ...]]:

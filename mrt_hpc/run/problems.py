@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mrt_hpc.errors import UserError, nearest, word
+from mrt_hpc.recipe.sections import Prompt
 from mrt_hpc.run.atomic import checksum, write_text
 from mrt_hpc.run.records import Gold, Problem
 from mrt_hpc.run.seeds import derive_seed
@@ -155,6 +156,24 @@ def _example(row: dict[str, Any], where: str) -> SolvedProblem:
     return SolvedProblem(*(text_field(row, field, where, _EXAMPLE) for field in ("id", "problem", "solution")))
 
 
+def shown_before(problem: str, examples: Sequence[SolvedProblem], prompt: Prompt) -> list[SolvedProblem]:
+    """The examples that a prompt shows before a problem: the first ones that are not the problem itself.
+
+    Raises:
+        UserError: there are too few.
+    """
+    others = [example for example in examples if example.problem.strip() != problem.strip()]
+    if len(others) < prompt.shots:
+        raise UserError(
+            "there are fewer examples than prompt.shots, those with the asked problem left out",
+            value=len(others),
+            where=prompt.examples,
+            expected=f"at least {prompt.shots}",
+            advice=f"add examples to that file, or submit with --set prompt.shots={len(others)}",
+        )
+    return others[: prompt.shots]
+
+
 def write_problems(path: Path, problems: Sequence[Problem]) -> None:
     """Write problems as JSON lines, whole."""
     write_text(path, problem_lines(problems))
@@ -182,7 +201,7 @@ def data_checksum(path: Path) -> str:
             "the run's copy of its problems is not there",
             where=path,
             expected="a file of JSON lines",
-            advice="the same submit command again, which writes it",
+            advice="mrt-hpc submit RUN, which writes it",
         )
     return checksum(path)
 

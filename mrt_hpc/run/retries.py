@@ -148,7 +148,7 @@ class _WaitForRoom:
                 f"{lacking.lasting} for {limit_s / 60:.0f} minutes: {self.what} could not be written",
                 value=str(error),
                 advice=f"{lacking.next} ({lacking.shown_by} shows what is left); the run continues by itself, or with "
-                "the same submit command",
+                "mrt-hpc submit RUN",
                 exit_code=ExitCode.GIVE_BACK,
             ) from error
         log.warning(

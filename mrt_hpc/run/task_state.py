@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mrt_hpc.errors import ExitCode, word
 from mrt_hpc.run.atomic import remove_whole, write_json
-from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import AGAIN, RunLayout
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import Moment, UnreadableError, Whole, read_if_there
 
@@ -105,7 +105,7 @@ class TaskRecord:
     def too_often(self, times: int) -> TaskRecord:
         """The record of a task of which this many attempts in a row have finished nothing."""
         why = self.message.partition("\n")[0] or "no reason was recorded"
-        advice = "raise time_limit_minutes of its role in resources, if it had work; then the same submit command"
+        advice = "raise time_limit_minutes of its role in resources, if it had work; then mrt-hpc submit RUN"
         message = f"{times} attempts in a row have finished nothing; the last one: {why}\n  next:     {advice}"
         return replace(self, state=TaskState.FAILED, message=message)
 
@@ -116,8 +116,9 @@ def task_file(layout: RunLayout, job: str, index: int) -> Path:
 
 
 def write_task(layout: RunLayout, job: str, index: int, record: TaskRecord) -> None:
-    """Replace the state of one task."""
-    write_json(task_file(layout, job, index), asdict(replace(record, time=time.time())))
+    """Replace the state of one task. Its message is given the command that continues this run."""
+    message = record.message.replace(AGAIN, layout.again)
+    write_json(task_file(layout, job, index), asdict(replace(record, message=message, time=time.time())))
 
 
 def read_task(layout: RunLayout, job: str, index: int) -> TaskRecord:

@@ -95,7 +95,7 @@ def _own_file(path: Path) -> int:
         raise UserError(
             "the file by which trainer and inference take turns belongs to another user",
             where=path,
-            advice="name a folder of your own as scratch in the site profile, and type the same submit again",
+            advice="name a folder of your own as scratch in the site profile, and mrt-hpc submit RUN",
             exit_code=ExitCode.RETRYABLE,
         )
     return descriptor
@@ -118,7 +118,7 @@ def locked(descriptor: int, path: Path) -> bool:
             value=f"flock: {error.strerror or error}",
             expected="a folder on a disk of the node",
             advice="name such a folder as scratch in the site profile (on this machine: set TMPDIR), and type the same "
-            "submit again; mrt-hpc doctor --on-node tries it",
+            "mrt-hpc submit RUN; mrt-hpc doctor --on-node tries it",
             exit_code=ExitCode.RETRYABLE,
         ) from error
     return True

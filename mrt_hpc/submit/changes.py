@@ -19,7 +19,7 @@ from mrt_hpc.recipe.sections import PromptLimits
 from mrt_hpc.run.layout import COLLECTION, RunLayout
 from mrt_hpc.run.problems import left_out
 from mrt_hpc.run.retries import list_directory
-from mrt_hpc.run.weights import published_versions
+from mrt_hpc.run.weights import full_versions, published_versions
 from mrt_hpc.training.settings import warmup_steps
 
 MODELS = tuple(".".join(field) for field in MODEL_FIELDS)
@@ -54,9 +54,14 @@ class Change:
         return f"{self}: {self.refused}"
 
     @property
-    def restored(self) -> str:
-        """The command-line option that restores the run's value."""
-        return f"--set {shlex.quote(f'{self.field}={json.dumps(self.old)}')}"
+    def may_be_forked(self) -> bool:
+        """Whether a fork of the run takes the new value: it has a model already, and a field that is gone has none."""
+        return self.field.partition(".")[0] != "model" and self.new is not None
+
+    @property
+    def option(self) -> str:
+        """The command-line option that sets the new value."""
+        return f"--set {shlex.quote(f'{self.field}={json.dumps(self.new)}')}"
 
 
 def changes(layout: RunLayout, recipe: Experiment) -> list[Change]:
@@ -86,19 +91,24 @@ def refuse_other_recipe(layout: RunLayout, recipe: Experiment) -> None:
         UserError: naming the fields, their old and new values, and why they cannot be changed.
     """
     if refused := [change for change in changes(layout, recipe) if change.refused is not None]:
-        raise _refusal(layout, refused)
+        lines = "".join(f"\n    {change.refusal}" for change in refused)
+        raise UserError(
+            f"the run directory was made from another recipe, and this would change what was done:{lines}",
+            where=layout.root,
+            advice=_instead(layout, refused)
+            if recipe.trains
+            else "type the mrt-hpc eval again that made it, which makes another directory, or put the files back",
+        )
 
 
-def _refusal(layout: RunLayout, refused: Sequence[Change]) -> UserError:
-    lines = "".join(f"\n    {change.refusal}" for change in refused)
-    restored = f"restore the run's values: {' '.join(change.restored for change in refused)}"
-    if len(refused) > NAMED:
-        restored = f"submit the recipe that the run was made from; its values are in {layout.recipe_lock}"
-    return UserError(
-        f"the run directory was made from another recipe, and this would change what was done:{lines}",
-        where=layout.root,
-        advice=f"give another directory with --run DIR, or {restored}",
-    )
+def _instead(layout: RunLayout, refused: Sequence[Change]) -> str:
+    """What to type in place of a submission with refused changes."""
+    advice = f"{layout.again} continues it as it began; --run DIR with the recipe begins another one"
+    has_trained = max(full_versions(layout), default=0) > 0
+    if has_trained and len(refused) <= NAMED and all(change.may_be_forked for change in refused):
+        options = " ".join(change.option for change in refused)
+        return f"mrt-hpc fork {layout.word} --at last {options} begins another run with its last weights; {advice}"
+    return advice
 
 
 def _against(layout: RunLayout, locked: Experiment, wanted: Experiment, field: str) -> str | None:

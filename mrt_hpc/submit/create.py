@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mrt_hpc.attempt.notify import sign
 from mrt_hpc.domains.small_world.equations import Split, problems, supervised_samples
+from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.mrt.sft import Conversation, Suffix
 from mrt_hpc.plan.jobs import Plan
@@ -25,6 +26,7 @@ from mrt_hpc.recipe.sections import (
     Conversations,
     HuggingFaceModel,
     JsonlProblems,
+    ProblemSource,
     Prompt,
     ServerLayout,
     SmallWorldProblems,
@@ -36,14 +38,16 @@ from mrt_hpc.recipe.user_code import keep
 from mrt_hpc.run.access import follow_access, open_to_group
 from mrt_hpc.run.atomic import commit_directory, make_durable, temporary_sibling, write_json, write_text
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.problems import read_problems, write_problems
+from mrt_hpc.run.problems import read_examples, read_problems, shown_before, write_problems
 from mrt_hpc.run.prompt_files import keep_prompt_files, prompt_files
-from mrt_hpc.run.records import Problem
+from mrt_hpc.run.records import Problem, golds_of
 from mrt_hpc.run.weights import refuse_delta
 from mrt_hpc.submit.changes import refuse_other_recipe
 from mrt_hpc.submit.origin import Origin
 from mrt_hpc.training.supervised import read_conversations, read_suffixes, write_samples
 
+GOLDS_TRIED = 16
+"""The number of gold answers that a verifier of the user's own judges before anything is submitted."""
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -80,6 +84,7 @@ def create_or_open(
         )
     data = read_all_data(recipe)
     check_model(recipe if origin is None else origin.checked(recipe))
+    check_own_verifiers(recipe, data)
     make_results_folder(recipe)
     make_durable(layout.root.parent)
     temporary = temporary_sibling(layout.root)
@@ -227,9 +232,33 @@ def refuse_unfetched_data(path: Path) -> None:
         )
 
 
+def check_own_verifiers(recipe: Experiment, data: RunData) -> None:
+    """Refuse a verifier of the user's own that raises an error, or returns neither true nor false, for gold answers.
+
+    Raises:
+        UserError: naming the verifier, the answer and the line of its code.
+    """
+    try:
+        from mrt_hpc.domains.grader_queue import GraderPool
+    except ModuleNotFoundError:  # a light installation has no graders: there the first job finds it
+        return
+    sources = [
+        (recipe.data, data.problems),
+        *((b.problems, data.benchmarks[b.name]) for b in recipe.evaluation.benchmarks),
+    ]
+    for source, given in sources:
+        if not isinstance(source, ProblemSource) or source.verifier is None or ":" not in source.verifier.type:
+            continue
+        golds = list(dict.fromkeys(gold for problem in given for gold in golds_of(problem.answer)))[:GOLDS_TRIED]
+        grading = recipe.grading
+        verifier, memory = verifier_of(source, grading), grading.memory_limit_gib
+        with GraderPool(verifier, 1, grading.time_limit_s, memory_limit_gib=memory) as pool:
+            pool.readable_all(golds)
+
+
 def check_model(recipe: Experiment) -> None:
-    """Refuse models and files of prompts that are missing, or models whose files alone show that they cannot work,
-    before anything is submitted.
+    """Refuse models and files of prompts that are missing, or whose content alone shows that they cannot work, before
+    anything is submitted.
 
     Raises:
         UserError: naming the field, and what is missing, damaged, unknown or too short.
@@ -239,6 +268,9 @@ def check_model(recipe: Experiment) -> None:
             what = "a chat template" if field.endswith("chat_template") else "JSON lines with solved problems"
             advice = f"correct {field}, or put the file there"
             raise UserError("no such file", value=str(path), where=field, expected=what, advice=advice)
+    for prompt in _prompts(recipe):
+        if prompt.examples is not None and prompt.shots:
+            shown_before("", read_examples(Path(prompt.examples)), prompt)
     if not isinstance(recipe, Recipe):
         _check_models(recipe)
         return

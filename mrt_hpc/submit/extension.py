@@ -6,7 +6,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.lock import changed_recipe, read_recipe_lock
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.submit.changes import changes, iterations_done
+from mrt_hpc.submit.changes import Change, changes, iterations_done
 from mrt_hpc.submit.submission import kept_recipe
 
 ITERATIONS = "schedule.iterations"
@@ -30,21 +30,38 @@ def extended_recipe(layout: RunLayout, iterations: int) -> Recipe:
             value=iterations,
             where="--iterations",
             expected=f"the number of all iterations, more than {planned}",
-            advice=f"mrt-hpc extend {layout.word} --iterations {2 * planned}",
+            advice=_forked(layout, planned)
+            if _refused(layout, _changed(layout, locked, 2 * planned))
+            else f"mrt-hpc extend {layout.word} --iterations {2 * planned}",
         )
-    recipe = changed_recipe(layout.recipe_lock, locked, (f"{ITERATIONS}={iterations}",))
-    kept = kept_recipe(layout, recipe, lambda _: None)
-    if refused := [change for change in changes(layout, kept) if change.refused is not None]:
-        left = iterations - iterations_done(layout)
+    recipe = _changed(layout, locked, iterations)
+    if refused := _refused(layout, recipe):
         raise UserError(
             f"this run cannot have more iterations: {refused[0].refused}",
             value=iterations,
             where=layout.root,
             expected="a run with training.schedule: constant, or one that has not begun to train",
-            advice=f"mrt-hpc fork {layout.word} --at last --set {ITERATIONS}={left}, which begins a new run with the "
-            "last weights, a new optimiser and a learning-rate schedule of its own",
+            advice=_forked(layout, iterations - iterations_done(layout)),
         )
     return recipe
+
+
+def _changed(layout: RunLayout, locked: Recipe, iterations: int) -> Recipe:
+    return changed_recipe(layout.recipe_lock, locked, (f"{ITERATIONS}={iterations}",))
+
+
+def _refused(layout: RunLayout, recipe: Recipe) -> list[Change]:
+    """The changes that the run does not take."""
+    kept = kept_recipe(layout, recipe, lambda _: None)
+    return [change for change in changes(layout, kept) if change.refused is not None]
+
+
+def _forked(layout: RunLayout, iterations: int) -> str:
+    """The command that trains a run further where it cannot be extended."""
+    return (
+        f"mrt-hpc fork {layout.word} --at last --set {ITERATIONS}={iterations}, which begins a new run with the last "
+        "weights, a new optimiser and a learning-rate schedule of its own"
+    )
 
 
 def schedule_text(layout: RunLayout, recipe: Recipe) -> str:

@@ -225,7 +225,7 @@ def _journal(layout: RunLayout) -> Journal:
     Raises:
         UnreadableError: the journal is damaged.
     """
-    advice = f"rm -r {word(layout.renewal)}, and the same submit command again, which compares the recipe with the run"
+    advice = f"rm -r {word(layout.renewal)}, and {layout.again}, which compares the recipe with the run"
     return read_if_there(layout.renewal, Journal, "the record of an interrupted submission", Journal(), advice=advice)
 
 

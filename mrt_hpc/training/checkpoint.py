@@ -228,7 +228,7 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> FileSum:
             f"the trainer's state is not finite, and no checkpoint is written: {not_finite(bad)}",
             where=path.parent,
             expected="finite weights, and finite averages of the optimiser",
-            advice="the same submit command continues from the checkpoint before it; if it ends here again: "
+            advice="mrt-hpc submit RUN continues from the checkpoint before it; if it ends here again: "
             "mrt-hpc fork RUN --at last --set training.learning_rate=RATE, a lower one",
         )
     header: dict[str, Any] = {}

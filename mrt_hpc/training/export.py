@@ -61,7 +61,7 @@ class GatheredWeights:
                 value=self.dtype,
                 where="training.weights_dtype",
                 expected="finite numbers in this number format; float16 has none above 65504, bfloat16 does",
-                advice="the same submit command continues from the last checkpoint; if it ends here again: "
+                advice="mrt-hpc submit RUN continues from the last checkpoint; if it ends here again: "
                 "mrt-hpc fork RUN --at last --set training.learning_rate=RATE, a lower one",
             )
 

@@ -291,7 +291,7 @@ def _make_folder(ranks: Ranks, address_file: Path) -> Path:
             "the address file was written by an earlier attempt",
             where=address_file,
             expected="a path that is new for every attempt",
-            advice="the same submit command starts another attempt, which has another path",
+            advice="mrt-hpc submit RUN starts another attempt, which has another path",
         )
     make_folder(address_file.parent)
     parent = Path(tempfile.gettempdir()) if ranks.nodes == 1 else address_file.parent.absolute()
@@ -361,7 +361,7 @@ def _stranger(what: str) -> UserError:
         value=what,
         where=socket.gethostname(),
         expected="a proof of each rank that it has read the key of this attempt",
-        advice="read the logs of the other ranks; the task runs again by itself, and so does the same submit command",
+        advice="read the logs of the other ranks; the task runs again by itself, and so does mrt-hpc submit RUN",
         exit_code=ExitCode.RETRYABLE,
     )
 
@@ -376,7 +376,7 @@ def _shared_error(error: Exception) -> Exception:
     return UserError(
         f"rank {rank} failed: {type(error).__name__}: {error}",
         where=f"rank {rank} on {socket.gethostname()}",
-        advice=f"read the traceback in the log of rank {rank}; the same submit command runs the task again",
+        advice=f"read the traceback in the log of rank {rank}; mrt-hpc submit RUN runs the task again",
         exit_code=ExitCode.RETRYABLE,
     )
 

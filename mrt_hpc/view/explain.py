@@ -11,8 +11,7 @@ from enum import IntEnum
 from mrt_hpc.attempt.run_progress import newest_metrics, reason, warnings, written
 from mrt_hpc.backends.backend import Hold, QueuedTask, QueueState
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.plan.jobs import DependencyKind, Job, Plan, Role
-from mrt_hpc.run.layout import COMPANION_LOG
+from mrt_hpc.plan.jobs import DependencyKind, Job, Role
 from mrt_hpc.run.retries import PAUSED, SHORTAGES, Shortage
 from mrt_hpc.run.task_state import TaskRecord, TaskState
 from mrt_hpc.run.weights import published_versions
@@ -23,7 +22,6 @@ from mrt_hpc.view.run_look import IN_WORDS, RunLook, RunState
 # -- why one task is where it is: its record, the queue's reason and the end of its log are read in this order
 
 
-SUBMIT_AGAIN = "the same submit command again: it submits what is missing, and finished results stay"
 NOTHING = "nothing"
 LOG_TAIL = 4096
 """The bytes at the end of a log that show what a task does now."""
@@ -89,12 +87,16 @@ def explained(look: RunLook, job: Job, index: int) -> Explanation:
         return _failed(look, job, index, record)
     if record.state is TaskState.UNREADABLE:
         sentence = f"is in a state that is not known: {_first_line(record)}"
-        return Explanation(job.name, index, Cause.LOST, sentence, _advised(record) or SUBMIT_AGAIN)
+        return Explanation(job.name, index, Cause.LOST, sentence, _advised(record) or _again(look))
     if job.name in look.queues.ids and job.name not in look.queues.tasks:
         ids = ", ".join(look.queues.ids[job.name])
         sentence = f"was submitted as job {ids}, and the queue was not reached"
         return Explanation(job.name, index, Cause.QUEUED, sentence, f"mrt-hpc explain {look.layout.word}, later")
     return _unqueued(look, job, index, record)
+
+
+def _again(look: RunLook) -> str:
+    return f"{look.layout.again}, which submits what is missing; finished results stay"
 
 
 def _failed(look: RunLook, job: Job, index: int, record: TaskRecord) -> Explanation:
@@ -103,7 +105,7 @@ def _failed(look: RunLook, job: Job, index: int, record: TaskRecord) -> Explanat
     else:
         cause, sentence = Cause.FAILED, f"has failed: {_first_line(record)}"
     advised = _advised(record) or f"mrt-hpc logs {look.layout.word} {job.role} -n 100"
-    command = advised if "submit" in advised else f"{advised}; then {SUBMIT_AGAIN}"
+    command = advised if "submit" in advised else f"{advised}; then {_again(look)}"
     return Explanation(job.name, index, cause, sentence, command, failed_at=record.time)
 
 
@@ -192,13 +194,13 @@ def _unqueued(look: RunLook, job: Job, index: int, record: TaskRecord) -> Explan
         cause = Cause.AGAIN if before else Cause.QUEUED
         return Explanation(job.name, index, cause, sentence, "nothing: it starts by itself")
     if record.state is TaskState.WAITING and awaited:
-        return Explanation(job.name, index, Cause.LATER, f"has not begun: it waits for {awaited}", SUBMIT_AGAIN)
+        return Explanation(job.name, index, Cause.LATER, f"has not begun: it waits for {awaited}", _again(look))
     left = _how_it_left(look, job.name, index)
     if record.state is TaskState.RUNNING:
         sentence = f"was lost: it recorded no end, and it does not run{left}"
-        return Explanation(job.name, index, Cause.LOST, sentence, SUBMIT_AGAIN)
+        return Explanation(job.name, index, Cause.LOST, sentence, _again(look))
     words = _before(record) or "has not begun"
-    return Explanation(job.name, index, Cause.LEFT, f"{words}, and is not queued{left}", SUBMIT_AGAIN)
+    return Explanation(job.name, index, Cause.LEFT, f"{words}, and is not queued{left}", _again(look))
 
 
 def _how_it_left(look: RunLook, job: str, index: int) -> str:
@@ -270,7 +272,7 @@ def _lacking(look: RunLook, job: str, index: int) -> Shortage | None:
 
 def _last_words(look: RunLook, job: str, index: int) -> str:
     """The last line that a task has logged."""
-    logs = [log for log in look.logs.get((job, index), ()) if "rank" in log.what or log.what == COMPANION_LOG]
+    logs = [log for log in look.logs.get((job, index), ()) if log.is_own]
     if not logs:
         return ""
     newest = max(logs, key=lambda log: written(log.path))
@@ -297,30 +299,30 @@ class Statement:
     """Further lines: the full reason, the last traceback, other tasks, earlier attempts."""
 
 
-def task_named(plan: Plan, text: str) -> tuple[Job, int | None]:
-    """The job and the index of a task, as in ``segment-000.inference[3]``; no index means all tasks of a job.
+def task_named(look: RunLook, text: str) -> tuple[Job, int | None]:
+    """The job and the index of a task of a run, as in ``segment-000.inference[3]``; no index means all tasks of a job.
 
     Raises:
         UserError: the plan has no such job or task.
     """
     match = _TASK.fullmatch(text)
-    names = [job.name for job in plan.jobs]
+    names = [job.name for job in look.plan.jobs]
     if match is None or match["job"] not in names:
         guess = nearest(text.partition("[")[0], names)
         raise UserError(
             "the run has no such job",
             value=text,
             expected=f"{guess} is the nearest" if guess else f"one of {', '.join(names)}",
-            advice=f"mrt-hpc explain RUN {guess or names[0]}",
+            advice=f"mrt-hpc explain {look.layout.word} {guess or names[0]}",
         )
-    job = plan.job(match["job"])
+    job = look.plan.job(match["job"])
     index = None if match["index"] is None else int(match["index"])
     if index is not None and index >= job.tasks:
         raise UserError(
             f"job {job.name} has no such task",
             value=text,
             expected=f"an index from 0 to {job.tasks - 1}",
-            advice=f"mrt-hpc explain RUN '{job.name}[0]'",
+            advice=f"mrt-hpc explain {look.layout.word} '{job.name}[0]'",
         )
     return job, index
 
@@ -366,7 +368,7 @@ def explain_job(look: RunLook, history: RunHistory, text: str) -> list[Statement
     Raises:
         UserError: the plan has no such job or task.
     """
-    job, index = task_named(look.plan, text)
+    job, index = task_named(look, text)
     if index is not None or job.tasks == 1:
         return [explain_task(look, history, job, index or 0)]
     groups = grouped(explained(look, job, number) for number in range(job.tasks))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mrt_hpc.attempt.run_progress import written
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import COMPANION_LOG, RunLayout
 
 _OWN = re.compile(r"(?P<job>.+?)\.(?P<index>\d{5})\.(?P<attempt>.+)\.(?P<what>[^.]+)\.log")
 _SLURM = re.compile(r"(?P<id>\d+)(?:_(?P<index>\d+))?_(?P<rank>\d+)_log\.(?P<stream>out|err)")
@@ -39,6 +39,11 @@ class LogFile:
     """None where one file is for all attempts."""
     what: str
     """Which of its processes, as ``rank0`` or ``server``."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the role itself writes it, and no server that it has started."""
+        return self.what.startswith("rank") or self.what == COMPANION_LOG
 
     def prefix(self, attempt: str) -> str:
         """What stands before each of its lines where several logs are shown together.

@@ -14,8 +14,6 @@ from mrt_hpc.view.run_history import ShardCommitted
 from mrt_hpc.view.run_look import RunLook, RunState
 from mrt_hpc.view.snapshot import Iterations, Upcoming
 
-AGAIN = "nothing, until the same submit command is typed again"
-
 
 @dataclass(frozen=True)
 class Clock:
@@ -48,7 +46,7 @@ def upcoming(look: RunLook, iterations: Iterations, clock: Clock) -> list[Upcomi
     if look.state is RunState.FINISHED:
         return []
     if look.ended:
-        return [Upcoming(what=AGAIN, at=None)]
+        return [Upcoming(what=f"nothing, until {look.layout.again} continues the run", at=None)]
     events = [*_iterations(look, iterations, clock), *_jobs(look, clock), *_limits(look), *_starts(look)]
     return sorted(events, key=lambda event: inf if event.at is None else event.at)
 

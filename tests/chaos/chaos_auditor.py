@@ -2,8 +2,8 @@
 
     python tests/chaos/chaos_auditor.py RUN
 
-It knows nothing of the faults. What it asks: each (iteration, problem, sample) in training exactly once; weights
-versions consecutive; every checksum right; every task done; the report complete.
+It knows nothing of the faults. What it asks, beside ``invariants.py``: weights versions consecutive; every task done;
+the report complete; the run private.
 """
 
 from __future__ import annotations
@@ -11,64 +11,29 @@ from __future__ import annotations
 import stat
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
+from invariants import Audit, check_evaluated, check_samples, check_trained, check_versions, check_whole, checked_groups
 from run_of import read_events
 
-from mrt_hpc.algorithms.batch import batch_digest
 from mrt_hpc.analysis.collect import read_measurements
-from mrt_hpc.analysis.measures import IterationMetrics
-from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.plan.kept_weights import kept_versions
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.groups import Group, read_group
+from mrt_hpc.run.groups import read_group
 from mrt_hpc.run.layout import RunLayout, collection_of
-from mrt_hpc.run.manifest import MANIFEST, read_manifest, verify
+from mrt_hpc.run.manifest import MANIFEST, verify
 from mrt_hpc.run.problems import draw_problems, read_problems, share
 from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.weights import is_delta, published_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.run.records import Problem, Rollout
-
-T = TypeVar("T")
-
-
-@dataclass
-class Audit:
-    violations: list[str] = field(default_factory=list)
-    steps: int = 0  # updates computed, those that were computed again included
-    iterations: int = 0
-    groups_discarded: int = 0  # sampled by two, of which the second was dropped
-    set_aside: int = 0
-    leftovers: int = 0  # unfinished files of writers that were killed
-
-    @property
-    def steps_redone(self) -> int:
-        return self.steps - self.iterations
-
-    def check(self, holds: bool, otherwise: str) -> None:
-        if not holds:
-            self.violations.append(otherwise)
-
-    def readable(self, read: Callable[[], T]) -> T | None:
-        """What ``read`` gives; None, and a violation, where it is damaged or missing."""
-        try:
-            return read()
-        except (UserError, OSError) as error:
-            self.violations.append(str(error))
-            return None
 
 
 def audit(root: Path) -> Audit:
@@ -87,7 +52,7 @@ def audit(root: Path) -> Audit:
     check_evaluations(found, layout, recipe)
     for path in sorted(layout.root.rglob(MANIFEST)):  # every directory that has one is what it says
         if layout.set_aside not in path.parents and not any(map(is_temporary, path.parents)):
-            found.readable(partial(verify, path.parent))
+            check_whole(found, path.parent)
     check_tasks_and_report(found, layout, recipe)
     check_secrecy(found, layout)
     events = Counter(e["kind"] for e in read_events(layout.events))
@@ -109,36 +74,7 @@ def check_iteration(found: Audit, layout: RunLayout, recipe: Recipe, iteration: 
         boundaries = {(r.sample, j) for r in group.rollouts for j in range(len(r.boundaries))}
         whole = not there or (set(there) == boundaries and len(set(there.values())) == 1)
         found.check(whole, f"{where}: branches {there} of boundaries {boundaries}")
-    metrics = found.readable(lambda: IterationMetrics.read(layout.metrics(iteration)))
-    if metrics is not None:
-        trained = batch_digest(g.digest for g in groups)
-        found.check(metrics.batch == trained, f"{where} was trained on other groups than those there")
-
-
-def checked_groups(
-    found: Audit, layout: RunLayout, where: str, number: int, drawn: Sequence[Problem], size: int
-) -> list[Group]:
-    """The groups of an iteration, each sample of each problem once."""
-    positions = sampled_positions(layout, number)
-    found.check(positions == set(range(len(drawn))), f"{where}: groups {sorted(positions)}")
-    groups = [g for p in sorted(positions) if (g := found.readable(partial(read_sampled, layout, number, p)))]
-    rollouts = [r for g in groups for r in g.rollouts]
-    check_samples(found, where, rollouts, drawn, size)
-    found.check({r.iteration for r in rollouts} <= {number}, f"{where} holds rollouts of another")
-    return groups
-
-
-def check_samples(found: Audit, where: str, rollouts: Sequence[Rollout], drawn: Sequence[Problem], n: int) -> None:
-    there = Counter((r.problem_id, r.sample) for r in rollouts)
-    wanted = Counter((p.id, s) for p in drawn for s in range(n))
-    found.check(there == wanted, f"{where}: missing {wanted - there}, too many {there - wanted}")
-
-
-def check_versions(found: Audit, where: str, groups: Sequence[Group], allowed: set[int]) -> None:
-    """Sampled with weights that were not too old."""
-    rollouts = [r for g in groups for r in g.rollouts]
-    versions = {r.weights_version for r in rollouts} | {v for r in rollouts for _, v in r.later_weights}
-    found.check(versions <= allowed, f"{where}: weights {sorted(versions)}")
+    check_trained(found, layout, iteration, groups)
 
 
 def check_weights(found: Audit, layout: RunLayout, recipe: Recipe) -> None:
@@ -165,13 +101,10 @@ def check_evaluations(found: Audit, layout: RunLayout, recipe: Recipe) -> None:
     places = [(b, v, n) for b in recipe.evaluation.benchmarks for v in recipe.evaluated_versions for n in range(shards)]
     for benchmark, version, number in places:
         problems = share(read_problems(layout.benchmark_data(benchmark.name)), number, shards)
-        weights = found.readable(partial(read_manifest, layout.weights_version(version)))
         path = layout.evaluation_shard(version, benchmark.name, number)
         sampled = found.readable(partial(read_group, path))
         check_samples(found, str(path), sampled.rollouts if sampled else [], problems, benchmark.samples)
-        shard = found.readable(partial(read_manifest, path))
-        same = shard is not None and weights is not None and shard.about["weights"] == weights.digest
-        found.check(same, f"{path} was sampled by other weights than version {version}")
+        check_evaluated(found, layout, version, path)
 
 
 def check_tasks_and_report(found: Audit, layout: RunLayout, recipe: Recipe) -> None:

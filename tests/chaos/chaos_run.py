@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("slurm", "support")]  # their cluster is used here
 
-from chaos_auditor import Audit, audit
+from chaos_auditor import audit
 from chaos_backends import LocalRun, Run, SlurmRun
 from chaos_faults import FaultKind, possible, strike
 from chaos_scenes import Scene, played, scenes
@@ -42,6 +42,8 @@ from mrt_hpc.run.events import PROGRESS, EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
+
+    from invariants import Audit
 
     from mrt_hpc.run.layout import RunLayout
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from invariants import Audit
 from protocols import Groups, Training, Versions, group_is_whole, is_whole
 from protocols_of_runs import FINGERPRINT, JOB, Making, Stored, recipe_and_plan
 from samples import rollout, sampled
-from tiny_training import TinyRun, is_of_one_trainer
+from tiny_training import NOTICE, TinyRun
 
 from mrt_hpc.attempt.ledger import claimed, record_submission, submissions
-from mrt_hpc.attempt.notify import is_first_notice, sign
+from mrt_hpc.attempt.notify import notify_stuck, sign
 from mrt_hpc.attempt.sole_attempt import sole_attempt
 from mrt_hpc.errors import UserError
 from mrt_hpc.run import heartbeats
@@ -24,6 +25,7 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Holder, Leases, group_leases
 from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.results import StoredSamples
+from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.weights import published_versions
 from mrt_hpc.submit.create import create_or_open
 
@@ -72,7 +74,7 @@ class Sampling(Contest):
     """Tasks share the groups of an iteration out among them."""
 
     name = "sampling"
-    interleavings = 700
+    interleavings = 300
     positions = range(3)
 
     def acts(self, layout: RunLayout) -> list[Callable[[], Any]]:
@@ -153,14 +155,10 @@ class OneAtATime(Contest):
 
 
 class Claiming(OneAtATime):
-    """Two submissions of one run, on two hosts. Of three within milliseconds two may be let in: one that claims behind
-    a claim that is about to be refused looks at that one alone.
-    """
-
-    count = 2
+    """Three submissions of one run, on three hosts."""
 
     name = "claiming"
-    interleavings = 3600
+    interleavings = 4000
 
     def make(self, layout: RunLayout) -> None:
         super().make(layout)
@@ -174,7 +172,7 @@ class Attempts(OneAtATime):
     """Jobs of one task."""
 
     name = "attempts"
-    interleavings = 1000
+    interleavings = 300
 
     def make(self, layout: RunLayout) -> None:
         create_or_open(layout.root, *recipe_and_plan(f"resilience.heartbeat_limit_s={LIMIT_S}"))
@@ -185,7 +183,7 @@ class Attempts(OneAtATime):
 
 
 class Notices(Contest):
-    """One of several tasks gives a notice."""
+    """One of several tasks calls the command that notifies the user."""
 
     name = "notices"
     interleavings = 100
@@ -196,19 +194,19 @@ class Notices(Contest):
         sign(layout, "")
 
     def acts(self, layout: RunLayout) -> list[Callable[[], Any]]:
-        return [partial(is_first_notice, layout, f"job{number}", "stuck") for number in range(3)]
+        return [partial(notify_stuck, layout, f"job{number}", "stuck", "a reason") for number in range(3)]
 
     def wrong(self, layout: RunLayout, processes: list[Process]) -> Iterator[str]:
-        first = [p.number for p in processes if p.outcome]
-        if len(first) > 1 or (not first and not any(p.was_killed for p in processes)):
-            yield f"{first} have given the notice"
+        notices = list_directory(layout.root, f"{NOTICE}*")
+        if len(notices) > 1 or (not notices and not any(p.was_killed for p in processes)):
+            yield f"{len(notices)} notices were given"
 
 
 class Submissions(Contest):
     """Several processes record jobs."""
 
     name = "submissions"
-    interleavings = 3800
+    interleavings = 4400
 
     def make(self, layout: RunLayout) -> None:
         super().make(layout)
@@ -237,7 +235,7 @@ class Pruning(Contest):
     """A reader of weights versions beside a trainer that publishes and removes them."""
 
     name = "pruning"
-    interleavings = 3000
+    interleavings = 3600
 
     def acts(self, layout: RunLayout) -> list[Callable[[], Any]]:
         return [partial(Versions().act, layout, lambda _: None), partial(self._read, layout)]
@@ -266,7 +264,7 @@ class Archiving(Contest):
 
     name = "archiving"
     allowed = (FileNotFoundError,)
-    interleavings = 600
+    interleavings = 150
     positions = range(2)
 
     def make(self, layout: RunLayout) -> None:
@@ -295,7 +293,7 @@ class Makings(Contest):
     """Two submissions make the same run directory."""
 
     name = "makings"
-    interleavings = 250
+    interleavings = 100
 
     def make(self, layout: RunLayout) -> None:
         layout.root.mkdir()
@@ -312,7 +310,7 @@ class Evaluations(Contest):
     """Evaluations of two runs share stored samples."""
 
     name = "evaluations"
-    interleavings = 1400
+    interleavings = 400
 
     def make(self, layout: RunLayout) -> None:
         Stored().make(layout)
@@ -372,7 +370,7 @@ class Trainings(Contest):
 
     name = "trainings"
     allowed = (UserError,)
-    interleavings = 150
+    interleavings = 120
 
     def make(self, layout: RunLayout) -> None:
         Training().make(layout)
@@ -381,9 +379,10 @@ class Trainings(Contest):
         return [partial(Training().act, layout, lambda _: None) for _ in range(2)]
 
     def wrong(self, layout: RunLayout, processes: list[Process]) -> Iterator[str]:
-        Training().act(layout, lambda _: None)
-        if not is_of_one_trainer(layout):
-            yield "the last checkpoint and the last weights version are of two trainers"
+        training, found = Training(), Audit()
+        training.act(layout, lambda _: None)
+        training.check(found, layout)
+        yield from found.violations
 
 
 CONTESTS = (

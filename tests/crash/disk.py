@@ -305,15 +305,15 @@ def uncertain(steps: Sequence[Step], after: int) -> list[int]:
 
 
 def crashes(recording: Recording, random: Random, subsets: int) -> Iterator[Crash]:
-    """The crashes after every step. First a killed process, which loses nothing, and a lost machine, which loses all
-    that is uncertain. Then, in random order: each uncertain step lost alone, all but each, all after each, content
-    half written, and so many random choices.
+    """The crashes after every step, in random order. First a killed process, which loses nothing, and a lost machine,
+    which loses all that is uncertain. Then each uncertain step lost alone, all but each, all after each, content half
+    written, and so many random choices.
     """
     points = range(recording.first, len(recording.steps) + 1)
     after_each = [(after, uncertain(recording.steps, after)) for after in points]
-    for after, steps in after_each:
-        yield Crash(after)
-        yield Crash(after, frozenset(steps))
+    whole = [Crash(after, frozenset(lost)) for after, steps in after_each for lost in ((), steps)]
+    random.shuffle(whole)
+    yield from whole
     some = [(after, steps, kind) for after, steps in after_each if steps for kind in range(4 * len(steps) + subsets)]
     random.shuffle(some)
     for after, steps, kind in some:

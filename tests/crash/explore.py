@@ -23,13 +23,15 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from damage import Damaging, Killed
 from disk import Crash, Recording, crashes, tree_after
 from file_calls import calls_seen_by
 from interleaving import AtCalls, AtRandom, Simulation
 from network import SENT_TWICE, STALE, NetworkFilesystem
-from tiny_training import ATTEMPTS
+from protocols import Protocol
+from tiny_training import ATTEMPTS, MEANWHILE
 
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run import archive, atomic, weights_delta
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.training import checkpoint, export
@@ -39,12 +41,13 @@ if TYPE_CHECKING:
 
     from contests import Contest
     from interleaving import Schedule
-    from protocols import Protocol
 
 IN_MEMORY = Path("/dev/shm")
-RESUMPTIONS, SUBSETS = 10, 40
+RESUMPTIONS, SUBSETS = 5, 120
 MOST_NAPS = 2000  # of a whole exploration, which may try again what fails
-AGAIN = 8  # crash states of a resumption
+NETWORK, DAMAGES = 40, 100  # mistakes of a network filesystem, and damages, of a protocol
+AGAIN = 5  # crash states of a resumption
+ATTEMPTS_AT_MOST = 4  # at a protocol with damaged files
 
 
 @dataclass
@@ -75,6 +78,7 @@ class Exploration:
         self.protocol.make(self.layout)
         recording = self.recorded()
         self.wanted = self.protocol.outcome(self.layout)
+        self._look_at_every_step(recording)
         self._explore(recording, states)
         lost = self._some(list(crashes(recording, self.random, self.subsets)), resumptions)
         killed = self._some([Crash(after) for after in range(len(recording.steps))], 2 * resumptions)
@@ -110,6 +114,58 @@ class Exploration:
         self.found.states.add(where.encode())
         return filesystem.calls
 
+    def damaged(self, most: int) -> Found:
+        """Damage what is finished, at so many calls."""
+        self.protocol.make(self.layout)
+        begin = Recording(self.layout.root)
+        with calls_seen_by(counter := Damaging(self.layout, self.random, 0, kills=False), self.layout.root):
+            self.protocol.act(self.layout, lambda _: None)
+        self.wanted = self.protocol.outcome(self.layout)
+        for number in range(most):
+            self._build(begin, Crash(0))
+            at = self.random.randrange(counter.calls // 8, counter.calls)  # before, nothing is finished
+            damaging = Damaging(self.layout, self.random, at, kills=number % 2 == 0)
+            wrong = self._wrong_after(damaging)
+            self.found.states.add(f"{damaging.at} {damaging.what}".encode())
+            if wrong is not None:
+                self.found.violations.append(f"{self.protocol.name}: {damaging.what} at call {at}: {wrong}")
+        return self.found
+
+    def _wrong_after(self, damaging: Damaging) -> str | None:
+        """What is wrong with a run in which damage was done."""
+        try:
+            if not any(self._ends(damaging) for _ in range(ATTEMPTS_AT_MOST)):
+                return "it does not end"
+            if not any(self._ends(damaging) for _ in range(ATTEMPTS_AT_MOST)):  # it may have been damaged at its end
+                return "it does not end again"
+            if damaging.unit is not None and not self.protocol.accepts(self.layout, damaging.unit):
+                damaging.undo()  # what no reader takes makes no difference
+            elif damaging.is_still_there:
+                return "its readers take it for what was written"
+            begin_process()
+            outcome = self.protocol.outcome(self.layout)
+        except UserError as error:
+            refused = damaging.unit == self.layout.weights_version(0)  # only the first job can make it again
+            return None if refused and str(damaging.unit) in str(error) else repr(error)
+        except Exception as error:
+            return repr(error)
+        return None if outcome == self.wanted else f"the outcome is {outcome}, not {self.wanted}"
+
+    def _ends(self, damaging: Damaging) -> bool:
+        """Whether an attempt ends well; where it asks for another one, or is killed, the next one has to."""
+        try:
+            with calls_seen_by(damaging, self.layout.root):
+                self.protocol.act(self.layout, lambda _: None)
+        except Killed:
+            return False
+        except UserError as error:
+            if error.exit_code is not ExitCode.RETRYABLE:
+                raise
+            return False
+        finally:
+            begin_process()
+        return True
+
     def recorded(self, *earlier: Any) -> Recording:
         """The steps of the protocol from what lies at the layout; or after the steps of a process that was killed."""
         begin_process()
@@ -135,6 +191,16 @@ class Exploration:
             if len(seen) >= states:
                 break
         self.found.states |= {digest for _, digest in seen}
+
+    def _look_at_every_step(self, recording: Recording) -> None:
+        """Whether readers find what they need beside a task that has come so far."""
+        if type(self.protocol).stands is Protocol.stands:
+            return
+        for after in range(recording.first, len(recording.steps) + 1):
+            self._build(recording, crash := Crash(after))
+            if not self.protocol.stands(self.layout):
+                where = f"{self.protocol.name}: {describe(recording, crash)}"
+                self.found.violations.append(f"{where}: what readers need is not there")
 
     def _some(self, every: list[Crash], count: int) -> list[Crash]:
         return self.random.sample(every, min(count, len(every)))
@@ -162,6 +228,7 @@ class Exploration:
 
 def begin_process() -> None:
     """What a process remembers of files is forgotten."""
+    MEANWHILE.act = None
     archive._opened.cache_clear()
     atomic._sync_above.cache_clear()
 
@@ -182,12 +249,14 @@ def in_memory() -> Iterator[Path]:
 
 @dataclass
 class Naps:
-    """A process that is alone has nothing to wait for: its pauses take no time, and too many of them are an error."""
+    """A process that is alone waits for no time: other tasks act in its pauses. Too many of them are an error."""
 
     taken: int = 0
 
     def nap(self, _: float) -> None:
         self.taken += 1
+        if MEANWHILE.act is not None:
+            MEANWHILE.act()
         if self.taken > MOST_NAPS:
             self.taken = 0
             raise RuntimeError(f"{MOST_NAPS} pauses, and no end")
@@ -214,7 +283,13 @@ def explored(protocol: Protocol, *, seed: int = 0, states: int = 500, resumption
         return Exploration(protocol, RunLayout(folder / "run"), Random(seed), SUBSETS).all(states, resumptions)
 
 
-def over_a_network(protocol: Protocol, *, seed: int = 0, most: int = 100) -> Found:
+def damaged(protocol: Protocol, *, seed: int = 0, most: int = DAMAGES) -> Found:
+    """Run a protocol with damage at one of its calls; see :class:`Exploration`."""
+    with in_memory() as folder:
+        return Exploration(protocol, RunLayout(folder / "run"), Random(seed), SUBSETS).damaged(most)
+
+
+def over_a_network(protocol: Protocol, *, seed: int = 0, most: int = NETWORK) -> Found:
     """Run a protocol with mistakes of a network filesystem; see :class:`Exploration`."""
     with in_memory() as folder:
         return Exploration(protocol, RunLayout(folder / "run"), Random(seed), SUBSETS).over_a_network(most)
@@ -261,7 +336,7 @@ def describe(recording: Recording, crash: Crash) -> str:
 
 def main() -> int:
     from contests import CONTESTS
-    from protocols_of_runs import PROTOCOLS
+    from protocols_of_runs import DAMAGED, PROTOCOLS
     from tiny_training import tiny_engines
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -276,8 +351,11 @@ def main() -> int:
                 states, resumptions = int(protocol.states * asked.times), int(RESUMPTIONS * asked.times)
                 found = explored(protocol(), seed=seed, states=states, resumptions=resumptions)
                 wrong += _show(f"seed {seed}, crash states of {protocol.name}", found)
-                found = over_a_network(protocol(), seed=seed, most=int(100 * asked.times))
+                found = over_a_network(protocol(), seed=seed, most=int(NETWORK * asked.times))
                 wrong += _show(f"seed {seed}, mistakes of a network filesystem in {protocol.name}", found)
+            for protocol in DAMAGED:
+                found = damaged(protocol(), seed=seed, most=int(DAMAGES * asked.times))
+                wrong += _show(f"seed {seed}, damage in {protocol.name}", found)
         with tiny_engines(noisy=True):
             for contest in CONTESTS:
                 found = contested(contest(), seed=seed, interleavings=int(contest.interleavings * asked.times))

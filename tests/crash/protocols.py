@@ -7,20 +7,24 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from invariants import Audit, check_evaluated, check_trained, checked_groups
 from run_of import run_of
 from samples import rollout, sampled
-from tiny_training import ATTEMPTS, CHANGES, TinyRun, first_version
+from tiny_training import ATTEMPTS, CHANGES, TinyRun, check_one_trainer, first_version, shard_of
 
-from mrt_hpc.analysis.measures import IterationMetrics
-from mrt_hpc.run.archive import archive_groups, opened, sampled_manifest, sampled_positions
-from mrt_hpc.run.groups import commit_group
+from mrt_hpc.run.archive import archive_groups, opened, read_sampled, sampled_manifest, sampled_positions
+from mrt_hpc.run.groups import commit_group, read_group, refuse_another_problem
 from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Holder, group_leases
-from mrt_hpc.run.manifest import verify
+from mrt_hpc.run.manifest import DamagedError, verify
+from mrt_hpc.run.problems import draw_problems, read_problems
+from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.weights import prune, publish, published_versions
+from mrt_hpc.run.weights_delta import BrokenChainError, chain_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +55,17 @@ class Protocol:
     def outcome(self, layout: RunLayout) -> Any:
         raise NotImplementedError
 
+    def stands(self, layout: RunLayout) -> bool:
+        """Whether readers find what they need beside a task that has come so far."""
+        return True
+
+    def accepts(self, layout: RunLayout, unit: Path) -> bool:
+        """Whether a reader takes a finished directory or archive for whole."""
+        try:
+            return is_whole(unit)
+        except DamagedError:
+            return False
+
 
 def is_whole(directory: Path) -> bool:
     """Whether a directory is what its manifest says."""
@@ -71,7 +86,7 @@ class Groups(Protocol):
     """Claim and commit of the groups of an iteration, and its archive when training has passed it."""
 
     name = "groups"
-    states = 3600
+    states = 5600
     positions = range(3)
 
     def act(self, layout: RunLayout, promise: Promise) -> None:
@@ -96,7 +111,7 @@ class Versions(Protocol):
     """Publication of whole weights versions, and the removal of those that are not needed any more."""
 
     name = "weights versions"
-    states = 1200
+    states = 600
     last = 3
 
     def act(self, layout: RunLayout, promise: Promise) -> None:
@@ -126,7 +141,7 @@ class Training(Protocol):
     """
 
     name = "training"
-    states = 1100
+    states = 700
     last = 2
     changes: tuple[str, ...] = ()
 
@@ -145,17 +160,51 @@ class Training(Protocol):
         published = [layout.weights_version(version) for version in published_versions(layout)]
         return layout.step_of(newest) > promised[1] and all(is_whole(path) for path in (newest, *published))
 
-    def outcome(self, layout: RunLayout) -> Any:
-        trained = [IterationMetrics.read(layout.metrics(i)).batch for i in range(self.last)]
-        groups = [sorted(sampled_positions(layout, i)) for i in range(self.last)]
-        models = [verify(layout.weights_version(version)).digest for version in (0, self.last)]
-        return trained, groups, models, max(layout.checkpoints.iterdir()).name
+    def check(self, found: Audit, layout: RunLayout) -> None:
+        """What holds of every run that has ended."""
+        problems = read_problems(layout.train_data)
+        for iteration in range(self.last):
+            drawn = draw_problems(problems, 0, iteration, 2)
+            check_trained(found, layout, iteration, checked_groups(found, layout, "", iteration, drawn, 2))
+        check_evaluated(found, layout, self.last, shard_of(layout, self.last))
+        check_one_trainer(found, layout)
+        found.check(len(list_directory(layout.checkpoints)) <= 2, "old checkpoints are left")
+
+    def outcome(self, layout: RunLayout) -> dict[Path, Any]:
+        self.check(found := Audit(), layout)
+        assert found.violations == [], found.violations
+        last = self.last
+        groups = {layout.group(i, p): read_sampled(layout, i, p) for i in range(last) for p in range(2)}
+        return {
+            **{path: [rollout.token_ids for rollout in group.rollouts] for path, group in groups.items()},
+            **{path: (path / "model.safetensors").read_bytes() for path in map(layout.weights_version, (0, last))},
+            shard_of(layout, last): [r.token_ids for r in read_group(shard_of(layout, last)).rollouts],
+        }
+
+    def accepts(self, layout: RunLayout, unit: Path) -> bool:
+        if not unit.is_relative_to(layout.root / "iterations"):
+            return super().accepts(layout, unit)
+        iteration = int(unit.relative_to(layout.root).parts[1])
+        drawn = draw_problems(read_problems(layout.train_data), 0, iteration, 2)
+        wanted = {int(unit.name)} if unit.name.isdecimal() else {0, 1}
+        try:
+            for position in wanted:
+                refuse_another_problem(read_sampled(layout, iteration, position), drawn[position].id, unit)
+        except DamagedError:
+            return False
+        return True
 
 
 class Deltas(Training):
     """The same with weights versions of which some are deltas."""
 
     name = "deltas"
-    states = 400
-    last = 3
-    changes = ("training.full_weights_every=4", "schedule.iterations=3", "schedule.iterations_per_job=3")
+    states = 40
+    last = 4
+    changes = ("training.full_weights_every=3", "schedule.iterations=4", "schedule.iterations_per_job=4")
+
+    def stands(self, layout: RunLayout) -> bool:
+        """Every delta has its base."""
+        with suppress(BrokenChainError):
+            return all(chain_to(layout, version) for version in published_versions(layout))
+        return False

@@ -40,6 +40,7 @@ from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Holder, Leases
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, commit_whole, read_manifest, verify
+from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.results import StoredSamples
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.task_state import TaskRecord, TaskState, forget_failures, read_task, write_task
@@ -79,7 +80,7 @@ class Making(Protocol):
     """The making of a run directory."""
 
     name = "making"
-    states = 300
+    states = 200
 
     def make(self, layout: RunLayout) -> None:
         layout.root.mkdir()
@@ -126,7 +127,7 @@ class Renewal(Protocol):
     """Other values for a run that exists: more iterations and other resources."""
 
     name = "renewal"
-    states = 300
+    states = 150
     changes = ("schedule.iterations=4", "resilience.retries=1")
 
     def make(self, layout: RunLayout) -> None:
@@ -152,7 +153,7 @@ class Ledger(Protocol):
     """What is submitted: each job that the queue has accepted is recorded before the next one is sent."""
 
     name = "ledger"
-    states = 1500
+    states = 2400
 
     def make(self, layout: RunLayout) -> None:
         create_or_open(layout.root, *recipe_and_plan())
@@ -209,7 +210,7 @@ class Damage(Groups):
     """A damaged group of an archive is set aside and sampled again; the others stay."""
 
     name = "damage"
-    states = 900
+    states = 200
 
     def make(self, layout: RunLayout) -> None:
         run_of(layout.root, *CHANGES, recipe="small_world/grpo")
@@ -232,7 +233,7 @@ class Stored(Protocol):
     """Samples of an evaluation in a results folder, the shard that is made of them, and its summary."""
 
     name = "stored samples"
-    states = 1300
+    states = 500
     problems = range(2)
     grader = "0123456789abcdef"
 
@@ -251,7 +252,9 @@ class Stored(Protocol):
                     store.commit(problem, lacking, sampled(rollout(f"p{problem}", 0)), self.grader)
                     promise(problem)
                     leases.release(problem)
-            batches = [store.batches(problem)[0] for problem in self.problems]
+            batches = [batch for problem in self.problems for batch, _ in store.chosen(problem, 1, self.grader)]
+            if len(batches) < len(self.problems):  # as the role does
+                raise DamagedError("parts of an evaluation are not there any more", where=store.directory)
             commit_group(shard, merged([store.read(batch, [0]) for batch in batches]), weights="w")
             promise("shard")
         rewards = {r.problem_id: [r.reward] for r in read_group(shard).rollouts}
@@ -280,7 +283,7 @@ class Spoilt(Stored):
     """Stored samples of which one batch is damaged: it is set aside and sampled again."""
 
     name = "damaged samples"
-    states = 600
+    states = 200
 
     def make(self, layout: RunLayout) -> None:
         super().make(layout)
@@ -289,12 +292,14 @@ class Spoilt(Stored):
         part_file(store.batches(0)[0].path, "rollouts").write_bytes(b"damage")
 
     def act(self, layout: RunLayout, promise: Promise) -> None:
-        store = StoredSamples.of(layout.root / "results", FINGERPRINT)
-        for batch in store.batches(0):
+        store, shard = StoredSamples.of(layout.root / "results", FINGERPRINT), layout.evaluation_shard(0, "aime", 0)
+        for batch in (batch for problem in self.problems for batch in store.batches(problem)):
             try:
                 store.read(batch, [0])
             except DamagedError:
                 store.set_aside(batch)
+        if shard.exists() and not self.accepts(layout, shard):
+            set_aside(layout, [shard], "damaged")
         super().act(layout, promise)
 
 
@@ -302,7 +307,7 @@ class Regrading(Stored):
     """Shards get the verdicts of another grader."""
 
     name = "regrading"
-    states = 500
+    states = 150
 
     def make(self, layout: RunLayout) -> None:
         super().make(layout)
@@ -412,3 +417,5 @@ PROTOCOLS = (
     Groups, Versions, Training, Deltas, Making, Forking, Renewal, Ledger, Endings, Damage, Stored, Spoilt, Regrading,
     EventFiles, Pins, Cleaning,
 )  # fmt: skip
+DAMAGED = (Training, Deltas, Spoilt)
+"""Those whose tasks mend what is damaged."""

@@ -8,8 +8,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
-from explore import explored, over_a_network
-from protocols_of_runs import PROTOCOLS
+from explore import damaged, explored, over_a_network
+from protocols_of_runs import DAMAGED, PROTOCOLS
 from sites import change_sites, excused
 from tiny_training import tiny_engines
 
@@ -41,6 +41,11 @@ def test_every_crash_state_is_resumed(protocol: type[Protocol]) -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 def test_mistakes_of_a_network_filesystem_are_survived(protocol: type[Protocol]) -> None:
     assert over_a_network(protocol()).violations == []
+
+
+@pytest.mark.parametrize("protocol", DAMAGED, ids=lambda protocol: protocol.name)
+def test_damage_is_mended_or_refused(protocol: type[Protocol]) -> None:
+    assert damaged(protocol()).violations == []
 
 
 def test_there_are_enough_states() -> None:

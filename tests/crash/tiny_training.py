@@ -5,31 +5,35 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from invariants import altered
 from run_of import task_of
 from safetensors.torch import load_file, save
 from samples import rollout_with, sampled
 
+from mrt_hpc.analysis.measures import IterationMetrics
+from mrt_hpc.attempt import notify
 from mrt_hpc.roles import trainer
+from mrt_hpc.roles.sampling.weights_on_node import LocalWeights, verified_weights
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.trainer import Trainer, was_trained
 from mrt_hpc.run.archive import commit_sampled, sampled_positions
 from mrt_hpc.run.events import EventLog
+from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.leases import group_leases
+from mrt_hpc.run.manifest import MANIFEST, DamagedError
 from mrt_hpc.run.problems import draw_problems, read_problems
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.weights import publish
-from mrt_hpc.run.weights_delta import chain_to, put_together
 from mrt_hpc.training import checkpoint, export, rendezvous
 from mrt_hpc.training.rendezvous import Ranks
 from mrt_hpc.training.trained_state import KEYS
@@ -38,12 +42,17 @@ from mrt_hpc.training.update_statistics import UpdateStats
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from invariants import Audit
+
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.events import EventKind
     from mrt_hpc.run.layout import RunLayout
+    from mrt_hpc.run.weights import Weights
     from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
 
-NAME, SIZE = "weight", 256  # numbers, of which an update changes four
+NAME, SIZE, CHANGED = "weight", 256, 4  # numbers, and how many of them an update changes
+NOTICE = "notice-"
+"""The beginning of the name of a file for each call of the command that notifies the user."""
 CHANGES = (
     "sampling.problems_per_iteration=2", "sampling.rollouts_per_problem=2", "schedule.iterations=2",
     "schedule.iterations_per_job=2", "training.checkpoint_every=1", "training.keep_checkpoints=1",
@@ -68,6 +77,15 @@ class Attempts:
 ATTEMPTS = Attempts()
 
 
+class Meanwhile:
+    """What other tasks do while one waits: a process that is alone calls it in its pauses."""
+
+    act: Callable[[], None] | None = None
+
+
+MEANWHILE = Meanwhile()
+
+
 @dataclass
 class TinyEngine:
     """Stands where the trainer has its engine."""
@@ -82,15 +100,19 @@ class TinyEngine:
     """Makes the updates of each engine others, as those of another kind of GPU are."""
 
     def update(self, sequences: Sequence[TrainingSequence], on_skip: Callable[..., None]) -> UpdateStats:
-        """New weights follow from the old ones and from what is learnt, to the bit."""
+        """New weights follow from the old ones and from what is learnt, to the bit. Each update changes numbers of its
+        own, of which the first is its loss: the weights say which updates they have had.
+        """
         learnt = hashlib.sha256(self.tensors["weight"].numpy().tobytes() + self.noise)
         for sequence in sequences:
             learnt.update(np.asarray(sequence.token_ids).tobytes() + sequence.advantages.tobytes())
         values = torch.from_numpy(np.frombuffer(learnt.digest()[:16], np.uint32).astype(np.float32))
+        own = slice(self.step * CHANGED, (self.step + 1) * CHANGED)
         for number, key in enumerate(KEYS):
-            self.tensors[key] = torch.cat([values * (number + 1), self.tensors[key][len(values) :]])
+            self.tensors[key] = self.tensors[key].clone()
+            self.tensors[key][own] = values * (number + 1)
         self.step += 1
-        return replace(NOTHING, step=self.step, sequences=len(sequences))
+        return replace(NOTHING, step=self.step, loss=float(values[0]), sequences=len(sequences))
 
 
 NOTHING = UpdateStats(**{name: 0 for name in UpdateStats.__dataclass_fields__})
@@ -120,13 +142,17 @@ class TinyState:
 
 @contextmanager
 def tiny_engines(*, noisy: bool = False) -> Iterator[None]:
-    """During the block trainers of this process have tiny engines; noisy ones do not compute the same twice."""
+    """During the block trainers of this process have tiny engines; noisy ones do not compute the same twice. The user's
+    command makes a file.
+    """
 
     def build(settings: TrainerSettings, directory: Path, *_: object) -> TinyEngine:
         return TinyEngine(settings, directory, noise=ATTEMPTS.new().encode() if noisy else b"")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "build", build)
+        patch.setattr(notify, "_command", lambda _: ("command",))
+        patch.setattr(notify, "_call", lambda _, layout, *__: (layout.root / f"{NOTICE}{ATTEMPTS.new()}").touch())
         patch.setattr(trainer.Trainer, "_compare", lambda self: setattr(self, "_compared", True))
         patch.setattr(checkpoint, "TrainedState", TinyState)
         patch.setattr(export, "gather", lambda engine, dtype: {NAME: engine.tensors["weight"].to(dtype)})
@@ -149,7 +175,7 @@ def write_model(engine: TinyEngine, tensors: dict[str, torch.Tensor], dtype: str
 
 
 def first_version(layout: RunLayout) -> None:
-    publish(layout, 0, partial(write_model, None, {NAME: torch.zeros(SIZE)}, "float32"))
+    publish(layout, 0, partial(write_model, None, {NAME: torch.zeros(SIZE, dtype=torch.bfloat16)}, "bfloat16"))
 
 
 class Silent(EventLog):
@@ -176,17 +202,25 @@ class TinyRun:
         return TinyRun(*(replace(task, attempt=name, events=log, observer=observer) for task in (sampler, learner)))
 
     def end(self, promise: Callable[[Any], None]) -> None:
-        """Train to the end; the trainer's own code, and the sampler's."""
+        """Train to the end, and evaluate each version: the trainer's own code, and the sampler's."""
         task = self.trainer
         write_task(task.layout, task.job.name, 0, TaskRecord(TaskState.RUNNING, attempt=task.attempt))
-        if was_trained(task):
-            return
-        learner = Trainer.resumed(task, Ranks(), Tracker())
-        while (iteration := learner.iteration) < task.job.end_iteration:
+        if not was_trained(task):
+            learner = Trainer.resumed(task, Ranks(), Tracker())
+            while (iteration := learner.iteration) < task.job.end_iteration:
+                MEANWHILE.act = partial(self._sample, iteration, promise)
+                self._sample(iteration, promise)
+                while learner.iteration == iteration:
+                    learner.go_on()
+                promise(("iteration", iteration))
+        evaluate(self.sampler, task.job.end_iteration)
+
+    def _sample(self, iteration: int, promise: Callable[[Any], None]) -> None:
+        """Sample and evaluate; weights that are damaged are left to the trainer, which publishes them again."""
+        with suppress(DamagedError):
+            if self.trainer.recipe.training.full_weights_every == 1:  # else no version would stay a delta
+                evaluate(self.sampler, iteration)
             sample(self.sampler, iteration, promise)
-            while learner.iteration == iteration:
-                learner.go_on()
-            promise(("iteration", iteration))
 
 
 @lru_cache(maxsize=4)
@@ -194,41 +228,58 @@ def _task(layout: RunLayout, job: str) -> Task:
     return task_of(layout, job)
 
 
-def is_of_one_trainer(layout: RunLayout) -> bool:
-    """Whether the newest checkpoint holds the weights that were published with it."""
+def check_one_trainer(found: Audit, layout: RunLayout) -> None:
+    """The newest checkpoint, the weights of its number and the metrics are the work of one trainer."""
     newest = max(path for path in layout.checkpoints.iterdir() if layout.step_of(path) is not None)
     (file,) = newest.glob("*.safetensors")
-    published = load_file(layout.weights_version(layout.step_of(newest) or 0) / "model.safetensors")[NAME]
-    return torch.equal(load_file(file)[f"{NAME}|{KEYS[0]}"].to(published.dtype), published)
+    saved, iterations = load_file(file)[f"{NAME}|{KEYS[0]}"], layout.step_of(newest) or 0
+    published = load_file(layout.weights_version(iterations) / "model.safetensors")[NAME]
+    found.check(torch.equal(saved.to(published.dtype), published), "checkpoint and weights are of two trainers")
+    losses = [IterationMetrics.read(layout.metrics(iteration)).loss for iteration in range(iterations)]
+    wanted = saved[: CHANGED * iterations : CHANGED].tolist()
+    found.check(losses == wanted, f"metrics are of another trainer than the checkpoint: {losses}, not {wanted}")
 
 
-def model_of(layout: RunLayout, version: int) -> bytes:
-    """The file of weights of a version, which is put together where it was published as a delta."""
-    chain = chain_to(layout, version)
-    if not chain.links:
-        return (chain.start / "model.safetensors").read_bytes()
-    with TemporaryDirectory() as folder:
-        put_together(chain, Path(folder))
-        return (Path(folder) / "model.safetensors").read_bytes()
+def evaluate(task: Task, version: int) -> None:
+    """Evaluate a version, unless that was done: what is sampled follows from the weights."""
+    weights, shard = verified_weights(task, version, local := LocalWeights(task.layout)), shard_of(task.layout, version)
+    with local.open():
+        if not shard.exists():
+            trace = rollout_with(drawn(weights, "evaluation", 0), iteration=-1, weights_version=version)
+            commit_group(shard, sampled(trace), weights=weights.digest)
+
+
+def shard_of(layout: RunLayout, version: int) -> Path:
+    return layout.evaluation_shard(version, "tiny", 0)
+
+
+def drawn(weights: Weights, problem: str, number: int) -> list[int]:
+    """Six tokens that follow from the weights, of the content that was verified."""
+    try:
+        model = (weights.directory / "model.safetensors").read_bytes()
+        wrong = altered(weights.directory) if (weights.directory / MANIFEST).exists() else None
+    except FileNotFoundError as error:
+        wrong = str(error)
+    if wrong is not None:
+        raise DamagedError(f"damaged while it was loaded: {wrong}", where=weights.directory)
+    return [*hashlib.sha256(model + f"{problem} {number}".encode()).digest()[:6]]
 
 
 def sample(task: Task, iteration: int, promise: Callable[[Any], None]) -> None:
-    """Sample what is missing of an iteration: the tokens follow from the weights, the problem and the number."""
-    layout, sampling = task.layout, task.recipe.sampling
-    weights = hashlib.sha256(model_of(layout, iteration)).hexdigest()
-    drawn = draw_problems(read_problems(layout.train_data), task.recipe.seed, iteration, 2)
-    there, leases = sampled_positions(layout, iteration), group_leases(layout, iteration, task.holder, task.observer)
-    for position, problem in enumerate(drawn):
-        if position in there or not leases.claim(position):
-            continue
-        rollouts = []
-        for number in range(sampling.rollouts_per_problem):
-            tokens = [*hashlib.sha256(f"{weights} {problem.id} {number}".encode()).digest()[:6]]
-            rollouts.append(
-                rollout_with(
-                    tokens, iteration=iteration, problem_id=problem.id, sample=number, weights_version=iteration,
-                    reward=float(number), boundaries=[0, 6],
-                )
-            )  # fmt: skip
-        if commit_sampled(layout, iteration, position, sampled(*rollouts)):
-            promise(("group", iteration, position))
+    """Sample what is missing of an iteration."""
+    layout, local = task.layout, LocalWeights(task.layout)
+    problems = draw_problems(read_problems(layout.train_data), task.recipe.seed, iteration, 2)
+    leases = group_leases(layout, iteration, task.holder, task.observer)
+    with local.open():
+        for position in {*range(len(problems))} - sampled_positions(layout, iteration):
+            if leases.claim(position):
+                weights, problem = verified_weights(task, iteration, local), problems[position].id
+                rollouts = [
+                    rollout_with(
+                        drawn(weights, problem, number), iteration=iteration, problem_id=problem, sample=number,
+                        weights_version=iteration, reward=float(number), boundaries=[0, 6],
+                    )
+                    for number in range(task.recipe.sampling.rollouts_per_problem)
+                ]  # fmt: skip
+                if commit_sampled(layout, iteration, position, sampled(*rollouts)):
+                    promise(("group", iteration, position))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from mrt_hpc.backends.backend import Backend, Objections, QueuedTask, QueueState, Site
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import DependencyKind
+from mrt_hpc.recipe.base import Count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -44,7 +45,7 @@ class ScriptSite(Site):
     type: str
     folder: str
     """Folder that holds the scripts, and how each has ended."""
-    most_scripts: int | None = None
+    most_scripts: Count | None = None
     """Number of scripts that one run may have; null is no limit."""
 
 

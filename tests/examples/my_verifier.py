@@ -6,6 +6,9 @@ docs/extending.md explains it; tests/unit/test_verifiers.py runs it.
 from __future__ import annotations
 
 import re
+from typing import Annotated
+
+from pydantic import Field
 
 from mrt_hpc.domains.base import Judgement, Verifier, after_thought
 from mrt_hpc.domains.extraction import THOUGHT_END
@@ -18,7 +21,7 @@ class LastLineChoice(Verifier):
 
     reads_boxes = False
     type: str
-    choices: int = 4
+    choices: Annotated[int, Field(ge=2, le=26)] = 4
     """The number of choices: 4 are A to D."""
 
     def extract(

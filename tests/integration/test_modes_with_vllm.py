@@ -347,4 +347,4 @@ def test_the_evaluation_role_commits_all_stages_and_summarises_the_last(
     last = [r for r in shard.rollouts if r.stage == 2]
     assert summary.tokens_per_rollout == pytest.approx(sum(len(r.token_ids) for r in last) / len(last))
     assert sum(map(len, valued_traces([shard]).values())) == len(last)
-    assert set(summary.regret) == {32, 64}
+    assert summary.regret == {}, "values at the cuts of a thought give another quantity than those of episodes"

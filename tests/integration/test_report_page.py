@@ -268,7 +268,7 @@ def test_runs_stand_side_by_side_and_models_of_an_evaluation_can_be_filtered(
     run: RunLayout, page: Browser, tmp_path: Path
 ) -> None:
     other = SyntheticRun(tmp_path / "other", Shape(iterations=62, name="other-run", seed=1)).write()
-    write_comparison([run, other], tmp_path / "both.html")
+    write_comparison([run, other], tmp_path / "both.html", [None, None])
     evaluation = SyntheticEvaluation(tmp_path / "evaluation").write()
     write_report(evaluation)
     for path, name, words in (

@@ -155,7 +155,7 @@ def test_who_waits_for_somebody_that_has_left_the_queue_ends(cluster: Cluster, l
     assert run.ends("abandoned") == {"abandoned": QueueState.FAILED}
     assert started(run.layout)["abandoned"] <= 2, "once more where it had begun to wait before"
     record = read_task(run.layout, "abandoned", 0)
-    assert (record.state, "same submit command" in record.message) == (TaskState.FAILED, True)
+    assert (record.state, run.layout.again in record.message) == (TaskState.FAILED, True)
 
 
 def test_cancelling_a_run_is_never_turned_into_a_requeue(cluster: Cluster, lives: Lives) -> None:

@@ -107,9 +107,9 @@ def canned_run(root: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, nam
     return run
 
 
-def submitted_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
+def submitted_run(root: Path, monkeypatch: pytest.MonkeyPatch, name: str = "run") -> CannedRun:
     """A run whose first job is done and whose others are submitted."""
-    run = canned_run(root, monkeypatch, "resources.inference.tasks=4")
+    run = canned_run(root, monkeypatch, "resources.inference.tasks=4", name=name)
     run.submitted(prepare="11", inference="12", trainer="13", evaluation="14", report="15")
     run.done(PREPARE)
     return run

@@ -65,10 +65,10 @@ def run_directory(place: Path, *changes: str, problems: int = 2, shards: int = 2
     return run_of(place, *benchmark_of(problems, shards), *changes)
 
 
-def benchmark_of(problems: int, shards: int) -> tuple[str, str]:
+def benchmark_of(problems: int, shards: int, mode: str = "{type: direct}") -> tuple[str, str]:
     """The changes of a recipe that give it so many problems in so many shards."""
     source = f"{{type: small_world, split: held_out, problems: {problems}}}"
-    benchmark = f"{{name: {BENCHMARK}, samples: 2, problems: {source}}}"
+    benchmark = f"{{name: {BENCHMARK}, samples: 2, problems: {source}, mode: {mode}}}"
     return f"evaluation.benchmarks=[{benchmark}]", f"evaluation.problem_shards={shards}"
 
 
@@ -82,16 +82,21 @@ def evaluated_run(place: Path, *versions: int, problems: int = 2) -> RunLayout:
 
 def evaluation_directory(place: Path, run: RunLayout, *versions: int) -> RunLayout:
     """The directory of an evaluation on its own of weights versions of a run, with the samples above of all models."""
+    layout = evaluation_of(place, run, versions)
+    for number in range(len(versions)):
+        commit_all(layout, number)
+    return layout
+
+
+def evaluation_of(place: Path, run: RunLayout, versions: Sequence[int], *changes: str) -> RunLayout:
+    """The same directory without samples."""
     for version in versions:
         run.weights_version(version).mkdir(parents=True, exist_ok=True)
         (run.weights_version(version) / "config.json").write_text("{}")
     asked = models_asked([f"{run.root}@{','.join(map(str, versions))}"])
     shutil.rmtree(run.weights)  # else they would have to be whole models
-    recipe = evaluation_recipe(asked, "small_world", benchmark_of(2, 2), place.parent / "results")
-    layout = run_of(place, recipe=recipe)
-    for number in range(len(versions)):
-        commit_all(layout, number)
-    return layout
+    recipe = evaluation_recipe(asked, "small_world", (*benchmark_of(2, 2), *changes), place.parent / "results")
+    return run_of(place, recipe=recipe)
 
 
 def commit_all(layout: RunLayout, version: int, shards: int = 2) -> None:
@@ -106,20 +111,38 @@ def commit_shard(layout: RunLayout, version: int, shard: int, valued: bool = Tru
     commit_traces(layout, version, shard, {problem: PROBLEMS["ab"[shard]]}, valued)
 
 
+def rounds_of(of: EvaluatedTrace) -> list[EvaluatedTrace]:
+    """The rollouts of a sample: its attempts, or itself."""
+    return [EvaluatedTrace(a.reward, a.answer, a.tokens, of.boundaries[:1]) for a in of.attempts] or [of]
+
+
 def commit_traces(
-    layout: RunLayout, version: int, shard: int, problems: Mapping[str, Sequence[EvaluatedTrace]], valued: bool = True
+    layout: RunLayout,
+    version: int,
+    shard: int,
+    problems: Mapping[str, Sequence[EvaluatedTrace]],
+    valued: bool = True,
+    grader: str = "",
 ) -> None:
     """Write samples as a shard of an evaluation, with the settings of its recipe; the last samples come first."""
     recipe = read_lock(layout.recipe_lock)
     settings = settings_of(layout, recipe, recipe.benchmark(BENCHMARK)).sampled
-    traces = [(problem, n, t) for problem, mine in problems.items() for n, t in reversed(list(enumerate(mine)))]
+    traces = [
+        (problem, n * stages + stage, round_)
+        for problem, mine in problems.items()
+        for n, t in reversed(list(enumerate(mine)))
+        for rounds in (rounds_of(t),)
+        for stages in (len(rounds),)
+        for stage, round_ in enumerate(rounds)
+    ]
     boundaries = [(p, n, j, b) for p, n, of in traces for j, b in enumerate(of.boundaries)] if valued else []
     rollouts = [
         rollout_with(
             [1] * of.tokens, problem_id=problem, sample=sample, prompt_ids=[1] * 10, answer=of.answer,
-            reward=of.reward, boundaries=[b.tokens for b in of.boundaries],
+            reward=of.reward, boundaries=[b.tokens for b in of.boundaries], stage=sample % stages, stages=stages,
         )
         for problem, sample, of in traces
+        for stages in (len(problems[problem][0].attempts) or 1,)
     ]  # fmt: skip
     branches = [
         branch_with(
@@ -136,4 +159,5 @@ def commit_traces(
     ]
     costs = GroupStatistics(0, 0, 0, 0, 0, 0, 0, {})
     sampled = Sampled(rollouts=rollouts, branches=branches, values=values, statistics=costs)
-    assert commit_group(layout.evaluation_shard(version, BENCHMARK, shard), sampled, settings=settings)
+    place = layout.evaluation_shard(version, BENCHMARK, shard)
+    assert commit_group(place, sampled, settings=settings, grader=grader)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.weights import publish
 from mrt_hpc.run.weights_delta import TensorBytes, TensorKind, VersionKey, contents_of, delta_between
@@ -78,3 +81,19 @@ def publish_delta(layout: RunLayout, version: int) -> None:
     delta = delta_between(base, as_bytes(tensors(version - 1)), as_bytes(tensors(version)))
     assert delta is not None
     assert publish(layout, version, delta.write, base=base._asdict(), contents=delta.contents)
+
+
+CONFIG = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "max_position_embeddings": 100_000}
+
+
+def publish_models(layout: RunLayout, *versions: int) -> list[str]:
+    """Publish small models as weights versions, and return their digests."""
+
+    def write(version: int, directory: Path) -> None:
+        (directory / "config.json").write_text(json.dumps({**CONFIG, "version": version}))
+        build_tokenizer().save_pretrained(directory)
+        save_file({"weight": np.full((2, 2), version, dtype=np.float32)}, directory / "model.safetensors")
+
+    for version in versions:
+        publish(layout, version, partial(write, version))
+    return [read_manifest(layout.weights_version(version)).digest for version in versions]

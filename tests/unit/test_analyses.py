@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -14,16 +14,17 @@ from scipy.stats import t as student
 
 from mrt_hpc.analysis import efficiency, episode_progress, scaling
 from mrt_hpc.analysis.accuracy_by_budget import AccuracyAt, analyse_extrapolation, extrapolation_of
-from mrt_hpc.analysis.analysis_files import as_csv, gain_table
+from mrt_hpc.analysis.analysis_files import Analysis, as_csv, gain_table
 from mrt_hpc.analysis.efficiency import analyse_efficiency, default_levels, efficiencies, ratio_text, tokens_to
 from mrt_hpc.analysis.episode_progress import Difficulty
 from mrt_hpc.analysis.intervals import IntervalEstimate, mean_gain
-from mrt_hpc.analysis.model_samples import EvaluatedBoundary, GradedAnswer, ModelSamples
-from mrt_hpc.analysis.problem_measures import curves_of, tokens_at
+from mrt_hpc.analysis.model_samples import EvaluatedBoundary, GradedAnswer, ModelSamples, with_prover
+from mrt_hpc.analysis.problem_measures import Regret, curves_of, tokens_at
 from mrt_hpc.analysis.regret_by_budget import ModelRegret, analyse_regret, area_ratios, even_budgets, regret_of
 from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, analyse_scaling, direct_curves, prefix_curve
 from mrt_hpc.mrt.votes import RIGHT
-from mrt_hpc.recipe.kinds import MODES
+from mrt_hpc.recipe.choices import Boundaries
+from mrt_hpc.recipe.kinds import MODES, ModeSettings
 from mrt_hpc.run.groups import RolloutOutcome
 
 MODEL = model(PROBLEMS)
@@ -123,7 +124,7 @@ def test_a_model_that_does_not_think_stands_beside_the_votes() -> None:
     earlier = {row[:3]: row[5] for row in found.tables[1].rows}
     gains = [earlier["model", "maj@4 at prefix", j] for j in (0, 1)]
     assert gains == pytest.approx([-0.25, -0.125])
-    assert refusal(analyse_scaling, [direct]).advice == "mrt-hpc eval runs/direct --suite paper_regret"
+    assert refusal(analyse_scaling, [direct]).advice == f"mrt-hpc eval runs/direct {with_prover(direct.benchmark)}"
 
 
 LAST = {str(n): 0.5 + n / 100 for n in range(10)}
@@ -350,6 +351,11 @@ def test_a_forced_answer_counts_as_the_answer_of_a_complete_trace_does() -> None
         assert ("prompt, thought" in shown) == (counted == "all") and ("draws no answers" in shown) == (drawn == 0)
     complete = efficiency.limited_trace(long_answers(2).problems["p"][0], "all")
     assert complete.tokens == complete.most == 1600
+    alone = long_answers(2).problems["p"][0]
+    later = tuple(replace(boundary, tokens=boundary.tokens + 70) for boundary in alone.boundaries)
+    second = efficiency.limited_trace(replace(alone, tokens=1470, boundaries=later), "all")
+    assert second.tokens == 1670 and second.curve is not None, "an earlier attempt of 70 tokens counts as well"
+    assert second.curve.tokens.tolist() == [670, 1170, 1670]
     refused = refusal(efficiencies, [replace(long_answers(0), counted="all")])
     assert refused.advice == "--tokens sampled"
 
@@ -430,7 +436,7 @@ def extrapolated(name: str, **answers: tuple[str, str, str, str]) -> ModelSample
         problem: (trace("R", 128, *(boundary(32 * j, forced) for j, forced in enumerate(mine))),)
         for problem, mine in answers.items()
     }
-    return replace(model(problems, name), budgets=(64, 96, 128))
+    return replace(model(problems, name), boundaries=Boundaries.EXTENSIONS, budgets=(64, 96, 128))
 
 
 BETTER = extrapolated("better", a=("XX", "RX", "RX", "RR"), b=("XX", "XX", "RX", "RR"), c=("RX", "RR", "RR", "RR"))
@@ -465,9 +471,38 @@ def test_the_tables_hold_every_budget_and_other_evaluations_are_refused() -> Non
     assert found.summary.rows[0][3] == "1.000, 96 used"
     assert [line.x for line in found.figures[0].panels[1].lines] == [(32.0, 64.0, 96.0)] * 2
     assert found.verdicts[2].startswith("accuracy at 128 tokens, worse against better: -0.667")
-    for budgets in ((), (64, 96, 127)):
-        refused = refusal(analyse_extrapolation, [BETTER, replace(WORSE, budgets=budgets)])
-        assert budgets or refused.advice == "mrt-hpc eval runs/worse --suite paper_extrapolation"
+    for other in (replace(WORSE, budgets=(64, 96, 127)), replace(WORSE, boundaries=Boundaries.CUTS)):
+        refused = refusal(analyse_extrapolation, [BETTER, other])
+        assert refused.advice == "mrt-hpc eval runs/worse --suite paper_extrapolation"
+
+
+MEANT = {
+    analyse_regret: {Boundaries.EPISODES},
+    analyse_scaling: {Boundaries.EPISODES},
+    episode_progress.analyse_progress: {Boundaries.EPISODES},
+    analyse_efficiency: {Boundaries.EPISODES, Boundaries.LAST_ATTEMPT},
+    analyse_extrapolation: {Boundaries.EXTENSIONS},
+}
+"""The samples of which each analysis gives the quantity that it says."""
+
+
+@pytest.mark.parametrize("kind", MODES.classes, ids=lambda kind: kind.model_fields["type"].default)
+@pytest.mark.parametrize("analyse", MEANT, ids=lambda analyse: analyse.__name__)
+def test_samples_of_another_kind_are_refused(analyse: Callable[..., Analysis], kind: type[ModeSettings]) -> None:
+    """An extended thought has no value between its start and its end, and a second attempt none before its start."""
+    found = replace(BETTER, boundaries=kind.boundaries)
+    arguments = [[60]] if analyse is analyse_regret else [[0.5], 1] if analyse is analyse_efficiency else []
+    if kind.boundaries in MEANT[analyse]:
+        assert analyse([found], *arguments).tables
+        return
+    refused = refusal(analyse, [found], *arguments)
+    suite = "paper_extrapolation" if analyse is analyse_extrapolation else "paper_regret"
+    assert refused.advice == f"mrt-hpc eval runs/better --suite {suite}"
+
+
+def test_regret_of_another_kind_is_refused_as_a_measure_too() -> None:
+    refused = refusal(Regret(64).values, BETTER)
+    assert "the ends of extensions of a thought" in refused.what
 
 
 def test_the_way_of_evaluating_says_what_boundaries_stand_for_and_which_round_counts() -> None:

@@ -83,6 +83,8 @@ def test_regret_scaling_and_efficiency_of_versions(run: RunLayout, tmp_path: Pat
     analyze("scaling", f"{run.root}@2", "--out", tmp_path)
     four = [r for r in rows(tmp_path / "scaling.csv") if r["way"] == "maj@4 at prefix"]
     assert [float(r["accuracy"]) for r in four] == [1.0, 0.875, 0.75]
+    assert "within 5 points" in analyze("scaling", f"{run.root}@2", "--margin", "5", "--out", tmp_path).output
+    refused(["scaling", f"{run.root}@2", "--margin", "5", "--by-episodes"], "leave out --by-episodes")
     analyze("efficiency", f"{run.root}@2", "--accuracy", "0.75, 1", "--out", tmp_path)
     first, never = rows(tmp_path / "tokens_to_accuracy.csv")
     assert 2 <= float(first["tokens"]) < 2 + 70 / 256, "the first answers take 2 tokens, and 256 steps are looked at"
@@ -92,12 +94,24 @@ def test_regret_scaling_and_efficiency_of_versions(run: RunLayout, tmp_path: Pat
     assert float(rows(tmp_path / "tokens_to_accuracy.csv")[0]["tokens"]) == pytest.approx(12, abs=0.4)
 
 
-def test_the_last_version_is_the_last_one_with_all_samples(run: RunLayout, tmp_path: Path) -> None:
-    """It has no values, which efficiency does without."""
-    analyze("efficiency", run.root, "--out", tmp_path)
-    assert {row["model"] for row in rows(tmp_path / "tokens_to_accuracy.csv")} == {"run@3"}
+def test_an_earlier_version_never_stands_for_the_last_one(run: RunLayout, tmp_path: Path) -> None:
+    """The last version is 20, of which nothing was evaluated."""
+    for what, word, last in ((run.root, "last", 20), (f"{run.root}@last", "last", 20)):
+        fact = f"weights version {last}, the {word} one of this run, has no complete evaluation"
+        refused(["efficiency", what], fact, f"a version that has one: {run.root}@3\n", f"mrt-hpc status {run.root},")
+    analyze("efficiency", f"{run.root}@first", "--out", tmp_path)
+    assert {row["model"] for row in rows(tmp_path / "tokens_to_accuracy.csv")} == {"run@0"}
+    lacking = evaluated_run(tmp_path / "lacking", 2, 20)
+    refused(["efficiency", f"{lacking.root}@first"], "version 0, the first", f"has one: {lacking.root}@2\n")
+    lacking.versions_passed_over.write_text("[0]")  # what was pruned before it was evaluated never will be
+    assert "lacking@20" in analyze("efficiency", f"{lacking.root}@first", "--out", tmp_path).output
+
+
+def test_samples_without_values_are_refused_where_values_are_needed(run: RunLayout, tmp_path: Path) -> None:
+    analyze("efficiency", f"{run.root}@3", "--out", tmp_path)
     for name in ("regret", "progress", "scaling"):
-        refused([name, run.root], f"next:     mrt-hpc eval {run.root}@3 --suite paper_regret\n")
+        valued = "--suite small_world --set evaluation.prover.type=forced_answer"
+        refused([name, f"{run.root}@3"], f"next:     mrt-hpc eval {run.root}@3 {valued}\n")
 
 
 def test_what_cannot_be_analysed_is_refused(run: RunLayout, tmp_path: Path) -> None:
@@ -107,11 +121,11 @@ def test_what_cannot_be_analysed_is_refused(run: RunLayout, tmp_path: Path) -> N
         refused(["regret", f"{run.root}@{version}"], f"expected: one of {there}\n", advice)
     for arguments, fact in (
         (["regret", tmp_path / "nothing"], str(tmp_path / "nothing")),
-        (["regret", run.root, run.root], "named twice"),
+        (["regret", f"{run.root}@2", f"{run.root}@2"], "named twice"),
         (["regret", run.root, "--benchmark", "aime"], "expected: one of held-out"),
         (["regret", f"{run.root}@newest"], "newest"),
-        (["regret", run.root, "--budgets", "0,5"], "1024,2048"),
-        (["efficiency", run.root, "--accuracy", "40"], "0.3,0.4"),
+        (["regret", f"{run.root}@2", "--budgets", "0,5"], "1024,2048"),
+        (["efficiency", f"{run.root}@2", "--accuracy", "40"], "0.3,0.4"),
         (["regret", run.root, "--site", "x=1"], "--site"),  # it belongs to the evaluation on a suite
     ):
         refused(arguments, fact)
@@ -121,11 +135,11 @@ def test_what_cannot_be_analysed_is_refused(run: RunLayout, tmp_path: Path) -> N
 
 
 def test_runs_of_the_same_name_have_their_paths_and_those_of_other_problems_are_refused(tmp_path: Path) -> None:
-    first, second = evaluated_run(tmp_path / "x" / "run", 0), evaluated_run(tmp_path / "y" / "run", 0)
+    first, second = evaluated_run(tmp_path / "x" / "run", 20), evaluated_run(tmp_path / "y" / "run", 20)
     analyze("regret", first.root, second.root, "--out", tmp_path / "out")
     names = {row["model"] for row in rows(tmp_path / "out" / "regret.csv")}
-    assert names == {f"{first.root}@0", f"{second.root}@0"}
-    other = evaluated_run(tmp_path / "z" / "run", 0, problems=1)
+    assert names == {f"{first.root}@20", f"{second.root}@20"}
+    other = evaluated_run(tmp_path / "z" / "run", 20, problems=1)
     refused(["regret", first.root, other.root], "different problems of held-out", f"eval {first.root}")
 
 
@@ -141,7 +155,7 @@ def test_an_evaluation_on_its_own_gives_a_line_for_each_of_its_models(run: RunLa
 def test_the_tokens_of_a_boundary_are_those_of_the_option_or_of_the_recipe(tmp_path: Path) -> None:
     """With all tokens the values of the second problem, which are 1, begin at 12 tokens: 6 and 48 of 60."""
     run = run_directory(tmp_path / "run", "evaluation.regret_tokens=all")
-    commit_all(run, 0)
+    commit_all(run, 20)
     first = (12 * 0.25 + 40 * 0.625 + 8 * 0.75, 12 * 0.25 + 30 * 0.5 + 18 * (0.5 + 0.2) / 2)
     of_all = 1 - (sum(first) / 2 + 6 + 48) / 60 / 2
     sampled = (1 - (40 / 60 + 22.5 / 60) / 2) / 2
@@ -150,7 +164,7 @@ def test_the_tokens_of_a_boundary_are_those_of_the_option_or_of_the_recipe(tmp_p
         assert float(rows(tmp_path / "regret.csv")[0]["regret"]) == pytest.approx(regret)
     problem, likelihood = read_problems(run.benchmark_data("held-out"))[0].id, EvaluatedBoundary(9, 1.0, ())
     nothing_forced = run_directory(tmp_path / "nothing", problems=1, shards=1)
-    commit_traces(nothing_forced, 0, 0, {problem: [EvaluatedTrace(1.0, "R", 9, (likelihood,))]})
+    commit_traces(nothing_forced, 20, 0, {problem: [EvaluatedTrace(1.0, "R", 9, (likelihood,))]})
     refused(["regret", nothing_forced.root, "--tokens", "all"], "no answers were forced")
 
 

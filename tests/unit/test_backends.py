@@ -151,8 +151,8 @@ def test_a_task_that_fails_for_good_is_not_run_again(run: RunLayout, scripts: Pa
 
 def test_a_kind_of_site_that_is_none_is_refused(tmp_path: Path) -> None:
     for kind, words in {
-        "no_such_module:Site": "No module named 'no_such_module'",
-        "mrt_hpc.recipe.site:SiteSettings": "subclass of mrt_hpc.backends.backend.Site",
+        "no_such_module:Site": "no module `no_such_module`",
+        "mrt_hpc.recipe.site:SiteSettings": "it extends mrt_hpc.backends.backend:Site",
         "nowhere": "one of local, slurm",
     }.items():
         (tmp_path / "site.yaml").write_text(f'type: "{kind}"\nname: here\n')

@@ -21,6 +21,8 @@ from run_of import run_of
 
 import mrt_hpc
 from mrt_hpc.attempt.ledger import last_site
+from mrt_hpc.cli.main import main
+from mrt_hpc.cli.options import SECTIONS
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.run.layout import RunLayout
 
@@ -169,6 +171,17 @@ def test_logs_show_the_end_of_the_newest_log_of_a_role(run: RunLayout) -> None:
     assert (shown.endswith("line 98\nline 99\n"), "line 97" in shown) == (True, False)
 
 
+def test_the_log_of_a_role_is_not_hidden_by_that_of_its_server(run: RunLayout) -> None:
+    for number, what in enumerate(("rank0", "server")):
+        log = run.logs / f"segment-000.inference.00000.a.{what}.log"
+        log.write_text(f"of the {what}\n")
+        os.utime(log, (1000.0 + number, 1000.0 + number))
+    assert typed("logs", run.root, "inference").output.endswith("of the rank0\n")
+    assert typed("logs", run.root, "inference", "--server").output.endswith("of the server\n")
+    log.with_name("segment-000.inference.00000.a.rank0.log").unlink()
+    assert "inference --server" in typed("logs", run.root, "inference", exits=2).stderr
+
+
 def test_cancel_of_a_run_on_another_machine_says_where(run: RunLayout) -> None:
     (run.jobs / "local-00001.json").write_text(json.dumps({"pid": 12, "started": "5", "host": "elsewhere"}))
     assert "'elsewhere'" in typed("cancel", run.root, exits=ExitCode.FATAL).stderr
@@ -177,3 +190,24 @@ def test_cancel_of_a_run_on_another_machine_says_where(run: RunLayout) -> None:
 def test_report_of_a_run_without_results_says_what_is_missing(run: RunLayout) -> None:
     assert "missing: metrics of iterations" in typed("report", run.root).output
     assert run.report.is_file() and run.page.is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        ((r"so it is \boxed{\frac{1}{2}}", "0.5"), (r"'\\frac{1}{2}', extracted", "gold:     the number 0.5", "right")),
+        (("7", "8"), ("as it was typed", "read as:  the number 7", "wrong\n")),
+        (("6/2", "3"), ("wrong: its value is right, and grading.strict",)),
+        (("6/2", "3", "--set", "grading.strict=false"), ("verdict:  right",)),
+        ((r"\boxed{", "3"), ("answer:   none", "wrong: the text has no answer")),
+        (("(B)", "B", "--set", "data.verifier=choice"), ("read as:  choice B", "right")),
+    ],
+)
+def test_an_answer_is_judged_with_the_reason(words: tuple[str, ...], facts: tuple[str, ...]) -> None:
+    printed = typed("judge", *words).output
+    assert [fact for fact in facts if fact not in printed] == [], printed
+
+
+def test_help_has_every_command_in_one_section() -> None:
+    named = [name for names in SECTIONS.values() for name in names]
+    assert sorted(named) == sorted(set(main.commands) - {"resume"})

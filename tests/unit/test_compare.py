@@ -16,7 +16,9 @@ from commands import refusal, typed
 from evaluated import commit_traces, evaluated_run, evaluation_directory, run_directory
 
 from mrt_hpc.analysis import intervals
-from mrt_hpc.analysis.comparing import MEAN, compare, notes, quantity, requirement, verdict
+from mrt_hpc.analysis.arms import Arm
+from mrt_hpc.analysis.comparing import MEAN, Comparison, compare, quantity, requirement, verdict
+from mrt_hpc.analysis.comparison_table import notes
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.intervals import Spread
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
@@ -34,6 +36,11 @@ def model(name: str, rewards: Mapping[str, Sequence[float]], benchmark: str = "b
     """Right answers are ``1``, wrong ones ``0``."""
     problems = {p: tuple(EvaluatedTrace(r, f"{r:.0f}", length, ()) for r in row) for p, row in rewards.items()}
     return ModelSamples(name, f"runs/{name}", benchmark, problems)
+
+
+def compared(first: ModelSamples, *others: ModelSamples, measures: Sequence[str] = ("pass@1",)) -> list[Comparison]:
+    """The comparisons of models on one benchmark."""
+    return compare([Arm.of(first)], [[Arm.of(other)] for other in others], [measure_of(name) for name in measures])
 
 
 def test_the_smallest_difference_by_hand() -> None:
@@ -114,7 +121,7 @@ def test_models_are_paired_by_problem() -> None:
     """Gains 0.5, 0, 0 and 0.5 in spite of another order, whose variance is 1/12: t = 1.732, 3 degrees of freedom."""
     before = model("old", {"a": [0, 0], "b": [1, 1], "c": [0, 1], "d": [0, 0]})
     after = model("new", {"d": [1, 0], "c": [1, 0], "b": [1, 1], "a": [0, 1]})
-    (found,) = compare([before], [[after]], [measure_of("pass@1")])
+    (found,) = compared(before, after)
     expected = intervals.paired_difference({"a": 0, "b": 1, "c": 0.5, "d": 0}, {"a": 0.5, "b": 1, "c": 0.5, "d": 0.5})
     assert (found.gain.interval, found.problems, found.left_out, found.gain.mean) == (expected, 4, 0, 0.25)
     assert found.detectable == pytest.approx((3.182 + 0.978) * math.sqrt(1 / 12 / 4), abs=1e-3)
@@ -123,20 +130,20 @@ def test_models_are_paired_by_problem() -> None:
 
 def test_problems_of_one_model_alone_are_left_out() -> None:
     before, after = model("old", {"a": [0], "b": [1], "x": [1]}), model("new", {"a": [1], "b": [1]})
-    (found,) = compare([before], [[after]], [measure_of("pass@1")])
+    (found,) = compared(before, after)
     assert (found.problems, found.left_out, found.gain.mean) == (2, 1, 0.5)
     assert (found.first.mean, found.second.mean) == (0.5, 1.0), "means are over the shared problems, too"
-    assert any(note.startswith("1 problems of b ") for note in notes([found], [[before], [after]]))
-    refused = refusal(compare, [before], [[model("other", {"y": [1]})]], [measure_of("pass@1")])
+    assert any(note.startswith("1 problems of b ") for note in notes([found], [[Arm.of(before)], [Arm.of(after)]]))
+    refused = refusal(compared, before, model("other", {"y": [1]}))
     assert refused.advice == "mrt-hpc eval runs/old runs/other --suite SUITE"
 
 
 def test_a_clear_difference_is_named_and_less_tokens_are_better() -> None:
     better = model("new", {f"p{i}": [1] * 4 if i % 9 else [0] * 4 for i in range(40)}, length=300)
     worse = model("old", {f"p{i}": [0] * 4 if i % 10 else [1] * 4 for i in range(40)}, length=200)
-    accuracy, tokens = compare([worse], [[better]], [measure_of("pass@1"), measure_of("tokens")])
-    assert verdict(accuracy) == f"new is better: {quantity(accuracy.measure, accuracy.gain.mean)} more"
-    assert verdict(tokens) == "new is worse: 100 tokens more"
+    accuracy, tokens = compared(worse, better, measures=("pass@1", "tokens"))
+    assert verdict(accuracy).startswith(f"new is better: {quantity(accuracy.measure, accuracy.gain.mean)} more (")
+    assert verdict(tokens) == "new is worse: 100 tokens more (as two trained models, not as recipes)"
 
 
 def test_several_comparisons_are_corrected_together() -> None:
@@ -145,9 +152,9 @@ def test_several_comparisons_are_corrected_together() -> None:
     """
     zero = model("zero", {f"p{i}": [0, 0] for i in range(12)})
     some = model("some", {f"p{i}": [1, 1] if i < 5 else [0, 0] for i in range(12)})
-    (alone,) = compare([zero], [[some]], [measure_of("pass@1")])
+    (alone,) = compared(zero, some)
     assert alone.corrected_p == alone.gain.p_value == pytest.approx(0.0172, abs=1e-4)
-    among, *others = compare([zero], [[some], *[[zero]] * 9], [measure_of("pass@1")])
+    among, *others = compared(zero, some, *[zero] * 9)
     assert among.corrected_p == pytest.approx(10 * alone.gain.p_value)
     assert [found.shown for found in (alone, among, *others)] == [True, *[False] * 10]
     assert among.detectable == pytest.approx((3.497 + 0.876) * alone.gain.error, rel=1e-3)
@@ -155,8 +162,8 @@ def test_several_comparisons_are_corrected_together() -> None:
 
 def test_the_mean_over_benchmarks_is_compared_as_well() -> None:
     rewards = {"b": {f"p{i}": [float(i % 3 == 0)] for i in range(9)}, "c": {f"q{i}": [float(i % 2)] for i in range(8)}}
-    first = [model("old", row, benchmark) for benchmark, row in rewards.items()]
-    second = [model("new", {p: [1.0] for p in row}, benchmark) for benchmark, row in rewards.items()]
+    first = [Arm.of(model("old", row, benchmark)) for benchmark, row in rewards.items()]
+    second = [Arm.of(model("new", {p: [1.0] for p in row}, benchmark)) for benchmark, row in rewards.items()]
     one, two, mean = compare(first, [second], [measure_of("pass@1")])
     assert (one.benchmark, two.benchmark, mean.benchmark, mean.problems) == ("b", "c", MEAN, 17)
     assert mean.gain.mean == pytest.approx((6 / 9 + 1 / 2) / 2)
@@ -167,8 +174,8 @@ def test_the_mean_over_benchmarks_is_compared_as_well() -> None:
 def test_few_problems_cannot_show_any_difference() -> None:
     """Two gains of 0 and 0.5: a standard error of 0.25, and t(1) asks for 12.706 + 1.376 of them."""
     before, after = model("old", {"a": [0, 0], "b": [0, 0]}), model("new", {"a": [0, 0], "b": [0, 1]})
-    (two,) = compare([before], [[after]], [measure_of("pass@1")])
-    (one,) = compare([model("old", {"a": [0, 0]})], [[model("new", {"a": [1, 1]})]], [measure_of("pass@1")])
+    (two,) = compared(before, after)
+    (one,) = compared(model("old", {"a": [0, 0]}), model("new", {"a": [1, 1]}))
     assert (two.detectable, one.corrected_p) == (pytest.approx(0.25 * 14.08, abs=0.01), 1.0)
     assert not (two.shown or one.shown)
 
@@ -179,8 +186,8 @@ def test_requirements() -> None:
     turned = model("new", {f"p{i}": [1, 0] if i % 2 else [0, 1] for i in range(50)})
     apart = model("new", {f"p{i}": [1, 1] if i % 2 else [0, 0] for i in range(50)})
     never = model("old", {f"p{i}": [0.0, 0.0] for i in range(30)})
-    same_means, several = compare([before], [[turned]], [measure_of("pass@1"), measure_of("pass@2")])
-    (wide,), (alike,) = (compare([a], [[b]], [measure_of("pass@1")]) for a, b in ((before, apart), (never, never)))
+    same_means, several = compared(before, turned, measures=("pass@1", "pass@2"))
+    (wide,), (alike,) = (compared(a, b) for a, b in ((before, apart), (never, never)))
     needed = [found.needed(0.01) for found in (same_means, several, wide, alike)]
     assert [one is not None and (one.samples is not None, one.samples_known) for one in needed] == [
         (True, True), (False, False), (False, True), (False, False),
@@ -218,11 +225,12 @@ def rows_of(*arguments: object) -> list[dict[str, object]]:
 
 def test_tokens_of_a_boundary_are_counted_as_the_recipe_says(run: RunLayout, tmp_path: Path) -> None:
     changes = ("evaluation.regret_tokens=all", "evaluation.temperature=0.5")
-    layout = rewarded_run(tmp_path / "two", {0: 1.0}, *changes)
+    layout = rewarded_run(tmp_path / "two", {0: 1.0, 20: 1.0}, *changes)
     curve = next(iter(curves_of(EvaluatedRun.open(str(layout.root)).samples(0, "held-out", "m")).values()))[0]
     assert curve.tokens.tolist() == [22, 26, 30]  # prompt, prefix and forced text, and two of the answer
     shown = " ".join(typed("compare", run.root, layout.root).output.split())
-    assert re.search("note: two@0 .* settings .*run@20", shown)
+    told = r"note: two@20 .* settings than run@20: temperature \(0.5, not 1.0\), .*regret_tokens \(all, not sampled\)"
+    assert re.search(told, shown)
 
 
 def test_a_run_compares_its_first_version_with_its_last_beside_published_results(run: RunLayout) -> None:
@@ -301,10 +309,10 @@ def test_an_evaluation_compares_its_first_model_with_the_others_of_those_that_ar
 
 def test_runs_and_evaluations_are_mixed(alone: RunLayout, tmp_path: Path) -> None:
     """Models of the same name in different directories have the path that was typed before their names."""
-    run, again = (evaluated_run(tmp_path / place, 3) for place in ("other", "again/grpo"))
+    run, again = (evaluated_run(tmp_path / place, 20) for place in ("other", "again/grpo"))
     for arguments, pairs in (
-        ((run.root, alone.root), [("other@3", "grpo@0"), ("other@3", "grpo@20")]),
-        ((again.root, f"{alone.root}@grpo@20"), [(f"{again.root}@3", f"{alone.root}@grpo@20")]),
+        ((run.root, alone.root), [("other@20", "grpo@0"), ("other@20", "grpo@20")]),
+        ((again.root, f"{alone.root}@grpo@20"), [(f"{again.root}@20", f"{alone.root}@grpo@20")]),
     ):
         assert [(row["first"], row["second"]) for row in rows_of(*arguments)] == pairs
     opened = EvaluatedRun.open(str(alone.root))

@@ -44,6 +44,7 @@ PROBLEMS = [Problem(f"mine-{n}", text, f"{answer:g}") for n, (text, answer) in e
 @pytest.fixture(autouse=True)
 def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MRT_HPC_DATA", "data")
 
 
 def printed(*arguments: object, code: ExitCode = ExitCode.OK) -> str:

@@ -80,7 +80,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def rehearsed(page: Path) -> list[Command]:
     """The commands of a page that need neither a run nor a network."""
     asked = [command for command in commands(page, of_text=False) if command.words[0] in REHEARSED]
-    return [command for command in asked if "--markdown" not in command.words and not asks_the_hub(command.words)]
+    without_run = [command for command in asked if not any(word.startswith("runs/") for word in command.words[1:2])]
+    return [c for c in without_run if "--markdown" not in c.words and not asks_the_hub(c.words)]
 
 
 def asks_the_hub(words: tuple[str, ...]) -> bool:

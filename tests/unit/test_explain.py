@@ -107,7 +107,7 @@ def test_a_run_that_was_killed_here_needs_the_same_command(tmp_path: Path) -> No
     shutil.unpack_archive(ROOT / "tests" / "data" / "begun_run.tar.xz", tmp_path / "begun")
     sentence, command = first(typed("explain", tmp_path / "begun").output)
     assert INFERENCE in sentence
-    assert command.startswith("the same submit command again")
+    assert command.startswith(f"mrt-hpc submit {tmp_path / 'begun'}, which")
     assert "the run has stopped" in typed("logs", tmp_path / "begun", "--follow").output
 
 

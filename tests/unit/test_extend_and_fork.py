@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+import os
+import shlex
+import shutil
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
-from basics import executable
+from basics import QUICKSTART, executable
+from canned_queue import CannedRun
 from commands import commands_first, refusal, typed
 from run_of import RECIPES, run_of
-from safetensors.numpy import save_file
 from slurm_texts import squeue_prints
+from small_weights import publish_models
 
 from mrt_hpc.attempt.ledger import record_site, record_submission, remember_site, submissions
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm.site import SlurmSite
-from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.errors import UserError
+from mrt_hpc.evaluate.asked_models import models_asked
+from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.load import load_recipe
@@ -28,33 +31,20 @@ from mrt_hpc.roles.report import write_report
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.fork_record import read_fork
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.manifest import read_manifest, verify
+from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.problems import left_out_file, read_problems, write_problems
-from mrt_hpc.run.weights import prune, publish
+from mrt_hpc.run.weights import prune
 from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.submit.extension import extended_recipe
 from mrt_hpc.submit.origin import fork_of, forked_data
 from mrt_hpc.training.supervised import read_suffixes, write_samples
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-CONFIG = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "max_position_embeddings": 100_000}
 CONSTANT = ("training.schedule=constant", "training.warmup_ratio=0")
 SITE = SlurmSite(name="mycluster", account="mine")
-
-
-def published(layout: RunLayout, *versions: int) -> list[str]:
-    """Publish small models as weights versions, and return their digests."""
-
-    def write(version: int, directory: Path) -> None:
-        (directory / "config.json").write_text(json.dumps({**CONFIG, "version": version}))
-        build_tokenizer().save_pretrained(directory)
-        save_file({"weight": np.full((2, 2), version, dtype=np.float32)}, directory / "model.safetensors")
-
-    for version in versions:
-        publish(layout, version, partial(write, version))
-    return [read_manifest(layout.weights_version(version)).digest for version in versions]
 
 
 def damage(layout: RunLayout, version: int) -> None:
@@ -95,7 +85,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_with_a_constant_rate_gets_more_iterations_at_its_own_site(tmp_path: Path, slurm: Path) -> None:
     layout = run_of(tmp_path / "run", *CONSTANT)
     submitted(layout)
-    published(layout, 2)
+    publish_models(layout, 2)
     (layout.notices / "failed.segment-000.trainer").touch()
     typed("extend", layout.root, "--iterations", "30")
     assert not list(layout.notices.glob("failed.*")), "who submits has looked, and wants to be told of the next cause"
@@ -109,7 +99,7 @@ def test_a_cosine_is_kept_once_it_has_begun(tmp_path: Path, slurm: Path) -> None
     submitted(layout)
     typed("extend", layout.root, "--iterations", "30")
     assert slurm.exists()
-    published(layout, 2)
+    publish_models(layout, 2)
     advice = str(refusal(extended_recipe, layout, 40).advice)
     assert f"mrt-hpc fork {layout.root} --at last --set schedule.iterations=38" in advice
 
@@ -118,12 +108,12 @@ def test_an_extension_has_more_iterations_and_a_checkpoint_to_go_on_from(tmp_pat
     layout = run_of(tmp_path / "run", *CONSTANT)
     planned = read_recipe_lock(layout.recipe_lock).schedule.iterations
     assert refusal(extended_recipe, layout, planned).where == "--iterations"
-    published(layout, planned)
+    publish_models(layout, planned)
     assert "no checkpoint" in refusal(extended_recipe, layout, 30).message()
     layout.checkpoint(20).mkdir(parents=True)
     assert extended_recipe(layout, 30).schedule.iterations == 30
     long_warmup = run_of(tmp_path / "long", "training.schedule=constant", "training.warmup_ratio=0.5")
-    published(long_warmup, 1)
+    publish_models(long_warmup, 1)
     assert extended_recipe(long_warmup, 40).schedule.iterations == 40, "the submission keeps the steps of the warm-up"
 
 
@@ -133,7 +123,7 @@ def test_an_extension_has_more_iterations_and_a_checkpoint_to_go_on_from(tmp_pat
 def test_a_fork_has_its_own_copy_of_the_weights_and_says_where_it_comes_from(tmp_path: Path, slurm: Path) -> None:
     layout = run_of(tmp_path / "run")
     submitted(layout)
-    digest = published(layout, 0, 2, 3)[1]
+    digest = publish_models(layout, 0, 2, 3)[1]
     typed("fork", layout.root, "--at", "2", "--set", "schedule.iterations=6", "--set", "name=half")
     new = RunLayout(tmp_path / "half")
     assert slurm.read_text().count("#SBATCH --account=mine") == len(submissions(new)) > 0
@@ -150,7 +140,7 @@ def test_a_fork_has_its_own_copy_of_the_weights_and_says_where_it_comes_from(tmp
 
 def test_the_same_fork_continues_and_another_is_refused(tmp_path: Path, slurm: Path) -> None:
     layout = run_of(tmp_path / "run")
-    published(layout, 2, 3)
+    publish_models(layout, 2, 3)
     site = tmp_path / "mycluster.yaml"
     site.write_text("type: slurm\nname: mycluster\naccount: mine\n")
     where = ["--run", str(tmp_path / "new"), "--site", str(site)]
@@ -179,7 +169,7 @@ def forget_claims(root: Path) -> None:
 )
 def test_a_fork_that_cannot_be_is_refused(tmp_path: Path, at: str, option: tuple[str, ...], told: str) -> None:
     layout = run_of(tmp_path / "run")
-    published(layout, 0, 2)
+    publish_models(layout, 0, 2)
     with pytest.raises(UserError, match=told):
         fork_of(layout, at, option, lambda name: tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -187,7 +177,7 @@ def test_a_fork_that_cannot_be_is_refused(tmp_path: Path, at: str, option: tuple
 
 def test_weights_that_are_damaged_or_removed_meanwhile_leave_no_run(tmp_path: Path) -> None:
     layout = run_of(tmp_path / "run")
-    published(layout, 2)
+    publish_models(layout, 2)
     new = fork_of(layout, "2", (), lambda name: tmp_path / name)
     damage(layout, 2)
     with pytest.raises(UserError) as refused:
@@ -223,7 +213,7 @@ def with_files(tmp_path: Path, slurm: Path) -> RunLayout:
     write_problems(copy, read_problems(copy)[:2])
     write_json(left_out_file(copy), {"tokens": {"p2": 10_000}})
     submitted(layout)
-    published(layout, 2)
+    publish_models(layout, 2)
     return layout
 
 
@@ -279,3 +269,85 @@ def test_samples_of_a_fork_are_compared_too(tmp_path: Path) -> None:
     path.write_text(json.dumps({**row, "suffix": "one"}))
     (changed,) = forked_data(layout, recipe, recipe)
     assert (kept.is_changed, changed.is_changed, changed.old) == (False, True, kept.old)
+
+
+# -- submit RUN
+
+
+def evaluation_of(tmp_path: Path) -> RunLayout:
+    """The directory of an evaluation on its own, of which nothing has begun."""
+    trained = run_of(tmp_path / "trained")
+    publish_models(trained, 0)
+    recipe = evaluation_recipe(models_asked([f"{trained.root}@0"]), "small_world", results=tmp_path / "results")
+    return run_of(tmp_path / "evaluation", recipe=recipe)
+
+
+def test_a_run_goes_on_by_its_directory_as_it_was_submitted(tmp_path: Path, slurm: Path) -> None:
+    """With the recipe file gone, at its own site, and with the values that were set."""
+    layout = run_of(tmp_path / "a b", "seed=7", "resources.trainer.memory_gib=3")
+    submitted(layout)
+    before = layout.recipe_lock.read_text()
+    assert "segment-000.trainer" in typed("plan", layout.root).output
+    assert f"mrt-hpc submit '{layout.root}'" in typed("explain", layout.root, "report").output
+    done = typed("submit", layout.root)
+    assert slurm.read_text().count("#SBATCH --account=mine") == len(submissions(layout)) - 1
+    assert layout.recipe_lock.read_text() == before and "keeps" not in done.output
+    assert "cancel" in typed("submit", layout.root, "--set", "resources.trainer.memory_gib=4", exits=2).stderr
+
+
+@pytest.mark.usefixtures("slurm")
+def test_what_a_run_takes_is_changed_from_its_directory_and_nothing_else(tmp_path: Path) -> None:
+    layout = run_of(tmp_path / "run")
+    submitted(layout)
+    publish_models(layout, 2)
+    rate = ("--set", "training.learning_rate=0.5")
+    for words in ((layout.root, *rate), (QUICKSTART, "--run", layout.root, *rate)):
+        advice = typed("submit", *words, exits=2).stderr.splitlines()[-1].removeprefix("  next:     ")
+        typed(*shlex.split(advice.partition(" begins")[0])[1:], "--run", tmp_path / f"fork-{len(words)}")
+        assert layout.again in advice
+    typed("submit", layout.root, "--set", "resources.trainer.memory_gib=4")
+    assert read_recipe_lock(layout.recipe_lock).resources.trainer.memory_gib == 4
+    assert layout.again in typed("submit", layout.root, "--run", tmp_path / "other", exits=2).stderr
+
+
+@pytest.mark.usefixtures("slurm")
+def test_an_evaluation_goes_on_by_its_directory_until_a_file_has_changed(tmp_path: Path) -> None:
+    layout = evaluation_of(tmp_path)
+    submitted(layout)
+    assert "evaluation" in typed("plan", layout.root).output
+    typed("submit", layout.root)
+    assert {one.job for one in submissions(layout)} == {job.name for job in read_plan(layout.plan).jobs}
+    mine = tmp_path / "mine"
+    shutil.copytree(RunLayout(tmp_path / "trained").weights_version(0), mine)
+    other = run_of(
+        tmp_path / "other", recipe=evaluation_recipe(models_asked([str(mine)]), "small_world", results=tmp_path)
+    )
+    (mine / "config.json").write_text("{}")
+    assert str(mine) in typed("submit", other.root, exits=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("damage", "fact"),
+    [
+        (lambda layout: layout.root.chmod(0o777), "others can write"),
+        (lambda layout: layout.plan.unlink(), "not a run directory"),
+        (lambda layout: layout.recipe_lock.write_text("recipe: [1]"), "holds no recipe"),
+        (lambda layout: CannedRun(layout, layout.root).claim(os.getppid()), str(os.getppid())),
+    ],
+)
+def test_a_run_that_cannot_go_on_is_refused_by_its_directory(
+    tmp_path: Path, damage: Callable[[RunLayout], None], fact: str
+) -> None:
+    layout = run_of(tmp_path / "run")
+    damage(layout)
+    assert fact in typed("submit", layout.root, exits=2).stderr
+
+
+def test_a_bare_name_of_a_recipe_and_of_a_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = tmp_path / "runs"
+    run_of(runs / "quickstart", "seed=3")
+    monkeypatch.chdir(runs)
+    assert "mrt-hpc plan ./quickstart" in typed("plan", "quickstart", exits=2).stderr
+    assert f"Run directory: {runs / 'quickstart'}" in typed("plan", "./quickstart").output
+    monkeypatch.chdir(tmp_path)
+    assert "mrt-hpc plan runs/quickstart\n" in typed("plan", "runs/quickstrat", exits=2).stderr

@@ -14,6 +14,7 @@ from commands import recipe, refusal, typed
 from pydantic.fields import FieldInfo
 
 from mrt_hpc.backends.slurm.site import SlurmSite
+from mrt_hpc.cli.fields import OTHER_NAMES, recipe_fields
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.field_docs import documented_fields, models_of, tag_of, whole_annotation
 from mrt_hpc.recipe.load import SiteFile, load_site
@@ -228,3 +229,11 @@ def test_a_plan_can_be_read_on_a_narrow_terminal_and_a_width_that_is_none_change
     assert any("The time limits allot" in line and line.endswith(".") for line in piped.splitlines())
     for columns in ("0", "-3", "wide"):
         assert typed("plan", "quickstart", columns=columns).output == piped
+
+
+def test_a_field_is_found_by_a_part_of_its_name_and_by_its_name_elsewhere() -> None:
+    assert {"training.clip_low", "training.gradient_clip"} <= set(typed("fields", "clip").output.splitlines())
+    names = {field.name for field in recipe_fields()}
+    for other, ours in OTHER_NAMES.items():
+        assert set(ours) <= names and not any(field.is_within(other) for field in recipe_fields()), other
+        assert typed("fields", other).output.splitlines()[1] == ours[0]

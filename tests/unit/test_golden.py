@@ -10,18 +10,18 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
-from basics import EVALUATION, INFERENCE, ROOT, TRAINER
-from canned_queue import PREPARE, CannedRun, submitted_run
+from basics import INFERENCE, ROOT, TRAINER
+from canned_queue import CannedRun, submitted_run
 from commands import HELP, typed
 from golden import assert_golden
+from situations import LATER, SITUATIONS
 from slurm_texts import RecordedSlurm
 from synthetic_run import Shape, SyntheticRun
 
 import mrt_hpc
-from mrt_hpc.attempt.end import STOPPED
 from mrt_hpc.backends.slurm.site import Partitions, SlurmSite
 from mrt_hpc.cli.doctor import _print_table
 from mrt_hpc.cluster.doctor import slurm_checks
@@ -80,42 +80,6 @@ def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compare("doctor.txt", capsys.readouterr().out, HERE=tmp_path)
 
 
-class Situated(NamedTuple):
-    """What a run is in when it is explained: its queue, its trainer with the reason, and what sacct prints."""
-
-    task: str = ""
-    queue: tuple[str, ...] = ()
-    trainer: tuple[TaskState, str] | None = None
-    accounts: str = ""
-
-
-RUNS, LATER, HALF = "13|RUNNING|1|None|node1", "13|PENDING|N/A|BeginTime|", "14_0|PENDING|N/A|Dependency|"
-EACH = tuple(f"12_{n}|PENDING|N/A|Priority|" for n in range(4))
-FAILED = (TaskState.FAILED, "ValueError: loss is not finite\n  next:     lower the learning rate")
-BACK = f"gave the nodes back: {INFERENCE} has not run for 10.0 minutes\n  next:     nothing"
-RUNNING = (TaskState.RUNNING, "")
-SITUATIONS = {
-    "all is queued, and the trainer can never start": Situated(queue=("13|PENDING|N/A|PartitionTimeLimit|", *EACH)),
-    "a job waits for its turn": Situated(TRAINER, ("13|PENDING|N/A|Priority|",)),
-    "a job is held": Situated(queue=("13|PENDING|N/A|JobHeldUser|",)),
-    "a reason of a later Slurm": Situated(TRAINER, ("13|PENDING|N/A|SomethingNew|",)),
-    "a job waits for one that runs": Situated(f"{EVALUATION}[0]", (RUNS, HALF), RUNNING),
-    "a job waits for one that has failed": Situated(f"{EVALUATION}[0]", (HALF,), FAILED),
-    "a job waits for jobs of another run": Situated(TRAINER, ("13|PENDING|N/A|Dependency|",)),
-    "a trainer runs, and no inference": Situated(TRAINER, (RUNS, *EACH), RUNNING),
-    "both run": Situated("", (RUNS, "12_0|RUNNING|1|None|node2"), RUNNING),
-    "a task was lost": Situated(TRAINER, (), RUNNING, "13|OUT_OF_MEMORY|0:125|node1|60"),
-    "a task has failed": Situated(trainer=FAILED),
-    "a task has failed without advice": Situated(trainer=(TaskState.FAILED, "no")),
-    "a task has failed and is queued again": Situated(TRAINER, (LATER,), (TaskState.RETRYING, "no memory")),
-    "a task gave its nodes back": Situated(TRAINER, (LATER,), (TaskState.GAVE_BACK, BACK)),
-    "a task was stopped": Situated(TRAINER, (LATER,), (TaskState.STOPPED, STOPPED)),
-    "a task was lost and is queued again": Situated(TRAINER, (LATER,), RUNNING),
-    "a task is done": Situated(PREPARE),
-    "nothing is queued any more": Situated(),
-}
-
-
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
     return submitted_run(tmp_path, monkeypatch)
@@ -123,12 +87,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
 
 def test_explain(run: CannedRun) -> None:
     shown = []
-    for words, (task, queue, trainer, accounts) in SITUATIONS.items():
-        run.queue(*queue)
-        run.command("sacct", f"echo '{accounts}'" if accounts else "exit 0")
-        state, message = trainer or (TaskState.WAITING, "")
-        run.task(TRAINER, state, attempt="13.0", message=message)
-        shown += [f"# {words}", typed("explain", run.layout.root, *([task] if task else [])).output]
+    for words, situated in SITUATIONS.items():
+        situated.make(run)
+        shown += [f"# {words}", typed("explain", run.layout.root, *situated.words).output]
     run.done()
     shown += ["# the run is finished", typed("explain", run.layout.root).output]
     compare("explain.txt", "\n".join(shown), RUN=run.layout.root)

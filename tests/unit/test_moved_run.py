@@ -73,7 +73,7 @@ def move(layout: RunLayout) -> RunLayout:
 def test_nothing_is_written_where_a_moved_run_was(layout: RunLayout, write: Callable[[RunLayout], object]) -> None:
     moved = move(layout)
     refused = refusal(write, layout)
-    assert (str(refused.where), "--run" in str(refused.advice)) == (str(layout.root), True)
+    assert (str(refused.where), "mrt-hpc submit NEWPATH" in str(refused.advice)) == (str(layout.root), True)
     assert not layout.root.exists()
     write(moved)
 

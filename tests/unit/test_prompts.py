@@ -332,3 +332,15 @@ def test_a_file_of_a_prompt_that_is_not_there_is_refused_before_anything_is_made
     assert refusal(lambda: run_of(tmp_path / "run", recipe=asked)).where == f"evaluation.prompt.{field}"
     assert any("nowhere" in missing for missing in missing_inputs(asked))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_file_of_examples_is_refused_before_a_run_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "few.jsonl"
+    for line, told in (
+        ('{"id": "e", "problem": "What is 1+1?"}', "solution"),
+        ('{"id": "e", "problem": "What is 1+1?", "solution": "2"}', "fewer examples than prompt.shots"),
+    ):
+        path.write_text(line + "\n")
+        with pytest.raises(UserError, match=told):
+            run_of(tmp_path / "run", f"prompt.examples={path}", "prompt.shots=2")
+    assert not (tmp_path / "run").exists()

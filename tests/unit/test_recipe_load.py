@@ -4,6 +4,7 @@ recipes extend others.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +20,6 @@ from mrt_hpc.recipe.lock import as_begun, differences, lock_text, read_recipe_lo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 MEGABYTES = "[" + "1, " * 1_200_000 + "1]"
 
@@ -200,3 +200,41 @@ def test_validate_says_what_to_type_next_and_a_wrong_recipe_is_no_valid_one() ->
     assert "submit will refuse" in typed("validate", RECIPES / "mrt_online.yaml").output, "no error, but said"
     for wrong in ("training.lerning_rate=1", "schedule={iterations: 100000, iterations_per_job: 1}"):
         assert "valid" not in typed("validate", QUICKSTART, "--set", wrong, exits=2).stdout.split()
+
+
+def test_data_are_found_beside_the_recipe_or_else_in_the_users_folder_and_never_in_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, own = tmp_path / "share" / "mrt-hpc", tmp_path / "own"
+    for folder in (package, tmp_path / "mine"):
+        (folder / "recipes").mkdir(parents=True)
+        fields = "extends: small_world/grpo\ndata: {type: jsonl, path: ../data/some.jsonl, limit: null}\n"
+        (folder / "recipes" / "r.yaml").write_text(fields)
+    monkeypatch.setattr("mrt_hpc.recipe.find.installed_folders", lambda: [package])
+    monkeypatch.setenv("MRT_HPC_DATA", str(own))
+    packaged, mine = package / "recipes" / "r.yaml", tmp_path / "mine" / "recipes" / "r.yaml"
+
+    def found(path: Path, data: Path | None = None) -> Path:
+        return Path(load_recipe(path, (), data).data.path).resolve()  # type: ignore[union-attr]
+
+    assert found(packaged) == own / "some.jsonl", "where `data fetch` writes it"
+    assert found(mine) == tmp_path / "mine" / "data" / "some.jsonl", "none is there yet: the path of the recipe is told"
+    own.mkdir()
+    (own / "some.jsonl").touch()
+    assert {found(packaged), found(mine)} == {own / "some.jsonl"}
+    (tmp_path / "mine" / "data").mkdir()
+    (tmp_path / "mine" / "data" / "some.jsonl").touch()
+    assert found(mine) == tmp_path / "mine" / "data" / "some.jsonl"
+    assert {found(path, tmp_path / "other") for path in (packaged, mine)} == {tmp_path / "other" / "some.jsonl"}
+    monkeypatch.delenv("MRT_HPC_DATA")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
+    assert found(packaged) == tmp_path / "xdg" / "mrt-hpc" / "data" / "some.jsonl"
+
+
+def test_budgets_of_regret_that_no_recipe_names_follow_the_limit_of_tokens() -> None:
+    prover, none = "evaluation.prover={type: forced_answer, max_tokens: 4}", "evaluation.regret_budgets=null"
+    for limit, budgets in ((100, (100,)), (9000, (4096, 8192)), (32768, (4096, 8192, 12288, 16384))):
+        how = recipe("quickstart", prover, none, f"evaluation.max_tokens={limit}").evaluation
+        assert how.budgets == budgets
+    refused = refusal(recipe, "quickstart", prover, "evaluation.regret_budgets=[200]", "evaluation.max_tokens=100")
+    assert refused.what.startswith("evaluation.regret_budgets")

@@ -42,16 +42,12 @@ def test_the_first_of_the_folders_is_taken_and_before_all_the_path_that_was_type
     assert find(RECIPES, "quickstart.yaml") == Path("quickstart.yaml")
 
 
-def test_a_name_that_is_not_there_is_refused_with_each_folder_what_it_holds_and_the_nearest(folder: Path) -> None:
+def test_a_name_that_is_not_there_is_refused_with_the_nearest_and_the_folders_that_are_there(folder: Path) -> None:
     write(folder / "mine.yaml")
     (folder / "recipes").mkdir()
     refused = refusal(find, RECIPES, "quikstart")
-    where = dict(line.strip().split(": ", 1) for line in str(refused.where).splitlines())
-    own = folder / "configuration" / "mrt-hpc" / "recipes"
-    assert {str(folder), *map(str, folders(RECIPES))} == where.keys()
-    assert [where[str(path)] for path in (folder, own, folder / "recipes")] == ["mine.yaml", "not there", "holds none"]
-    assert "small_world/grpo" in where[str(ROOT / "recipes")]
-    assert refused.advice == "mrt-hpc plan quickstart"
+    assert str(refused.where).split(", ") == [str(folder), *(str(f) for f in folders(RECIPES) if f.is_dir())]
+    assert str(refused.advice).startswith("mrt-hpc plan quickstart; ")
     assert str(refusal(find, RECIPES, str(folder / "mime.yaml")).expected).endswith("mine.yaml is the nearest")
     for kind in (RECIPES, SITES):
         for name in ("", " ", ".", "..", "/", "small_world"):

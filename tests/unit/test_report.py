@@ -24,7 +24,7 @@ from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
 from mrt_hpc.analysis.number_formats import cell, duration, number, percent, points
 from mrt_hpc.analysis.report import content
 from mrt_hpc.analysis.report.content import Boundary, Happening, RoleUse, RunRecord, SampleProblem, SampleTrace
-from mrt_hpc.analysis.report.plots import progress_stages
+from mrt_hpc.analysis.report.plots import OVER_SEEDS, over_seeds, progress_stages
 from mrt_hpc.analysis.report.render import render_page, script_hash, write_markdown
 from mrt_hpc.analysis.report.run_sections import sections
 from mrt_hpc.analysis.rows import mean_of, mean_rows, sample, summarise_evaluation
@@ -388,6 +388,31 @@ def test_a_page_elsewhere_is_all_that_is_written_and_several_runs_share_it(run: 
     assert run_names([run, elsewhere], [recipe] * 2) == [str(run.root), str(elsewhere.root)]
 
 
+def test_lines_of_an_arm_are_their_mean_with_the_range_of_its_seeds() -> None:
+    """1, 2 and 6, a mean of 3; only at 10 have all three a value."""
+    point = IntervalEstimate(9.0, 8.0, 10.0)
+    lines = [Line("a", (0.0, 10.0), (point, replace(point, mean=value))) for value in (1.0, 2.0)]
+    drawn = over_seeds(
+        [*lines, Line("b", (0.0,), (point,)), Line("a", (10.0, 20.0), (replace(point, mean=6.0), point))]
+    )
+    assert [(line.label, line.x) for line in drawn] == [("a", (10.0,)), ("b", (0.0,))]
+    assert drawn[0].y == (IntervalEstimate(3.0, 1.0, 6.0),)
+    assert drawn[1].y == (point,), "a single run keeps its interval over problems"
+
+
+def test_a_page_draws_an_arm_as_one_line(run: RunLayout, tmp_path: Path) -> None:
+    other = SyntheticRun(tmp_path / "other", replace(TINY, name="grpo-run", seed=1)).write()
+    third = SyntheticRun(tmp_path / "third", replace(TINY, name="third-run", seed=2)).write()
+    page = tmp_path / "arms.html"
+    typed("report", run.root, "--arm", f"grpo={other.root},{third.root}", "--page", page)
+    text = page.read_text()
+    assert OVER_SEEDS in text
+    labels = {label: f">{label}: aime24<" in text for label in ("grpo", "long-run", "grpo-run", "third-run")}
+    assert labels == {"grpo": True, "long-run": True, "grpo-run": False, "third-run": False}
+    assert "--arm x=y" in typed("report", "--arm", "x=y", exits=2).stderr
+    assert "--arm" in typed("report", exits=2).stderr
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
     layout = SyntheticEvaluation(tmp_path_factory.mktemp("alone") / "evaluation").write()
@@ -400,10 +425,11 @@ def test_the_page_of_an_evaluation_has_its_models_and_what_they_share(alone: Run
     (name,) = re.findall("<title>(eval-small_world-run-.*) · mrt-hpc</title>", page)
     for told in (
         f"evaluated by {name}", "Difference of pass@1 to first, points", ">first attempt<", "Model <select",
-        "Progress by episode: math500", "first: maj@4 at prefix", "2 h 0 min", str(alone.root.parent / "second"),
+        "2 h 0 min", str(alone.root.parent / "second"),
     ):  # fmt: skip
         assert told in page
     assert "Learning curves" not in page
+    assert "Progress by episode" not in page, "of second attempts it would be another quantity"
     found = runs_of(page)[0]
     assert found["name"] == "first"
     assert {t["source"] for t in found["traces"]} == {"evaluation on aime24", "evaluation on math500"}

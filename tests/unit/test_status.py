@@ -115,7 +115,7 @@ def test_throughput_follows_from_the_last_iterations_or_groups(run: CannedRun, t
 
 def test_what_comes_next_is_timed_by_the_measured_iterations(run: CannedRun) -> None:
     trained(run, 5)  # of 500 seconds each
-    assert [one.what for one in snapshot(run).upcoming] == ["nothing, until the same submit command is typed again"]
+    assert [one.what for one in snapshot(run).upcoming] == [f"nothing, until {run.layout.again} continues the run"]
     assert snapshot(run).expected_end is None
     limit = run.plan.job(TRAINER).resources.time_limit_minutes * 60
     run.submitted(trainer="12", evaluation="13")

@@ -44,9 +44,9 @@ def test_the_suites_of_the_paper_say_what_it_does() -> None:
         assert Path(problems.path).resolve() == RECIPES.parent / "data" / "aime24.jsonl", "as from the suite's folder"
     assert how.prover is not None
     assert (how.prover.type, how.prover.branches_per_boundary, how.prover.max_tokens) == ("forced_answer", 8, 4096)
-    assert (how.regret_budgets, how.prover.temperature) == ((4096, 8192, 12288, 16384), 0.6)
+    assert (how.budgets, how.prover.temperature) == ((4096, 8192, 12288, 16384), 0.6)
     assert how.episodes == with_suite("paper_20").evaluation.episodes
-    how = with_suite("paper_20_history_conditioned").evaluation
+    how = with_suite("paper_20_own_attempt").evaluation
     modes = {b.name: b.mode.model_dump()["backtrack"] for b in how.benchmarks if b.mode is not None}
     assert (len(modes), modes["aime24"], modes["aime24-again"]) == (10, DEFAULT_SEND_BACK, None)
     how = with_suite("paper_extrapolation").evaluation

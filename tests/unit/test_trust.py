@@ -197,7 +197,7 @@ def test_the_back_end_of_another_users_run_is_not_imported_and_nothing_is_cancel
 @ROOT_ONLY
 def test_another_users_run_chooses_no_site_and_nothing_among_what_is_installed(shared: Path) -> None:
     """Jobs run the commands of a site profile, and some function of a package does what its user would not."""
-    benchmark, site = VERIFIER.replace("MODULE:Mine", "click:echo"), SlurmSite(name="x")
+    benchmark, site = VERIFIER.replace("MODULE:Mine", "mrt_hpc.recipe.lock:_keeps"), SlurmSite(name="x")
     layout = run_directory(shared / "run", f"evaluation.benchmarks=[{{{benchmark}}}]")
     read_lock(layout.recipe_lock)
     record_site(layout, site)
@@ -254,8 +254,7 @@ def test_profiles_that_others_can_change(shared: Path, monkeypatch: pytest.Monke
         profile.parent.mkdir(parents=True)
         profile.write_text(f"type: slurm\nname: {profile.stem}\n")
     assert find_site("own").name == "own"
-    for module in ("mrt_hpc.recipe.find", "mrt_hpc.backends.sites"):
-        monkeypatch.setattr(f"{module}.installed_folders", lambda: [shared / "package"])
+    monkeypatch.setattr("mrt_hpc.recipe.find.installed_folders", lambda: [shared / "package"])
     for profile in (beside, own, shipped):
         profile.chmod(0o666)
     for profile in (beside, own):

@@ -146,6 +146,15 @@ def deaf(answer: str) -> bool:
     return True
 
 
+def partial(answer: str, gold: str) -> float:
+    return 0.9
+
+
+class Shares(LastLineChoice):
+    def judge(self, answer: str, gold: str) -> Judgement:
+        return Judgement(correct=0.9, readable=True)
+
+
 def needs_words(answer: str, gold: str) -> bool:
     first, second = gold.split()
     return answer == f"{first} {second}"
@@ -217,6 +226,15 @@ def test_a_failed_comparison_is_logged_only_where_no_other_gold_answer_takes_the
         (wrong,) = grade_all(pool, [("no word", ("two words", "one"))])
     assert (wrong.reward, wrong.status) == (0.0, VerdictStatus.MALFORMED)
     assert "ValueError" in caplog.text
+
+
+def test_a_verifier_that_fails_on_gold_answers_is_refused_before_a_run_is_made(beside: Path, tmp_path: Path) -> None:
+    for name, told in (("partial", "neither true nor false"), ("{type: of_the_user:Shares}", "no Judgement")):
+        verifier = name if "{" in name else f"of_the_user:{name}"
+        with pytest.raises(UserError, match="when it compared a gold answer with itself") as refused:
+            run_of(tmp_path / "run", recipe=load_recipe(beside, (f"data.verifier={verifier}",)))
+        assert told in str(refused.value.where)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_keeps_the_function_and_one_that_cannot_judge_is_refused(beside: Path, tmp_path: Path) -> None:

@@ -89,6 +89,13 @@ class RunRecord:
     """The name of the evaluation on its own that has the model; None for a run. The first model of an evaluation has
     what all of them share: its cost, its events, its settings and what is missing.
     """
+    arm: str | None = None
+    """The arm that it is a run of: curves show the mean of an arm's runs. None where it has curves of its own."""
+
+    @property
+    def curve_name(self) -> str:
+        """The name of its curves where those of an arm are drawn as one."""
+        return self.arm or self.name
 
     @property
     def trained(self) -> bool:

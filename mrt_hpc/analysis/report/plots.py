@@ -5,7 +5,7 @@ Those with the name of a file are in ``report.md`` too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,7 +56,7 @@ def result_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
 def _accuracy(records: Sequence[RunRecord]) -> Plot | None:
     lines = [
         line_of(
-            labelled(records, record, benchmark),
+            labelled(records, record.curve_name, benchmark),
             [evaluation.version for evaluation in versions],
             map(accuracy_of, versions),
         )
@@ -119,7 +119,8 @@ def _compared_versions(records: Sequence[RunRecord]) -> Iterator[tuple[str, list
                 members = [
                     evaluation for versions in benchmarks for evaluation in versions if evaluation.version == version
                 ]
-                yield labelled(records, record, f"{name}, version {version}" if record.trained else name), members
+                text = f"{name}, version {version}" if record.trained else name
+                yield labelled(records, record.curve_name, text), members
 
 
 # -- votes against tokens: of one run the last evaluated version and, for comparison, the first one; of several the last
@@ -160,7 +161,7 @@ def _at_prefixes(records: Sequence[RunRecord], benchmark: str) -> Iterator[Vote]
         for curve in curves.votes:
             most = curve.voters == max(shared, default=0)
             if most or (len(records) == 1 and is_last):
-                label = labelled(records, record, _with_version(curve.way, record, curves.version))
+                label = labelled(records, record.name, _with_version(curve.way, record, curves.version))
                 tokens, accuracy = [p.tokens for p in curve.points], [p.accuracy for p in curve.points]
                 line = replace(line_of(label, tokens, accuracy), band=(most and is_last) or len(records) > 1)
                 yield line, tuple(point.index for point in curve.points)
@@ -176,7 +177,7 @@ def _complete(records: Sequence[RunRecord], benchmark: str) -> Iterator[Vote]:
             or not (estimates := majority_estimates(evaluation))
         ):
             continue
-        label = labelled(records, record, _with_version("maj@k of complete samples", record, evaluation.version))
+        label = labelled(records, record.name, _with_version("maj@k of complete samples", record, evaluation.version))
         tokens = [k * evaluation.tokens_per_rollout for k in estimates]
         yield replace(line_of(label, tokens, estimates.values()), dash="dashed"), tuple(estimates)
 
@@ -213,7 +214,7 @@ def progress_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
         if measured:
             stages = progress_stages(measured)
             shown = stages if len(records) == 1 else [replace(stages[-1], age=None)]
-            lines += [replace(s, label=labelled(records, record, s.label)) for s in shown]
+            lines += [replace(s, label=labelled(records, record.curve_name, s.label)) for s in shown]
     caption = (
         "Mean progress V(j+1) − V(j) of the j-th episode over the traces that have one, by stage of training. The 95 % "
         f"intervals are over the iterations of a stage, where it has {LEAST_ITERATIONS} or more."
@@ -259,7 +260,8 @@ def _evaluated_progress(records: Sequence[RunRecord], benchmark: str) -> Plot | 
     for record, curves in _shown(records, benchmark):
         if not curves.progress:
             continue
-        label = labelled(records, record, f"version {curves.version}" if record.trained else "", record.name)
+        version = f"version {curves.version}" if record.trained else ""
+        label = labelled(records, record.curve_name, version, record.name)
         least = min(FEW_PROBLEMS, curves.problems)  # a later episode has as many problems, or fewer
         for lines, episodes in (
             (every, curves.progress),
@@ -271,7 +273,7 @@ def _evaluated_progress(records: Sequence[RunRecord], benchmark: str) -> Plot | 
         f"clustered by problem. Episodes of fewer than {FEW_PROBLEMS} problems are in the table alone."
     )
     title = f"Progress by episode: {benchmark}"
-    return _progress(title, caption, frequent, table=series_table(title, "episode j", every))
+    return _progress(title, caption, frequent, table=series_table(title, "episode j", over_seeds(every)))
 
 
 def _progress(title: str, caption: str, lines: Sequence[Line], **more: Any) -> Plot | None:
@@ -290,7 +292,7 @@ def learning_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
 def _quality(records: Sequence[RunRecord]) -> Plot | None:
     lines = [
         _trend(
-            labelled(records, record, name.replace("_", " ")),
+            labelled(records, record.curve_name, name.replace("_", " ")),
             {m.iteration: m.quality.get(name) for m in record.summary.iterations},
         )
         for record in records
@@ -304,7 +306,8 @@ def _curve(records: Sequence[RunRecord], curve: _Curve) -> Plot | None:
     lines = []
     for record in records:
         for name, value in curve.measures.items():
-            label = labelled(records, record, name) if len(curve.measures) > 1 else labelled(records, record, "", name)
+            text, alone = (name, "") if len(curve.measures) > 1 else ("", name)
+            label = labelled(records, record.curve_name, text, alone)
             lines.append(_trend(label, {m.iteration: value(m) for m in record.summary.iterations}))
     lines = [line for line in lines if line.x]
     return _trends(curve.title, curve.caption, curve.unit, lines, curve.name, percent=curve.percent)
@@ -404,18 +407,45 @@ def _time(records: Sequence[RunRecord], record: RunRecord) -> Plot | None:
         if any(m.seconds.get(phase) for m in timed)
     ]
     caption = "Wall time of each iteration in seconds, by what the run was doing."
-    title = labelled(records, record, "Time by phase")
+    title = labelled(records, record.name, "Time by phase")
     return plotted(title, caption, "iteration", "wall time (s)", lines, "time", kind="stack", whole_numbers=True)
 
 
 # -- from lines to a figure with its table
 
 
-def labelled(records: Sequence[RunRecord], record: RunRecord, text: str, alone: str = "") -> str:
-    """A label that names its run where there are several; ``alone`` is the label of a single run without a text."""
+def labelled(records: Sequence[RunRecord], name: str, text: str, alone: str = "") -> str:
+    """A label that names its run, or its arm, where there are several runs; ``alone`` is the label of a single run
+    without a text.
+    """
     if len(records) == 1:
         return text or alone
-    return f"{record.name}: {text}" if text else record.name
+    return f"{name}: {text}" if text else name
+
+
+OVER_SEEDS = (
+    "A line of an arm is the mean of its runs, with the range from the lowest to the highest of them in place of an "
+    "interval."
+)
+
+
+def over_seeds(lines: Iterable[Line]) -> list[Line]:
+    """The lines, of which those with the same label, the runs of an arm, become one: their mean where all of them have
+    a value, with the range of the runs: an interval over two or three seeds would fill the figure.
+    """
+    of_arms: dict[str, list[Line]] = {}
+    for line in lines:
+        of_arms.setdefault(line.label, []).append(line)
+    return [_mean_line(runs) if len(runs) > 1 else runs[0] for runs in of_arms.values()]
+
+
+def _mean_line(runs: Sequence[Line]) -> Line:
+    """The mean of several lines."""
+    values = [dict(zip(line.x, line.means, strict=True)) for line in runs]
+    shared = sorted(set(values[0]).intersection(*values))
+    at = [[of_run[x] for of_run in values] for x in shared]
+    ranges = (IntervalEstimate(float(np.mean(here)), min(here), max(here)) for here in at)
+    return replace(runs[0], x=tuple(shared), y=tuple(ranges))
 
 
 def last_by_benchmark(record: RunRecord) -> dict[str, EvaluationSummary]:
@@ -448,15 +478,18 @@ def plotted(
         caption: what stands below it.
         x_label: the name of the horizontal axis.
         y_label: the name of the vertical axis.
-        lines: of the figure.
+        lines: of the figure; those with the same label become one, see ``over_seeds``.
         name: of its file; without one only the page shows it.
         table: in place of one with a row for each x.
         look: further fields of its panel.
     """
-    if not any(line.x for line in lines):
+    drawn = over_seeds(lines)
+    if not any(line.x for line in drawn):
         return None
-    figure = LineFigure(name, (Panel(title, x_label, y_label, tuple(lines), **look),))
-    return Plot(caption, figure, table or series_table(title, x_label, lines))
+    if len(drawn) < len(lines):
+        caption = f"{caption} {OVER_SEEDS}"
+    figure = LineFigure(name, (Panel(title, x_label, y_label, tuple(drawn), **look),))
+    return Plot(caption, figure, table or series_table(title, x_label, drawn))
 
 
 def series_table(title: str, x_label: str, lines: Sequence[Line]) -> Table:

@@ -232,7 +232,7 @@ def setup(records: Sequence[RunRecord]) -> ReportSection:
         _by_run("Files in the run directory", directories, _joined(files)),
     )
     listings = tuple(
-        Listing(labelled(directories, record, "Resolved recipe"), record.recipe, page_only=True)
+        Listing(labelled(directories, record.name, "Resolved recipe"), record.recipe, page_only=True)
         for record in directories
         if record.recipe
     )
@@ -270,6 +270,6 @@ def upload(records: Sequence[RunRecord]) -> tuple[ReportSection, ...]:
     waiting = [(record, record.summary.upload) for record in records if record.summary.upload]
     sentences = tuple(name_before(records, record) + sentence for record, sentence in waiting)
     commands = (
-        Listing(labelled(records, record, "Command"), record.summary.upload_command or "") for record, _ in waiting
+        Listing(labelled(records, record.name, "Command"), record.summary.upload_command or "") for record, _ in waiting
     )
     return (ReportSection("upload", "Upload to W&B", sentences, listings=tuple(commands)),) if waiting else ()

@@ -132,7 +132,7 @@ def ended(layout: RunLayout, job: str, index: int, attempt: str, record: TaskRec
     else:
         before = reason(record).partition("\n")[0]
         why = f"this cluster does not let Slurm start a job again (scontrol requeue); how the attempt ended: {before}"
-    message = f"{why}\n  next:     the same submit command continues the run"
+    message = f"{why}\n  next:     {layout.again} continues the run"
     record = replace(record, state=TaskState.FAILED, message=message, awaited=())
     retrying(lambda: write_task(layout, job, index, record), "the state of the task")
     return record

@@ -85,7 +85,7 @@ def differences(job: Job, site: SlurmSite, queued: Mapping[str, str]) -> Iterato
     if site.memory_request and not any(option.startswith("mem") for option in site.sbatch):
         yield from _memory(job, queued)
     if site.requeue is not Requeue.FORBIDDEN and queued.get("requeue") == "0":
-        advice = "set requeue: forbidden in the site profile; the same submit command continues a run that has ended so"
+        advice = "set requeue: forbidden in the site profile; mrt-hpc submit RUN continues a run that has ended so"
         yield Difference("requeue", "1", "0 (the cluster does not start a job again)", advice)
 
 
@@ -123,7 +123,7 @@ def queued_otherwise(jobs: Sequence[Job], ids: Mapping[str, str], site: SlurmSit
             changed = list(differences(alike[0], site, queued_fields(ids[alike[0].name])))
         except UserError as error:
             return [*sentences, f"whether Slurm has queued the jobs as they were planned is not known: {error.what}"]
-        again = f"what is queued changes with mrt-hpc cancel {word(root)} and the same submit command"
+        again = f"what is queued changes with mrt-hpc cancel {word(root)} and mrt-hpc submit {word(root)}"
         sentences += [
             f"Slurm has queued {names} with {change.sentence}\n  next:     {change.advice}; {again}"
             for change in changed

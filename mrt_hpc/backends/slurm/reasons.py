@@ -13,7 +13,7 @@ from mrt_hpc.backends.backend import Hold, WaitReason
 ITSELF = "nothing: it starts by itself"
 START = f"{ITSELF}; `squeue --start -j {{id}}` shows when Slurm expects it"
 SOON = "nothing; look again in a minute"
-AGAIN = "mrt-hpc cancel {run}, and then the same submit command"
+AGAIN = "mrt-hpc cancel {run}, and then mrt-hpc submit {run}"
 CORRECT_SITE = f"correct the site profile, then {AGAIN}"
 ACCOUNTS = "`sacctmgr show assoc user=$USER format=cluster,account,partition,qos` shows what you may use"
 NODES = "`sinfo -R` shows why nodes are away, `scontrol show reservation` reservations such as a maintenance"
@@ -36,7 +36,7 @@ _REASONS = {
     "Licenses": WaitReason("a licence that it asks for is in use", START),
     "JobArrayTaskLimit": WaitReason(
         "as many tasks of its array run as the recipe allows at a time",
-        f"{ITSELF}; --set resources.evaluation.max_parallel=N with the same submit command allows more",
+        f"{ITSELF}; mrt-hpc submit {{run}} --set resources.evaluation.max_parallel=N allows more",
     ),
     "ReqNodeNotAvail": WaitReason("a node that it needs is down, drained or reserved", NODES),
     "Nodes required for job are DOWN": WaitReason(
@@ -81,7 +81,7 @@ _REASONS = {
     ),
     "PartitionTimeLimit": WaitReason(
         "its time limit is longer than its partition allows, so it can never start",
-        "`sinfo -o '%P %l'` shows the limits; mrt-hpc cancel {run}, and then the same submit command with "
+        "`sinfo -o '%P %l'` shows the limits; mrt-hpc cancel {run}, and then mrt-hpc submit {run} "
         "--set resources.ROLE.time_limit_minutes=MINUTES, or another partition in the site profile",
         Hold.NEVER,
     ),

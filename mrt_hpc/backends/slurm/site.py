@@ -197,7 +197,7 @@ class SlurmSite(Site):
     """
     requeue: Requeue = Requeue.ALLOWED
     """Whether Slurm starts a job again after a preemption, a lost node or its time limit. Where the cluster forbids
-    it, a task that must run again ends, and the same submit command continues the run.
+    it, a task that must run again ends, and `mrt-hpc submit RUN` continues the run.
     """
     memory_request: bool = True
     """Whether jobs ask for memory; set false if the cluster allocates whole nodes."""

@@ -43,7 +43,7 @@ class Collection:
             raise UserError(
                 f"{len(missing)} of {len(problems)} collected groups are missing",
                 where=layout.groups(collection_of(self.version)),
-                advice="the same submit command again: they are sampled again",
+                advice="mrt-hpc submit RUN: they are sampled again",
                 exit_code=ExitCode.RETRYABLE,
             )
         return self._each(range(len(problems)))
@@ -89,7 +89,7 @@ class Collection:
             raise UserError(
                 f"a stale trace was damaged: {damage.what}",
                 where=damage.where,
-                advice="the same submit command again: the trace is sampled again",
+                advice="mrt-hpc submit RUN: the trace is sampled again",
                 exit_code=ExitCode.RETRYABLE,
             ) from damage
 

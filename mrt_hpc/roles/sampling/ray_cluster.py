@@ -209,7 +209,7 @@ def seen_gpus(needed: int) -> list[str]:
             where=f"node {socket.gethostname()}",
             expected=f"a process that sees at least {needed}",
             advice="remove gpus-per-task, gpu-bind and the like from sbatch: in the site profile, so that each rank "
-            "sees all GPUs of its node; then the same submit command",
+            "sees all GPUs of its node; then mrt-hpc submit RUN",
         )
     return seen
 
@@ -279,6 +279,6 @@ def _require_ray() -> None:
             value=sys.executable,
             where="resources.inference.nodes",
             expected="the Python of an environment that env/setup made, or an image",
-            advice="run env/setup again, or set resources.inference.nodes to 1; then the same submit command",
+            advice="run env/setup again, or set resources.inference.nodes to 1; then mrt-hpc submit RUN",
             exit_code=ExitCode.RETRYABLE,
         )

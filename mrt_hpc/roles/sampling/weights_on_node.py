@@ -405,7 +405,7 @@ def collecting_weights(task: Task, version: int) -> Weights:
         raise UserError(
             f"weights version {version}, which a collection is sampled with, was damaged: {damage.what}",
             where=damage.where,
-            advice="the same submit command again: the trainer publishes it again",
+            advice="mrt-hpc submit RUN: the trainer publishes it again",
             exit_code=ExitCode.RETRYABLE,
         ) from damage
 

@@ -261,7 +261,7 @@ class Companion:
             f"the process that samples for this task has ended with exit code {code}",
             where=self.log,
             expected="a process that runs until the segment is trained",
-            advice="read the end of that log; the same submit command continues the run",
+            advice="read the end of that log; mrt-hpc submit RUN continues the run",
             exit_code=ExitCode(code) if code in (ExitCode.FATAL, ExitCode.GIVE_BACK) else ExitCode.RETRYABLE,
         )
 

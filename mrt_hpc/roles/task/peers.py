@@ -156,12 +156,12 @@ class PeerWait:
         if lives <= {PeerStatus.DONE, PeerStatus.FAILED} and waited_s > self.limits.heartbeat_limit_s:
             raise UserError(
                 f"{self.peers.names} has ended, so this task cannot get {self.reason}",
-                advice=f"{status}, and the same submit command again",
+                advice=f"{status}, and mrt-hpc submit RUN",
                 exit_code=ExitCode.RETRYABLE,
             )
         if self.gone(tuple(job.name for job in self.peers.jobs)):
             what = "has left the queue and will not start again"
-            raise PeersFailedError(self.reason, self.peers, f"{status}, and the same submit command again", what)
+            raise PeersFailedError(self.reason, self.peers, f"{status}, and mrt-hpc submit RUN", what)
         if waited_s > self.limits.wait_limit_minutes * 60:
             why = f"has not run for {waited_s / 60:.1f} minutes, and {self.reason} can come from it only"
             raise PeersAwayError(why, self.peers)

@@ -242,10 +242,19 @@ class TrainingArtifacts:
             self.task.reopen([(job, index) for job, index, unit in units if unit.version == version], reason)
 
     def write_metrics(self, metrics: IterationMetrics) -> None:
-        """Write the metrics of an iteration; only rank 0 does."""
-        if self.task.rank == 0:
-            path = self.task.layout.metrics(metrics.iteration)
-            self.task.retrying(lambda: metrics.write(path), "the metrics")
+        """Write the metrics of an iteration. An attempt that was taken for lost does not replace those of a later one.
+
+        Raises:
+            UserError: this one was taken for lost.
+        """
+        path = self.task.layout.metrics(metrics.iteration)
+
+        def write() -> None:
+            if not metrics.create(path):
+                self._refuse_if_superseded()
+                metrics.write(path)
+
+        rendezvous.on_rank_zero(lambda: self.task.retrying(write, "the metrics"))
 
     def keep_skipped(self, iteration: int, skipped: SkippedStep) -> None:
         """Record an optimiser step that was skipped, with its sequences; only rank 0 writes.
@@ -278,7 +287,7 @@ class TrainingArtifacts:
             where=path,
             expected="a loss and a gradient norm that are finite; this file holds the sequences",
             advice=f"mrt-hpc fork {run} --at last --set training.learning_rate=RATE, with a lower rate (or with "
-            "training.precision=bf16_autocast); or, to go on as it is, the same submit command with "
+            "training.precision=bf16_autocast); or, to go on as it is, mrt-hpc submit RUN with "
             f"--set resilience.skipped_steps={2 * self.task.recipe.resilience.skipped_steps}",
         )
 

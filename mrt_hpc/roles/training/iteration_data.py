@@ -248,7 +248,7 @@ class RolloutReader:
         return UserError(
             f"the groups of iteration {self.iteration} are not what the first rank saw",
             where=self.task.layout.groups(self.iteration),
-            advice="the same submit command again, once all nodes see the same files",
+            advice="mrt-hpc submit RUN, once all nodes see the same files",
             exit_code=ExitCode.RETRYABLE,
         )
 
@@ -262,7 +262,7 @@ class RolloutReader:
                 value=error.value,
                 where=f"iteration {self.iteration}, {error.where}",
                 expected="a finite advantage for each trained token",
-                advice=f"look at the method `learnt` of {algorithm.type}; then the same submit command continues",
+                advice=f"look at the method `learnt` of {algorithm.type}; then mrt-hpc submit RUN continues",
             ) from error
 
     @property

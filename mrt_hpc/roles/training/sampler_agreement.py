@@ -138,7 +138,7 @@ def refuse_disagreement(agreement: Agreement, recipe: Recipe, version: int, wher
         advice="what usually causes it: number formats that differ (serving.dtype, training.precision), another RoPE "
         "table (rope_scaling with a longer limit), a tensor of the checkpoint that one side did not load, another "
         "temperature, or an attached server with another model or chat template; the logs of the first inference task "
-        "and of the trainer name what they loaded. Where the difference is known and wanted: the same submit command "
+        "and of the trainer name what they loaded. Where the difference is known and wanted: mrt-hpc submit RUN "
         f"with --set resilience.sampler_disagreement={_rounded_up(agreement.disagreement, limit):g}",
     )
 

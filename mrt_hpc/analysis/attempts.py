@@ -1,0 +1,109 @@
+"""``mrt-hpc analyze attempts``: how much better the last attempt of a sample is than the first one, as a mean over
+problems, and the number of problems by the difference (paper, Figures 13 and 16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_text
+from mrt_hpc.analysis.figures import Line, LineFigure, Panel, line_of
+from mrt_hpc.analysis.intervals import paired_difference
+from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
+from mrt_hpc.analysis.number_formats import percent
+from mrt_hpc.analysis.rows import without_interval
+from mrt_hpc.mrt.votes import RIGHT
+from mrt_hpc.recipe.choices import Boundaries
+
+MEANT = (Boundaries.LAST_ATTEMPT,)
+"""The samples that this analysis makes sense of."""
+BINS = 5
+"""The bins of a histogram between a difference of 0 and one of 1; one more is around 0."""
+
+
+@dataclass(frozen=True)
+class ModelAttempts:
+    """The first and the last attempts of one model."""
+
+    name: str
+    first: dict[str, float]
+    """The mean reward of the first attempts to each problem."""
+    last: dict[str, float]
+    changes: dict[str, float]
+    """The shares of the samples whose attempts are right or wrong, as ``wrong, then right``."""
+
+    @property
+    def histogram(self) -> dict[float, int]:
+        """The number of problems by the difference of the last attempts to the first ones, the middle of each bin."""
+        places = [round((self.last[problem] - self.first[problem]) * BINS) for problem in self.first]
+        return {place / BINS: places.count(place) for place in range(-BINS, BINS + 1)}
+
+
+def analyse_attempts(models: Sequence[ModelSamples]) -> Analysis:
+    """The first and the last attempts of several models.
+
+    Args:
+        models: evaluated in attempts, as with mode ``history_conditioned`` or ``linearised``.
+
+    Raises:
+        UserError: a model was evaluated in another way.
+    """
+    for model in models:
+        model.require_boundaries(*MEANT)
+    by_model = [attempts_of_model(model) for model in models]
+    rows = [(m.name, p, m.first[p], m.last[p], m.last[p] - m.first[p]) for m in by_model for p in m.first]
+    counts = [(m.name, middle, count) for m in by_model for middle, count in m.histogram.items()]
+    tables = (
+        DataTable("attempts", ("model", "problem", "first_attempt", "last_attempt", "difference"), tuple(rows)),
+        DataTable("attempts_histogram", ("model", "difference", "problems"), tuple(counts)),
+    )
+    return Analysis(tables, (_figure(by_model),), _summary(by_model))
+
+
+def attempts_of_model(model: ModelSamples) -> ModelAttempts:
+    """The first and the last attempts of one model."""
+    first, last = (
+        {p: float(np.mean([t.attempts[place].reward for t in traces])) for p, traces in model.problems.items()}
+        for place in (0, -1)
+    )
+    traces = [trace for traces in model.problems.values() for trace in traces]
+    words = [_words(trace) for trace in traces]
+    ways = [f"{before}, then {after}" for before in ("wrong", "right") for after in ("right", "wrong")]
+    return ModelAttempts(model.name, first, last, {way: words.count(way) / len(words) for way in ways})
+
+
+def _words(trace: EvaluatedTrace) -> str:
+    before, after = ("right" if trace.attempts[place].reward >= RIGHT else "wrong" for place in (0, -1))
+    return f"{before}, then {after}"
+
+
+def _figure(by_model: Sequence[ModelAttempts]) -> LineFigure:
+    """A histogram of each model."""
+    panels = tuple(
+        Panel(
+            f"Last less first attempt of {m.name}", "difference of the mean rewards", "" if number else "problems",
+            (_bars(m, number),), kind="stack",
+        )
+        for number, m in enumerate(by_model)
+    )  # fmt: skip
+    return LineFigure("attempts", panels)
+
+
+def _bars(model: ModelAttempts, colour: int) -> Line:
+    counts = [without_interval(float(count)) for count in model.histogram.values()]
+    return replace(line_of(model.name, model.histogram, counts), colour=colour)
+
+
+def _summary(by_model: Sequence[ModelAttempts]) -> DataTable:
+    columns = ("model", "first attempt", "last attempt", "difference", *by_model[0].changes)
+    rows = [
+        (
+            m.name, *(f"{np.mean(list(mine.values())):.3f}" for mine in (m.first, m.last)),
+            interval_text(paired_difference(m.first, m.last), signed=True), *map(percent, m.changes.values()),
+        )
+        for m in by_model
+    ]  # fmt: skip
+    return DataTable("first and last attempts", columns, tuple(rows))

@@ -1,0 +1,108 @@
+"""``mrt-hpc judge``: the verdict on one answer, and why: what was extracted, and how each side was read."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mrt_hpc.cli import options
+
+if TYPE_CHECKING:
+    from mrt_hpc.domains.base import Verifier
+    from mrt_hpc.domains.grader_queue import GraderPool
+    from mrt_hpc.recipe.schema import Recipe
+
+WHY = {
+    "no_answer": "the text has no answer",
+    "timed_out": "judging it took longer than grading.time_limit_s",
+    "malformed": "it cannot be read",
+}
+"""Statuses of a verdict in words, but for the usual one."""
+
+
+@click.command(short_help="Say whether an answer is right, and why.")
+@click.argument("answer")
+@click.argument("gold")
+@options.option_recipe
+@options.overrides
+def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...]) -> None:
+    r"""Judge ANSWER by the gold answer GOLD, as a run does: with the verifier, the rule of extraction and the limits
+    of --recipe, or with those that a recipe has by default. Quote both for the shell.
+
+    ANSWER is a whole completion, in which the answer is looked for, or an answer alone.
+
+    \b
+    Examples:
+      mrt-hpc judge '\frac{1}{2}' 0.5
+      mrt-hpc judge 'so it is \boxed{3}' 3 --recipe mrt_online
+      mrt-hpc judge '6/2' 3 --set grading.strict=false
+    """
+    import asyncio
+
+    from mrt_hpc.domains.grader_queue import GraderPool
+    from mrt_hpc.domains.math.verifier import MathVerifier
+    from mrt_hpc.recipe.load import load_recipe
+
+    loaded = load_recipe(recipe, overrides)
+    verifier, grading = _verifier(loaded), loaded.grading
+    found, how = extracted(verifier, answer, loaded.prompt.thought_end)
+    pool_of = partial(GraderPool, time_limit_s=grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib)
+    with pool_of(verifier) as pool:
+        (verdict,) = asyncio.run(pool.grade([(found, gold)], log_failures=False))
+        click.echo(f"verifier: {verifier.type}, {verifier.model_dump(mode='json', exclude={'type'}) or 'no fields'}")
+        click.echo(f"answer:   {found!r}, {how}" if found is not None else f"answer:   none, {how}")
+        for side, text in (("read as", found), ("gold", gold)):
+            if text is not None:
+                click.echo(f"{side + ':':<9} {reading(verifier, text, pool)}")
+    why = f": {WHY[verdict.status]}" if verdict.status in WHY else ""
+    if not verdict.reward and isinstance(verifier, MathVerifier) and verifier.strict:
+        with pool_of(verifier.model_copy(update={"strict": False})) as pool:
+            (lenient,) = asyncio.run(pool.grade([(found, gold)], log_failures=False))
+        why = ": its value is right, and grading.strict asks for an evaluated number" if lenient.reward else why
+    click.secho(f"verdict:  {'right' if verdict.reward else 'wrong'}{why}", fg="green" if verdict.reward else "red")
+    if verdict.error is not None:
+        click.echo(f"error:    {verdict.error}")
+
+
+def _verifier(recipe: Recipe) -> Verifier:
+    """The verifier of the training problems, or else of the first benchmark."""
+    from mrt_hpc.domains.verifiers import verifiers_of
+    from mrt_hpc.errors import UserError
+
+    if not (found := verifiers_of(recipe)):
+        raise UserError(
+            "this recipe judges no answers", value=recipe.name, advice="name another one: --recipe quickstart"
+        )
+    return found[0]
+
+
+def extracted(verifier: Verifier, text: str, thought_end: str) -> tuple[str | None, str]:
+    """The answer in a text, and how it was found; a text without a box and without a thought is an answer alone."""
+    from mrt_hpc.domains.extraction import THOUGHT_END
+
+    thinks = bool(thought_end) and thought_end in text
+    found = verifier.extract(text, thinking=thinks, thought_end=thought_end or THOUGHT_END)
+    if found is not None:
+        return found, f"extracted by the rule {verifier.extraction}"
+    if "boxed" in text or thinks:
+        return None, f"by the rule {verifier.extraction}"
+    return text, "as it was typed: it has no box, so it is taken for the answer alone"
+
+
+def reading(verifier: Verifier, text: str, pool: GraderPool) -> str:
+    """How the verifier reads one side, in words."""
+    from mrt_hpc.domains.math.numbers import read_quantity
+    from mrt_hpc.domains.math.verifier import MathVerifier
+    from mrt_hpc.domains.simple import ChoiceVerifier
+
+    if isinstance(verifier, ChoiceVerifier):
+        letter = verifier.letter(text)
+        return f"choice {letter}" if letter else f"no choice from A on of {verifier.choices}"
+    if isinstance(verifier, MathVerifier) and (number := read_quantity(text)) is not None:
+        return f"the number {number.number.value}{''.join(f' {unit}' for unit in sorted(number.units))}"
+    if not pool.readable_all([text])[0]:
+        return "unreadable"
+    return "an expression, which math-verify compares" if isinstance(verifier, MathVerifier) else f"the text {text!r}"

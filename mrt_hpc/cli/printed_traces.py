@@ -1,0 +1,115 @@
+"""``mrt-hpc traces``: prints traces of a run with their episodes, values, progress and advantages."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mrt_hpc.cli import options
+from mrt_hpc.cli.completion import RUN
+from mrt_hpc.cli.status import open_run
+from mrt_hpc.errors import UserError, word
+
+if TYPE_CHECKING:
+    from mrt_hpc.roles.asked_traces import AskedTrace
+
+NOTICEABLE = 0.05
+"""Progress of less than this, up or down, has no colour."""
+
+
+@click.command(short_help="Read traces with values, progress and advantages.")
+@click.argument("run", type=RUN)
+@click.option("--iteration", type=click.IntRange(min=0), metavar="N", help="Rollouts of this one. Default: the last.")
+@click.option("--evaluation", type=click.IntRange(min=0), metavar="VERSION", help="Samples of this weights version.")
+@click.option("--benchmark", metavar="NAME", help="The benchmark of --evaluation. Default: the first.")
+@click.option("--problem", metavar="ID", help="Traces of this problem only.")
+@click.option("--wrong", is_flag=True, help="Wrong traces only.")
+@click.option("-n", "--most", type=click.IntRange(min=1), default=4, show_default=True, help="Traces at most.")
+@options.trust
+def traces(
+    run: Path,
+    iteration: int | None,
+    evaluation: int | None,
+    benchmark: str | None,
+    problem: str | None,
+    wrong: bool,
+    most: int,
+    trust: bool,
+) -> None:
+    """Print traces of RUN: each episode with the value before it, its progress and its mean advantage, and the verdict.
+
+    \b
+    Examples:
+      mrt-hpc traces runs/quickstart --wrong
+      mrt-hpc traces runs/quickstart --iteration 19 --problem train-00017
+      mrt-hpc traces runs/quickstart --evaluation 20 --benchmark held-out --wrong -n 20
+    """
+    from mrt_hpc.roles.asked_traces import WantedTraces, sampled_iterations, traces_of_evaluation, traces_of_iteration
+    from mrt_hpc.run.prompt_files import read_experiment
+
+    if iteration is not None and evaluation is not None:
+        raise UserError("--iteration and --evaluation are two sources", expected="one of them", advice="leave one out")
+    layout, _ = open_run(run)
+    recipe, asked = read_experiment(layout, trust=trust), WantedTraces(problem, wrong)
+    if evaluation is not None:
+        names = [b.name for b in recipe.evaluation.benchmarks]
+        found = traces_of_evaluation(layout, recipe, evaluation, benchmark or (names or [""])[0], asked)
+    else:
+        last = iteration if iteration is not None else max(sampled_iterations(layout), default=0)
+        found = traces_of_iteration(layout, recipe, last, asked)
+    shown = list(islice(found, most + 1))
+    if not shown:
+        click.echo("there is no such trace: none of them is wrong")
+        return
+    _print(shown[:most])
+    if len(shown) > most:
+        click.echo(f"there are more: -n {4 * most}, or mrt-hpc report {word(run)} for a page to read them on")
+
+
+def _print(shown: list[AskedTrace]) -> None:
+    """Print traces, each problem once, in colour on a terminal. No text of a model controls the terminal."""
+    from mrt_hpc.analysis.report.content import visible
+
+    console, before = options.console_of(sys.stdout), ""
+    for one in shown:
+        if one.trace.problem != before:
+            before = one.trace.problem
+            console.rule(f"{one.trace.source}, {before}", align="left")
+            console.print(
+                f"{visible(one.problem.text)}\ngold: {visible(one.problem.gold)}", markup=False, highlight=False
+            )
+        for text, style in _lines(one):
+            console.print(visible(text), style=style, markup=False, highlight=False)
+
+
+def _lines(one: AskedTrace) -> Iterator[tuple[str, str]]:
+    """The lines of a trace, each with its style."""
+    from mrt_hpc.analysis.report.content import progress_of
+
+    trace, advantages = one.trace, one.advantages
+    verdict = f"{'right' if trace.right else 'wrong'}, answer {trace.answer!r}, {trace.tokens} tokens"
+    cut = ", cut by the token limit" if trace.cut else ""
+    yield f"\nsample {trace.sample}: {verdict}{cut}", "bold green" if trace.right else "bold red"
+    if not trace.marked:
+        yield "its episodes cannot be marked: its tokens do not give its text", "dim"
+    pairs = zip(trace.episodes, trace.boundaries, progress_of(trace.boundaries), strict=False)
+    for number, (text, boundary, progress) in enumerate(pairs):
+        facts = [_fact("V", boundary.value, ".2f"), _fact("progress", progress, "+.2f")]
+        facts.append(_fact("advantage", advantages[number] if advantages else None, "+.3f"))
+        yield f"[episode {number}] {', '.join(filter(None, facts)) or 'not valued'}", "dim"
+        up = progress is not None and progress >= NOTICEABLE
+        down = progress is not None and progress <= -NOTICEABLE
+        yield text.strip("\n"), "green" if up else "red" if down else ""
+    facts = [_fact("V", trace.boundaries[-1].value, ".2f"), _fact("advantage", (advantages or (None,))[-1], "+.3f")]
+    yield f"[after the thought] {', '.join(filter(None, facts))}".rstrip(), "dim"
+    yield trace.rest.strip("\n"), ""
+
+
+def _fact(name: str, number: float | None, form: str) -> str:
+    return "" if number is None or isnan(number) else f"{name} {number:{form}}"

