@@ -1,27 +1,39 @@
 """``mrt-hpc analyze extrapolate``: accuracy against the budget of thinking, up to and past that of the training.
 
 The evaluation continues each thought by words in place of its end (mode ``extrapolation``) and asks for values at some
-of the extensions. The value there is how often a model answers right that is made to stop at this budget.
+of the extensions. The value there is how often a model answers right that is made to stop at this budget. Thoughts that
+end before their budget use fewer tokens than it allows, so what they used stands beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mrt_hpc.analysis.analysis_files import Analysis, DataTable, against_first, budget_table, interval_text
+from mrt_hpc.analysis.analysis_files import (
+    Analysis,
+    DataTable,
+    against_first,
+    gain_table,
+    interval_cells,
+    interval_text,
+    remark_on_correction,
+)
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
-from mrt_hpc.analysis.intervals import IntervalEstimate, paired_difference, share_interval
+from mrt_hpc.analysis.intervals import SIGNIFICANCE, IntervalEstimate, MeanGain, mean_gain, share_interval
 from mrt_hpc.analysis.model_samples import SUITE_WITH, ModelSamples
-from mrt_hpc.analysis.problem_measures import MeanMeasure
+from mrt_hpc.analysis.problem_measures import MeanMeasure, tokens_at
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Boundaries
 
 MEANT = (Boundaries.EXTENSIONS,)
 """The samples that this analysis makes sense of."""
+
+USED = "tokens used are those of the thought up to the budget; the answer that is forced there is not counted"
+"""What stands beside the budgets, in words."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,8 @@ class ModelExtrapolation:
     budgets: tuple[int, ...]
     by_problem: tuple[dict[str, float], ...]
     """[budgets] the accuracy of each problem."""
+    used: tuple[float, ...]
+    """[budgets] the tokens of the thoughts up to there, the mean over the traces of a problem, then over problems."""
 
     @property
     def accuracy(self) -> tuple[IntervalEstimate, ...]:
@@ -60,9 +74,9 @@ class ModelExtrapolation:
         return tuple(share_interval(np.array(list(values.values()))) for values in self.by_problem)
 
     @property
-    def gain(self) -> tuple[IntervalEstimate, ...]:
+    def gain(self) -> tuple[MeanGain, ...]:
         """[budgets] the accuracy less that at the first budget, paired by problem."""
-        return tuple(paired_difference(self.by_problem[0], values) for values in self.by_problem)
+        return tuple(mean_gain([(self.by_problem[0], values)]) for values in self.by_problem)
 
 
 def analyse_extrapolation(models: Sequence[ModelSamples]) -> Analysis:
@@ -78,10 +92,16 @@ def analyse_extrapolation(models: Sequence[ModelSamples]) -> Analysis:
     for model in models:
         _require(model, budgets)
     by_model = [extrapolation_of(model) for model in models]
-    accuracies = [(model.name, model.budgets, model.accuracy) for model in by_model]
-    gains = [(model.name, model.budgets[1:], model.gain[1:]) for model in by_model]
-    tables = (budget_table("extrapolation", "accuracy", accuracies), budget_table("extrapolation_gains", "gain", gains))
-    return Analysis(tables, (_figure(by_model),), _summary(by_model), _verdicts(models, by_model))
+    gains = [
+        ((model.name, budget), gain)
+        for model in by_model
+        for budget, gain in zip(model.budgets[1:], model.gain[1:], strict=True)
+    ]
+    table, corrected = gain_table("extrapolation_gains", ("model", "budget_tokens", "gain"), gains)
+    at_last = {model: p for ((model, _), _), p in zip(gains, corrected, strict=True)}  # the last budget of each
+    remarks = (USED, *remark_on_correction("gains over the first budget", len(gains)))
+    tables = (_table(by_model), table)
+    return Analysis(tables, (_figure(by_model),), _summary(by_model), _verdicts(models, by_model, at_last), remarks)
 
 
 def _require(model: ModelSamples, budgets: tuple[int, ...]) -> None:
@@ -105,40 +125,72 @@ def _require(model: ModelSamples, budgets: tuple[int, ...]) -> None:
 def extrapolation_of(model: ModelSamples) -> ModelExtrapolation:
     """The accuracy of a model at each of its budgets; boundary j stands for budget j - 1."""
     measures = [AccuracyAt(budget, number + 1) for number, budget in enumerate(model.budgets)]
-    return ModelExtrapolation(model.name, model.budgets, tuple(measure.values(model) for measure in measures))
+    values = tuple(measure.values(model) for measure in measures)
+    return ModelExtrapolation(
+        model.name, model.budgets, values, tuple(tokens_used(model, m.boundary) for m in measures)
+    )
+
+
+def tokens_used(model: ModelSamples, boundary: int) -> float:
+    """The tokens of the thoughts up to a boundary; a budget limits these, and not the answer that is forced there."""
+    used = [[tokens_at(t.boundaries[boundary], "sampled", 0) for t in traces] for traces in model.problems.values()]
+    return float(np.mean([np.mean(mine) for mine in used]))
+
+
+def _table(by_model: Sequence[ModelExtrapolation]) -> DataTable:
+    rows = [
+        (model.name, budget, *interval_cells(accuracy), used)
+        for model in by_model
+        for budget, accuracy, used in zip(model.budgets, model.accuracy, model.used, strict=True)
+    ]
+    return DataTable("extrapolation", ("model", "budget_tokens", "accuracy", "low", "high", "tokens_used"), tuple(rows))
 
 
 def _figure(by_model: Sequence[ModelExtrapolation]) -> LineFigure:
-    lines = tuple(line_of(m.name, m.budgets, m.accuracy) for m in by_model)
-    title = "Accuracy past the first budget"
+    """By the budget, and by the tokens that were used of it."""
+    allowed = tuple(line_of(m.name, m.budgets, m.accuracy) for m in by_model)
+    used = tuple(line_of(m.name, m.used, m.accuracy) for m in by_model)
     label = "accuracy when made to stop (95 % interval)"
-    return LineFigure("extrapolation", (Panel(title, "budget (tokens)", label, lines, percent=True),))
+    by_budget = Panel("Accuracy past the first budget", "budget (tokens)", label, allowed, percent=True)
+    return LineFigure(
+        "extrapolation", (by_budget, Panel("By tokens used", "tokens of a thought, mean", "", used, percent=True))
+    )
 
 
 def _summary(by_model: Sequence[ModelExtrapolation]) -> DataTable:
-    columns = ("model", *(f"{budget} tokens" for budget in by_model[0].budgets), "gain")
+    columns = ("model", *(f"budget {budget}" for budget in by_model[0].budgets), "gain")
     rows = [
         (
             model.name,
-            *(f"{estimate.mean:.3f}" for estimate in model.accuracy),
-            interval_text(model.gain[-1], signed=True),
+            *(f"{one.mean:.3f}, {used:.0f} used" for one, used in zip(model.accuracy, model.used, strict=True)),
+            interval_text(model.gain[-1].interval, signed=True),
         )
         for model in by_model
     ]
     return DataTable("accuracy by budget", columns, tuple(rows))
 
 
-def _verdicts(models: Sequence[ModelSamples], by_model: Sequence[ModelExtrapolation]) -> tuple[str, ...]:
-    """Whether thinking longer helps each model, and whether the models can be distinguished at the last budget."""
+def _verdicts(
+    models: Sequence[ModelSamples], by_model: Sequence[ModelExtrapolation], corrected: Mapping[str, float]
+) -> tuple[str, ...]:
+    """Whether thinking longer helps each model, and whether the models can be distinguished at the last budget.
+
+    Args:
+        models: the samples.
+        by_model: what was found of each.
+        corrected: by model, the corrected p-value of its gain at the last budget, if that is not the first.
+    """
+    at_last = [(model, model.gain[-1]) for model in by_model]
     longer = [
-        f"{model.name}, {model.budgets[-1]} against {model.budgets[0]} tokens: "
-        f"{interval_text(model.gain[-1], signed=True)}, {_word(model.gain[-1])}"
-        for model in by_model
+        f"{model.name}, a budget of {model.budgets[-1]} against {model.budgets[0]} tokens "
+        f"({model.used[-1]:.0f} against {model.used[0]:.0f} used): "
+        f"{interval_text(gain.interval, signed=True)}, {_word(gain, corrected.get(model.name, 1.0))}"
+        for model, gain in at_last
     ]
     return (*longer, *against_first(models, AccuracyAt(by_model[0].budgets[-1], len(by_model[0].budgets))))
 
 
-def _word(gain: IntervalEstimate) -> str:
-    if not gain.excludes_zero:
-        return "no gain or loss is shown"
+def _word(gain: MeanGain, corrected_p: float) -> str:
+    if corrected_p >= SIGNIFICANCE:
+        return "no gain or loss is shown" + (" after the correction" if gain.p_value < SIGNIFICANCE else "")
     return "it gains" if gain.mean > 0 else "it loses"

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 from mrt_hpc.analysis.arms import Arm
 from mrt_hpc.analysis.comparing import compare, verdict
 from mrt_hpc.analysis.figures import LineFigure, draw
+from mrt_hpc.analysis.intervals import holm
 from mrt_hpc.run.atomic import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from mrt_hpc.analysis.intervals import IntervalEstimate
+    from mrt_hpc.analysis.intervals import IntervalEstimate, MeanGain
     from mrt_hpc.analysis.model_samples import ModelSamples
     from mrt_hpc.analysis.problem_measures import Measure
 
@@ -87,6 +88,29 @@ def _text(cell: Cell) -> str:
 def interval_cells(estimate: IntervalEstimate) -> tuple[float, float, float]:
     """Mean, lower and upper end, as cells of a table."""
     return estimate.mean, estimate.low, estimate.high
+
+
+def gain_table(
+    name: str, columns: Sequence[str], gains: Sequence[tuple[tuple[Cell, ...], MeanGain]]
+) -> tuple[DataTable, list[float]]:
+    """A row for each of some gains that are shown together, and their p-values with Holm's correction for all of them.
+
+    Args:
+        name: of the table's file.
+        columns: the names of the cells of a row, and of the gain.
+        gains: of each the first cells of its row, and the gain.
+    """
+    corrected = holm([gain.p_value for _, gain in gains])
+    rows = [
+        (*cells, *interval_cells(gain.interval), gain.p_value, p)
+        for (cells, gain), p in zip(gains, corrected, strict=True)
+    ]
+    return DataTable(name, (*columns, "low", "high", "p", "corrected_p"), tuple(rows)), corrected
+
+
+def remark_on_correction(what: str, count: int) -> tuple[str, ...]:
+    """A sentence on the p-values of so many comparisons; none where there is one."""
+    return (f"p of {what} is corrected for the {count} shown (Holm); intervals are not",) if count > 1 else ()
 
 
 def budget_table(

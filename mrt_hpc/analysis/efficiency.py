@@ -1,22 +1,26 @@
 """``mrt-hpc analyze efficiency``: accuracy against the tokens that are allowed, the tokens to a given accuracy, and the
-ratio of these between models. Intervals are percentiles of a bootstrap over problems, the same draws for all models.
-With 30 problems they hold the truth in 92 to 94 % of simulated evaluations (``tests/benchmarks/bench_coverage.py``).
+ratio of these between models. A trace that is stopped early has to answer, and this answer counts as the own answer of
+a complete trace does: else a model whose thoughts are stopped would seem to need fewer tokens than it does.
+
+Intervals are percentiles of a bootstrap over problems, the same draws for all models. With 30 problems they hold the
+truth in 92 to 94 % of simulated evaluations (``tests/benchmarks/bench_coverage.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells
+from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, remark_on_correction
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
-from mrt_hpc.analysis.intervals import CONFIDENCE, IntervalEstimate, share_interval
-from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
-from mrt_hpc.analysis.problem_measures import curve_of
-from mrt_hpc.mrt.regret import first_reached, reward_within
+from mrt_hpc.analysis.intervals import CONFIDENCE, IntervalEstimate, holm, share_interval
+from mrt_hpc.analysis.model_samples import SUITE_WITH, Counted, EvaluatedTrace, ModelSamples
+from mrt_hpc.analysis.problem_measures import curve_of, tokens_at
+from mrt_hpc.errors import UserError
+from mrt_hpc.mrt.regret import TraceCurve, first_reached, reward_within
 from mrt_hpc.recipe.choices import Boundaries
 
 MEANT = (Boundaries.EPISODES, Boundaries.LAST_ATTEMPT)
@@ -28,6 +32,27 @@ DRAWS = 2000
 TENTHS = (0.5, 0.7, 0.9)
 """The default accuracies, as shares of the best accuracy that all models reach; at most 0.9, see ``default_levels``."""
 NOT_REACHED = "not reached"
+COUNTED: dict[Counted, str] = {
+    "sampled": "tokens counted: the sampled ones of the thought and of the answer, the trace's own or a forced one",
+    "all": "tokens counted: prompt, thought, the prover's text, and the answer, the trace's own or a forced one",
+}
+"""What counts as a token, in words."""
+
+
+@dataclass(frozen=True)
+class LimitedTrace:
+    """One trace, as far as a limit of tokens decides what it gives."""
+
+    tokens: float
+    """Of the complete trace with its own answer."""
+    reward: float
+    curve: TraceCurve | None
+    """Its values, by the tokens of an answer that is forced at each boundary; None where it was not valued."""
+
+    @property
+    def most(self) -> float:
+        """The tokens from which on more tokens change nothing."""
+        return self.tokens if self.curve is None else max(self.tokens, float(self.curve.tokens[-1]))
 
 
 @dataclass(frozen=True)
@@ -57,6 +82,10 @@ class TokensTo:
     """The ratio to the tokens of the first model; NaN where neither reaches the accuracy."""
     undefined: float
     """The share of the draws in which neither reaches it, which the interval of the ratio leaves out."""
+    p: float
+    """The p-value of a ratio other than 1, by the same draws."""
+    corrected_p: float = 1.0
+    """The same with Holm's correction for all ratios that are shown."""
 
 
 def analyse_efficiency(models: Sequence[ModelSamples], levels: Sequence[float], seed: int) -> Analysis:
@@ -68,33 +97,69 @@ def analyse_efficiency(models: Sequence[ModelSamples], levels: Sequence[float], 
         seed: of the bootstrap.
 
     Raises:
-        UserError: thoughts were cut or continued at given budgets, so that their lengths are not the models' own.
+        UserError: thoughts were cut or continued at given budgets, so that their lengths are not the models' own; or
+            all tokens are to be counted, and no answers were forced at the prefixes of a model.
     """
     for model in models:
         model.require_boundaries(*MEANT)
     by_model = efficiencies(models)
     asked = sorted(set(levels)) or default_levels(by_model)
-    results = [result for level in asked for result in tokens_to(by_model, level, seed)]
+    results = with_correction([result for level in asked for result in tokens_to(by_model, level, seed)])
     tables = (_table_of_accuracy(by_model), _table_of_tokens(results))
-    return Analysis(tables, (_figure(by_model),), _summary(results), remarks=_remarks(models, by_model, results))
+    figures = (_figure(by_model, models[0].counted),)
+    return Analysis(tables, figures, _summary(results), remarks=_remarks(models, by_model, results))
 
 
 def efficiencies(models: Sequence[ModelSamples]) -> list[ModelEfficiency]:
-    """The accuracy of each model, at the same numbers of allowed tokens up to the longest trace of all."""
-    allowed = np.linspace(0.0, max(model.longest for model in models), POINTS + 1)
-    order = list(models[0].problems)
+    """The accuracy of each model, at the same numbers of allowed tokens up to the most tokens of a trace.
+
+    Raises:
+        UserError: see ``analyse_efficiency``.
+    """
+    limited = [limited_traces(model) for model in models]
+    most = max(trace.most for problems in limited for traces in problems.values() for trace in traces)
+    allowed, order = np.linspace(0.0, most, POINTS + 1), list(models[0].problems)
     return [
-        ModelEfficiency(m.name, allowed, np.array([accuracy_within(m.problems[p], allowed) for p in order]))
-        for m in models
+        ModelEfficiency(model.name, allowed, np.array([accuracy_within(problems[p], allowed) for p in order]))
+        for model, problems in zip(models, limited, strict=True)
     ]
 
 
-def accuracy_within(traces: Sequence[EvaluatedTrace], allowed: NDArray[np.float64]) -> NDArray[np.float64]:
+def limited_traces(model: ModelSamples) -> dict[str, list[LimitedTrace]]:
+    """The traces of each problem, with the tokens that the model's ``counted`` says.
+
+    Raises:
+        UserError: see ``analyse_efficiency``.
+    """
+    if model.counted == "all" and model.fewest_forced == 0:
+        raise UserError(
+            f"{model.name}: no answers were forced at its prefixes, so all tokens cannot be counted",
+            where="--tokens",
+            expected=f"--tokens sampled, or an evaluation such as suite {SUITE_WITH[MEANT[0]]} has",
+            advice="--tokens sampled",
+        )
+    return {p: [limited_trace(trace, model.counted) for trace in traces] for p, traces in model.problems.items()}
+
+
+def limited_trace(trace: EvaluatedTrace, counted: Counted) -> LimitedTrace:
+    """A trace with its tokens, see ``tokens_at``: what stands before its last boundary, and its own answer after that.
+
+    By ``all`` the own answer thus has the prover's text before it, as a forced one does, and what earlier attempts have
+    sampled is counted before the prompt of the last one. A prover that draws no answers leaves their lengths unknown;
+    they count nothing then.
+    """
+    if not trace.is_valued:
+        return LimitedTrace(trace.tokens, trace.reward, None)
+    curve = curve_of(trace, counted, 1 if all(boundary.forced for boundary in trace.boundaries) else 0)
+    first, last = trace.boundaries[0], trace.boundaries[-1]
+    earlier = first.tokens if counted == "all" else 0
+    tokens = earlier + tokens_at(last, counted, 0) + trace.tokens - last.tokens
+    return LimitedTrace(tokens, trace.reward, TraceCurve(earlier + curve.tokens, curve.values))
+
+
+def accuracy_within(traces: Sequence[LimitedTrace], allowed: NDArray[np.float64]) -> NDArray[np.float64]:
     """[C] the mean over traces of the expected reward within the allowed tokens."""
-    rewards = [
-        reward_within(allowed, trace.tokens, trace.reward, curve_of(trace) if trace.is_valued else None)
-        for trace in traces
-    ]
+    rewards = [reward_within(allowed, trace.tokens, trace.reward, trace.curve) for trace in traces]
     return np.asarray(np.mean(rewards, axis=0))
 
 
@@ -119,16 +184,41 @@ def tokens_to(by_model: Sequence[ModelEfficiency], level: float, seed: int) -> l
     weights = bootstrap_weights(problems, seed)
     exact = [float(first_reached(model.allowed, model.mean[None], level)[0]) for model in by_model]
     drawn = [first_reached(model.allowed, weights @ model.accuracy, level) for model in by_model]
+    ratios = [_ratios(tokens, draws, exact[0], drawn[0]) for tokens, draws in zip(exact, drawn, strict=True)]
     return [
         TokensTo(
             model.name,
             level,
             percentiles(tokens, draws, problems),
-            percentiles(*_ratios(tokens, draws, exact[0], drawn[0]), problems),
-            float(np.mean(np.isinf(draws) & np.isinf(drawn[0]))),
+            percentiles(*ratio, problems),
+            float(np.mean(np.isnan(ratio[1]))),
+            p_of_ratio(ratio[1], problems),
         )
-        for model, tokens, draws in zip(by_model, exact, drawn, strict=True)
+        for model, tokens, draws, ratio in zip(by_model, exact, drawn, ratios, strict=True)
     ]
+
+
+def p_of_ratio(draws: NDArray[np.float64], problems: int) -> float:
+    """The two-sided p-value of a ratio other than 1: twice the share of the draws on the other side of 1, where the
+    estimate counts as one more draw (Davison and Hinkley 1997, *Bootstrap Methods*, Section 4.2). It is 1 for a single
+    problem, all of whose draws are the same.
+
+    Args:
+        draws: [draws] of the bootstrap; those that do not exist are left out.
+        problems: P.
+    """
+    defined = draws[~np.isnan(draws)]
+    if problems == 1 or not len(defined):
+        return 1.0
+    beyond = min(int((defined <= 1).sum()), int((defined >= 1).sum()))
+    return min(1.0, 2 * (beyond + 1) / (len(defined) + 1))
+
+
+def with_correction(results: Sequence[TokensTo]) -> list[TokensTo]:
+    """The results with Holm's correction for the ratios at all levels and of all models but the first."""
+    others = [result for result in results if result.model != results[0].model]
+    corrected = dict(zip(map(id, others), holm([result.p for result in others]), strict=True))
+    return [replace(result, corrected_p=corrected.get(id(result), 1.0)) for result in results]
 
 
 def bootstrap_weights(problems: int, seed: int) -> NDArray[np.float64]:
@@ -184,12 +274,15 @@ def _table_of_accuracy(by_model: Sequence[ModelEfficiency]) -> DataTable:
 
 def _table_of_tokens(results: Sequence[TokensTo]) -> DataTable:
     rows = [
-        (r.model, r.level, *map(_cell, interval_cells(r.tokens)), *map(_cell, interval_cells(r.ratio)), r.undefined)
+        (
+            r.model, r.level, *map(_cell, interval_cells(r.tokens)), *map(_cell, interval_cells(r.ratio)), r.undefined,
+            r.p, r.corrected_p,
+        )
         for r in results
-    ]
+    ]  # fmt: skip
     columns = (
         "model", "accuracy", "tokens", "tokens_low", "tokens_high",
-        "ratio_to_first", "ratio_low", "ratio_high", "share_of_draws_without_ratio",
+        "ratio_to_first", "ratio_low", "ratio_high", "share_of_draws_without_ratio", "p", "corrected_p",
     )  # fmt: skip
     return DataTable("tokens_to_accuracy", columns, tuple(rows))
 
@@ -198,20 +291,26 @@ def _cell(number: float) -> float | str:
     return NOT_REACHED if np.isinf(number) else number
 
 
-def _figure(by_model: Sequence[ModelEfficiency]) -> LineFigure:
+def _figure(by_model: Sequence[ModelEfficiency], counted: Counted) -> LineFigure:
     lines = tuple(line_of(model.name, model.allowed, map(share_interval, model.accuracy.T)) for model in by_model)
     title = "Accuracy within a number of tokens"
     y_label = "accuracy (mean, 95 % interval)"
-    return LineFigure("efficiency", (Panel(title, "tokens allowed", y_label, lines, percent=True),))
+    return LineFigure("efficiency", (Panel(title, f"tokens allowed ({counted})", y_label, lines, percent=True),))
 
 
 def _summary(results: Sequence[TokensTo]) -> DataTable:
     first = results[0].model if results else ""
     rows = [
-        (r.model, level_text(r.level), tokens_text(r.tokens), "" if r.model == first else ratio_text(r.ratio))
+        (
+            r.model,
+            level_text(r.level),
+            tokens_text(r.tokens),
+            *(("", "") if r.model == first else (ratio_text(r.ratio), f"{r.corrected_p:.2g}")),
+        )
         for r in results
     ]
-    return DataTable("tokens to an accuracy", ("model", "accuracy", "tokens", f"ratio to {first}"), tuple(rows))
+    columns = ("model", "accuracy", "tokens", f"ratio to {first}", "p, corrected")
+    return DataTable("tokens to an accuracy", columns, tuple(rows))
 
 
 def level_text(level: float) -> str:
@@ -238,11 +337,18 @@ def ratio_text(estimate: IntervalEstimate) -> str:
 def _remarks(
     models: Sequence[ModelSamples], by_model: Sequence[ModelEfficiency], results: Sequence[TokensTo]
 ) -> tuple[str, ...]:
-    remarks = [
+    remarks = [COUNTED[models[0].counted]]
+    remarks += [
         f"{model.name}: its prefixes were not valued, so a trace that is stopped before its end counts as wrong"
         for model in models
         if not model.is_valued
     ]
+    remarks += [
+        f"{model.name}: its prover draws no answers, so those that are forced count no tokens, which are too few"
+        for model in models
+        if model.is_valued and model.fewest_forced == 0
+    ]
+    remarks += remark_on_correction("ratios other than 1", sum(r.model != results[0].model for r in results))
     remarks += [
         f"{result.model} at {level_text(result.level)}: in {result.undefined:.1%} of the draws neither model reaches "
         "it; the interval of the ratio leaves these out"

@@ -1,5 +1,9 @@
 """``mrt-hpc analyze progress``: the mean progress of each episode, of right and wrong traces and of hard and easy
 problems. Intervals are clustered by problem.
+
+How hard a problem is for the traces that are shown, other traces decide: every second one for those between, both ways.
+A trace that counts in both would put the progress that makes it right among the easy problems, even where all problems
+are as hard. Halves, and not all other traces: what one trace leaves of a problem's share of right ones depends on it.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from mrt_hpc.recipe.choices import Boundaries
 
 MEANT = (Boundaries.EPISODES,)
 """The samples that this analysis makes sense of."""
+HALVES = (0, 1)
+"""The traces of even and of odd number."""
 FEW_PROBLEMS = 5
 """Means over fewer problems than this are in the table, and not in the figure: their intervals would fill it."""
 
@@ -72,17 +78,34 @@ def analyse_progress(models: Sequence[ModelSamples]) -> Analysis:
     for model in models:
         model.require_boundaries(*MEANT)
         model.require_values()
-    difficulty = difficulties(mean_accuracy(models))
-    curves = [curve for model in models for curve in progress_curves(model, difficulty)]
-    shown = min(FEW_PROBLEMS, len(difficulty))
+    halves = difficulty_by_halves(models)
+    curves = [curve for model in models for curve in progress_curves(model, halves)]
+    shown = min(FEW_PROBLEMS, len(models[0].problems))
     figures = _figures(curves, [model.name for model in models], shown)
-    return Analysis((_table(curves),), figures, _summary(curves), remarks=_remarks(curves, difficulty, shown))
+    return Analysis((_table(curves),), figures, _summary(curves), remarks=_remarks(curves, halves, shown))
 
 
-def mean_accuracy(models: Sequence[ModelSamples]) -> dict[str, float]:
-    """pass@1 of each problem, as a mean over models, so that a problem is as hard for all of them."""
-    accuracies = [model.accuracy for model in models]
-    return {problem: float(np.mean([mine[problem] for mine in accuracies])) for problem in accuracies[0]}
+def difficulty_by_halves(models: Sequence[ModelSamples]) -> tuple[Mapping[str, Difficulty], ...]:
+    """How hard each problem is by the traces of even number, and by those of odd number, the same for all models; empty
+    where a problem has a single trace of each model, so that no other can decide.
+    """
+    if any(all(len(model.problems[problem]) < len(HALVES) for model in models) for problem in models[0].problems):
+        return ()
+    return tuple(difficulties(mean_accuracy(models, half)) for half in HALVES)
+
+
+def mean_accuracy(models: Sequence[ModelSamples], half: int) -> dict[str, float]:
+    """pass@1 of each problem by one half of its traces, as a mean over the models that have some there."""
+    return {
+        problem: float(np.mean([np.mean([t.reward for t in mine]) for mine in _halves(models, problem, half)]))
+        for problem in models[0].problems
+    }
+
+
+def _halves(models: Sequence[ModelSamples], problem: str, half: int) -> list[tuple[EvaluatedTrace, ...]]:
+    """One half of the traces of a problem, of each model that has some there."""
+    traces = [model.problems[problem][half :: len(HALVES)] for model in models]
+    return [mine for mine in traces if mine]
 
 
 def difficulties(accuracy: Mapping[str, float]) -> dict[str, Difficulty]:
@@ -110,16 +133,24 @@ def _difficulty(rank: float) -> Difficulty:
     return Difficulty.MEDIUM if rank < 2 / 3 else Difficulty.EASY
 
 
-def progress_curves(model: ModelSamples, difficulty: Mapping[str, Difficulty]) -> Iterator[ProgressCurve]:
-    """The curves of a model: of all traces, by outcome and by difficulty; parts without a trace are left out."""
+def progress_curves(model: ModelSamples, halves: Sequence[Mapping[str, Difficulty]]) -> Iterator[ProgressCurve]:
+    """The curves of a model: of all traces, by outcome and by difficulty; parts without a trace are left out.
+
+    Args:
+        model: with values.
+        halves: see ``difficulty_by_halves``: for the traces of one half the other decides.
+    """
     yield ProgressCurve(model.name, "none", "all", progress_by_episode(model.problems))
     for outcome, is_right in (("right", True), ("wrong", False)):
         those = {p: [t for t in traces if (t.reward >= RIGHT) == is_right] for p, traces in model.problems.items()}
         if episodes := progress_by_episode(those):
             yield ProgressCurve(model.name, "outcome", outcome, episodes)
-    for level in Difficulty:
-        hard = {p: traces for p, traces in model.problems.items() if difficulty[p] is level}
-        if episodes := progress_by_episode(hard):
+    for level in Difficulty if halves else ():
+        those = {
+            p: [trace for n, trace in enumerate(traces) if halves[1 - n % 2][p] is level]
+            for p, traces in model.problems.items()
+        }
+        if episodes := progress_by_episode(those):
             yield ProgressCurve(model.name, "difficulty", level, episodes)
 
 
@@ -164,7 +195,11 @@ def _figure_of_all(curves: Sequence[ProgressCurve], fewest: int) -> LineFigure:
 def _figure_of_parts(curves: Sequence[ProgressCurve], model: str, several: bool, fewest: int) -> LineFigure:
     mine = [curve for curve in curves if curve.model == model]
     titles = {"outcome": f"Right and wrong traces of {model}", "difficulty": "Hard and easy problems"}
-    panels = tuple(_panel(mine, split, title, fewest) for split, title in titles.items())
+    panels = tuple(
+        _panel(mine, split, title, fewest)
+        for split, title in titles.items()
+        if any(curve.split == split for curve in mine)
+    )
     return LineFigure(name_of_file("progress_of_parts", model) if several else "progress_of_parts", panels)
 
 
@@ -190,17 +225,21 @@ def _cell(curve: ProgressCurve, episode: int) -> str:
     return interval_text(curve.episodes[episode].mean, 2, signed=True) if episode < len(curve.episodes) else ""
 
 
-def _remarks(curves: Sequence[ProgressCurve], difficulty: Mapping[str, Difficulty], fewest: int) -> tuple[str, ...]:
-    remarks = [_remark_on_difficulty(difficulty)]
+def _remarks(
+    curves: Sequence[ProgressCurve], halves: Sequence[Mapping[str, Difficulty]], fewest: int
+) -> tuple[str, ...]:
+    remarks = [_remark_on_difficulty(halves)]
     if any(episode.problems < fewest for curve in curves for episode in curve.episodes):
         remarks.append(f"means over fewer than {fewest} problems are in the table only, not in the figure")
     return tuple(remarks)
 
 
-def _remark_on_difficulty(difficulty: Mapping[str, Difficulty]) -> str:
-    """How many problems each third has."""
-    levels = list(difficulty.values())
-    if set(levels) == {Difficulty.MEDIUM}:
-        return "the problems are not split by difficulty: they have the same pass@1, and are all called medium"
-    counts = ", ".join(f"{levels.count(level)} {level}" for level in Difficulty)
-    return f"problems by their pass@1, mean over the models: {counts}"
+def _remark_on_difficulty(halves: Sequence[Mapping[str, Difficulty]]) -> str:
+    """How difficulty was decided, and how many problems each third has."""
+    if not halves:
+        return "not split by difficulty: a problem has a single trace, and other traces would have to decide"
+    counts = [", ".join(f"{list(half.values()).count(level)} {level}" for level in Difficulty) for half in halves]
+    return (
+        "problems are hard or easy by the pass@1 of other traces than those shown, mean over the models: every second "
+        f"trace decides for those between, both ways ({'; '.join(counts)}; all are medium where pass@1 is the same)"
+    )

@@ -264,6 +264,7 @@ class RunCost(Record):
     wall_seconds: float | None = None
     """The seconds from the first task's start to the last one's end."""
     generated_tokens: int | None = None
+    """Sampled for training: rollouts, branches, and traces that training starts from; those of evaluations not."""
     gpu_hours: float | None = None
     """Allocated, idle time included."""
     cpu_hours: float | None = None

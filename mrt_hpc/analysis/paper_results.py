@@ -76,7 +76,7 @@ RESULTS = (
     ),
     PaperResult(
         "Appendix F", "accuracy past the budget against tokens", "mrt-hpc analyze extrapolate EXTRAPOLATED",
-        "against the budget, not the tokens that were used; an answer is forced, as past the budget of Figure 9",
+        "also against the budget; an answer is forced, as past the budget of Figure 9",
     ),
     PaperResult("Table 2", "hyper-parameters of STaR", "mrt-hpc recipes copy mrt_star table_2.yaml", _NUMBERS),
     PaperResult("Table 3", "hyper-parameters of RL", "mrt-hpc recipes copy mrt table_3.yaml", _NUMBERS),

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mrt_hpc.analysis.intervals import IntervalEstimate, mean_interval, mean_of_shares, pass_at_1, pass_at_k
-from mrt_hpc.analysis.model_samples import Counted, EvaluatedTrace, ModelSamples, evaluated_problems
+from mrt_hpc.analysis.model_samples import Counted, EvaluatedBoundary, EvaluatedTrace, ModelSamples, evaluated_problems
 from mrt_hpc.errors import UserError
-from mrt_hpc.mrt.regret import TraceCurve, area_under_values, tokens_to_answer
+from mrt_hpc.mrt.regret import TraceCurve, area_under_values
 from mrt_hpc.mrt.votes import RIGHT, AnswerCounts, Representative, cleaned_answer, majority_at_k
 from mrt_hpc.recipe.choices import Boundaries
 
@@ -25,23 +25,48 @@ if TYPE_CHECKING:
     from mrt_hpc.run.groups import Sampled
 
 
-def curve_of(trace: EvaluatedTrace, counted: Counted = "sampled") -> TraceCurve:
-    """The values of one trace by token.
+def tokens_at(boundary: EvaluatedBoundary, counted: Counted, answers: int) -> float:
+    """The tokens of a trace that is stopped at a boundary and answers there: the one definition of all analyses.
+
+    Regret counts no answer by ``sampled`` and one by ``all``, token efficiency one, a vote as many as vote, and the
+    budget of a thought none.
+
+    Args:
+        boundary: where the thought ends.
+        counted: what stands before the answers: by ``sampled`` the sampled tokens of the trace, by ``all`` those of
+            prompt, prefix and the prover's text.
+        answers: the answers that are drawn there, each counted with the mean length of those that the prover drew.
 
     Raises:
-        ValueError: a boundary has no value, or no branch where all tokens are counted.
+        ValueError: the prover drew no answer there, and it or its prompt is counted.
+
+    Source: the authors' code for ``all`` with one answer.
     """
+    if not boundary.forced and (answers or counted == "all"):
+        raise ValueError("a boundary has no branch, so there is no answer whose tokens can be counted")
+    before = boundary.tokens if counted == "sampled" else float(np.mean([f.asked for f in boundary.forced]))
+    return before + answers * float(np.mean([f.tokens for f in boundary.forced])) if answers else float(before)
+
+
+def curve_of(trace: EvaluatedTrace, counted: Counted = "sampled", answers: int | None = None) -> TraceCurve:
+    """The values of one trace by token. A boundary with shorter answers than the one before it counts no fewer tokens,
+    so that an area has a base.
+
+    Args:
+        trace: with a value at each boundary.
+        counted: see ``tokens_at``.
+        answers: see there; None takes what regret counts.
+
+    Raises:
+        ValueError: a boundary has no value, or no branch where its tokens are counted.
+    """
+    if answers is None:
+        answers = 1 if counted == "all" else 0
     values = [boundary.value for boundary in trace.boundaries if boundary.value is not None]
     if len(values) < len(trace.boundaries):
         raise ValueError(f"{len(values)} values do not match {len(trace.boundaries)} boundaries")
-    tokens = np.array([b.tokens for b in trace.boundaries], float) if counted == "sampled" else _to_answer(trace)
-    return TraceCurve(tokens, np.array(values))
-
-
-def _to_answer(trace: EvaluatedTrace) -> NDArray[np.float64]:
-    """[k + 1] the tokens of prompt, prefix, the prover's text and the answers."""
-    forced = [boundary.forced for boundary in trace.boundaries]
-    return tokens_to_answer([[f.asked for f in here] for here in forced], [[f.tokens for f in here] for here in forced])
+    tokens = np.array([tokens_at(boundary, counted, answers) for boundary in trace.boundaries])
+    return TraceCurve(np.maximum.accumulate(tokens), np.array(values))
 
 
 def curves_of(model: ModelSamples) -> dict[str, list[TraceCurve]]:

@@ -14,7 +14,13 @@ from dataclasses import dataclass, replace
 from mrt_hpc.analysis.analysis_files import Analysis
 from mrt_hpc.analysis.model_samples import SUITE_WITH, EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.problem_measures import curve_of, curves_of
-from mrt_hpc.analysis.regret_by_budget import ModelRegret, figure_of_regret, summary_of_regret, tables_of_regret
+from mrt_hpc.analysis.regret_by_budget import (
+    ModelRegret,
+    figure_of_regret,
+    remark_on_differences,
+    summary_of_regret,
+    tables_of_regret,
+)
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import TraceCurve, joined, regret_by_problem
 from mrt_hpc.recipe.choices import Boundaries
@@ -80,7 +86,8 @@ def analyse_regret_beyond(
     by_model = [_regret_of(pair, up_to, longer) for pair in pairs]
     places = range(len(by_model[0].budgets))
     summary, tables = summary_of_regret(by_model, places), tables_of_regret(by_model)
-    return Analysis(tables, (figure_of_regret(by_model),), summary, remarks=_remarks(pairs))
+    remarks = (*_remarks(pairs), *remark_on_differences(by_model))
+    return Analysis(tables, (figure_of_regret(by_model),), summary, remarks=remarks)
 
 
 def _extended(model: ModelSamples, beyond: Sequence[ModelSamples]) -> Extended:

@@ -15,11 +15,13 @@ from mrt_hpc.analysis.analysis_files import (
     DataTable,
     against_first,
     budget_table,
+    gain_table,
     interval_cells,
     interval_text,
+    remark_on_correction,
 )
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
-from mrt_hpc.analysis.intervals import IntervalEstimate, mean_of_shares, paired_difference, ratio_interval
+from mrt_hpc.analysis.intervals import IntervalEstimate, MeanGain, mean_gain, mean_of_shares, ratio_interval
 from mrt_hpc.analysis.model_samples import ModelSamples
 from mrt_hpc.analysis.problem_measures import Regret, curves_of
 from mrt_hpc.mrt.regret import TraceCurve, area_of_episodes, regret_by_problem
@@ -51,9 +53,9 @@ class ModelRegret:
         """[budgets] normalised regret: the mean over problems."""
         return tuple(mean_of_shares(regret) for regret in self.by_problem)
 
-    def above(self, other: ModelRegret) -> tuple[IntervalEstimate, ...]:
+    def above(self, other: ModelRegret) -> tuple[MeanGain, ...]:
         """[budgets] the difference of its regret to another model's, paired by problem; below 0 it is better."""
-        return tuple(paired_difference(*pair) for pair in zip(other.by_problem, self.by_problem, strict=True))
+        return tuple(mean_gain([pair]) for pair in zip(other.by_problem, self.by_problem, strict=True))
 
 
 def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int]) -> Analysis:
@@ -119,13 +121,12 @@ def tables_of_regret(by_model: Sequence[ModelRegret]) -> tuple[DataTable, ...]:
 
 def _table_of_differences(by_model: Sequence[ModelRegret]) -> DataTable:
     first, *others = by_model
-    rows = [
-        (model.name, first.name, budget, *interval_cells(difference))
+    differences = [
+        ((model.name, first.name, budget), difference)
         for model in others
         for budget, difference in zip(model.budgets, model.above(first), strict=True)
     ]
-    columns = ("model", "against", "budget_tokens", "difference", "low", "high")
-    return DataTable("regret_differences", columns, tuple(rows))
+    return gain_table("regret_differences", ("model", "against", "budget_tokens", "difference"), differences)[0]
 
 
 def _table_of_areas(by_model: Sequence[ModelRegret]) -> DataTable:
@@ -156,5 +157,12 @@ def summary_of_regret(by_model: Sequence[ModelRegret], shown: Sequence[int]) -> 
 
 
 def _remarks(by_model: Sequence[ModelRegret]) -> tuple[str, ...]:
-    """What was left out."""
-    return tuple(f"{m.name}: no prefix has a value above 0, so no areas are compared" for m in by_model if not m.areas)
+    """What was left out, and for how many comparisons the table of differences is corrected."""
+    left_out = [f"{m.name}: no prefix has a value above 0, so no areas are compared" for m in by_model if not m.areas]
+    return (*left_out, *remark_on_differences(by_model))
+
+
+def remark_on_differences(by_model: Sequence[ModelRegret]) -> tuple[str, ...]:
+    """For how many comparisons the table of differences is corrected; nothing for one model."""
+    count = (len(by_model) - 1) * len(by_model[0].budgets)
+    return remark_on_correction("differences of regret at the budgets", count)

@@ -1,23 +1,33 @@
-"""``mrt-hpc analyze scaling``: does the model make progress while it thinks, or would a vote at an earlier episode have
-done as well?
+"""``mrt-hpc analyze scaling``: does the model make progress while it thinks, or does a vote at an earlier episode do as
+well?
 
 For every prefix j and several p, the success of a vote of p answers that are forced there, [maj@p]_j, against the
 tokens that this takes: the prefix and p answers (paper, Section 5). A trace with fewer than j episodes takes part with
 its whole thought, so that every point is over the same traces. Beside it stand complete samples that vote (maj@k), or
 of which one has to be right (pass@k), at k times the mean tokens of a sample.
+
+Samples that show no loss at an earlier episode do not show that there is none: few samples show nothing. So a vote is
+called as good as the last one only where its loss is shown to lie within a margin (two one-sided tests, Schuirmann
+1987), and otherwise the answer is that these samples cannot tell. ``tests/benchmarks/bench_equivalence.py`` measures
+how often that is wrong.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
+from operator import and_
 
 import numpy as np
+from scipy.special import stdtrit
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text, name_of_file
 from mrt_hpc.analysis.comparing import can_show, quantity
 from mrt_hpc.analysis.figures import Dash, Line, LineFigure, Panel
 from mrt_hpc.analysis.intervals import (
+    POWER,
     SIGNIFICANCE,
     IntervalEstimate,
     MeanGain,
@@ -26,9 +36,10 @@ from mrt_hpc.analysis.intervals import (
     mean_gain,
     mean_of_shares,
     paired_difference,
+    t_quantile,
 )
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples, with_prover
-from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK
+from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK, tokens_at
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.values import Vote
 from mrt_hpc.mrt.votes import RIGHT, RULE, AnswerCounts, cleaned_answer, majority_at_k, weighted_majority_at_k
@@ -93,7 +104,7 @@ def prefix_curve(model: ModelSamples, voters: int) -> ScalingCurve:
 
 def _prefix_point(model: ModelSamples, voters: int, j: int) -> ScalingPoint:
     accuracy = _means(model, lambda trace: forced_majority(_boundary(trace, j), voters))
-    tokens = _means(model, lambda trace: forced_tokens(_boundary(trace, j), voters))
+    tokens = _means(model, lambda trace: tokens_at(_boundary(trace, j), "sampled", voters))
     return ScalingPoint(j, float(np.mean(list(tokens.values()))), accuracy)
 
 
@@ -123,11 +134,6 @@ def _vote(forced: GradedAnswer, weight: float) -> Vote:
     return Vote("right" if forced.reward >= RIGHT else wrong, forced.reward, weight)
 
 
-def forced_tokens(boundary: EvaluatedBoundary, voters: int) -> float:
-    """The tokens of a vote of p answers at a boundary: those of the prefix, and p times the mean of an answer."""
-    return boundary.tokens + voters * float(np.mean([f.tokens for f in boundary.forced]))
-
-
 # -- complete samples
 
 
@@ -142,8 +148,11 @@ def _direct_point(model: ModelSamples, measure: MajorityAtK | PassAtK) -> Scalin
     return ScalingPoint(measure.k, measure.k * model.mean_tokens, measure.values(model))
 
 
-# -- the vote at the last prefix against all earlier ones, by problem, with Holm's correction, and against complete
-#    samples of as many tokens
+# -- the vote at the last prefix against all earlier ones, by problem, and against complete samples of as many tokens
+
+
+MARGIN = 0.02
+"""The loss below which a vote counts as good as the last one."""
 
 
 @dataclass(frozen=True)
@@ -156,12 +165,13 @@ class EarlierVote:
     saved: float
     """The tokens that the vote at the last prefix takes more."""
     gain: MeanGain
-    """The gain of the vote at the last prefix over this one, paired by problem."""
+    """The gain of the vote at the last prefix over this one, paired by problem: what this one loses."""
     corrected_p: float
-    """The p-value with Holm's correction for all earlier votes."""
-    together: int
-    """The number of these."""
-    problems: int
+    """The p-value of a difference, with Holm's correction for all earlier votes."""
+    loss: IntervalEstimate
+    """The same gain with the interval of equivalence, see ``guarded_gain``."""
+    as_good: bool
+    """Whether it is shown that it loses less than the margin, and so are the votes at all later prefixes."""
 
     @property
     def shown(self) -> bool:
@@ -174,9 +184,9 @@ class EarlierVote:
         return self.shown and self.gain.mean > 0
 
     @property
-    def detectable(self) -> float:
-        """The smallest gain that 80 % of such comparisons would show; infinite for a single problem."""
-        return detectable(self.gain.error, self.gain.degrees, self.together)
+    def is_better(self) -> bool:
+        """Whether thinking on is shown to lose something."""
+        return self.shown and self.gain.mean < 0
 
 
 @dataclass(frozen=True)
@@ -190,19 +200,59 @@ class EqualTokens:
     """The gain of the vote at the last prefix over them, paired by problem."""
 
 
-def earlier_votes(curve: ScalingCurve) -> list[EarlierVote]:
+def earlier_votes(curve: ScalingCurve, margin: float = MARGIN) -> list[EarlierVote]:
     """The votes at all prefixes but the last.
+
+    Whether they are as good is tested in a fixed order, from the last one back, until one is not shown to be. That
+    needs no correction: for a false claim, the first vote in this order that loses the margin or more has to pass its
+    own test (Maurer, Hothorn and Lehmacher 1995). It suits votes, which lose more the earlier they are.
 
     Args:
         curve: of votes at prefixes.
+        margin: the loss below which a vote counts as good, a share.
     """
     *earlier, last = curve.points
     gains = [mean_gain([(point.by_problem, last.by_problem)]) for point in earlier]
     corrected = holm([gain.p_value for gain in gains])
+    losses = [guarded_gain(point, last) for point in earlier]
+    within = [max(-loss.low, loss.high) < margin for loss in losses]
+    as_good = reversed(list(accumulate(reversed(within), and_)))
     return [
-        EarlierVote(point.index, point.tokens, last.tokens - point.tokens, gain, p, len(earlier), len(last.by_problem))
-        for point, gain, p in zip(earlier, gains, corrected, strict=True)
+        EarlierVote(point.index, point.tokens, last.tokens - point.tokens, *found)
+        for point, *found in zip(earlier, gains, corrected, losses, as_good, strict=True)
     ]
+
+
+def guarded_gain(earlier: ScalingPoint, last: ScalingPoint) -> IntervalEstimate:
+    """The gain of the last vote with a 95 % interval; within a margin, it passes two one-sided tests of 2.5 % each.
+
+    One more problem that gains 1 and one more that loses 1 are added (Bonett and Price 2012, where the gains of all
+    problems are whole). Without them, problems that seldom differ would be taken for problems that never do: some 140
+    are needed to exclude that one in fifty loses 1, whatever the others show.
+    """
+    after = {str(number): gain for number, gain in enumerate([*_gains(earlier, last), 1.0, -1.0])}
+    return mean_gain([(dict.fromkeys(after, 0.0), after)]).interval
+
+
+def _gains(earlier: ScalingPoint, last: ScalingPoint) -> list[float]:
+    """[P] what each problem gains."""
+    return [last.by_problem[problem] - before for problem, before in earlier.by_problem.items()]
+
+
+def problems_to_show(variance: float, margin: float) -> int:
+    """The smallest number of problems of which 80 % of samples show that a vote without any loss is as good.
+
+    Args:
+        variance: of the gains of problems.
+        margin: see ``earlier_votes``.
+    """
+    power = 1 - (1 - POWER) / 2  # of each of the two tests
+    problems = 2
+    while True:
+        error = math.sqrt((problems * variance + 2) / (problems + 1) / (problems + 2))
+        if (t_quantile(problems + 1) + float(stdtrit(problems + 1, power))) * error <= margin:
+            return problems
+        problems += 1 + problems // 1000  # the number is told in two digits
 
 
 def equal_tokens(curve: ScalingCurve, complete: ScalingCurve) -> EqualTokens | None:
@@ -226,24 +276,56 @@ def equal_tokens(curve: ScalingCurve, complete: ScalingCurve) -> EqualTokens | N
 # -- in words
 
 
-def progress_verdict(curve: ScalingCurve) -> str | None:
-    """Whether thinking on pays, in one sentence; None where there is no earlier prefix."""
-    votes, measure = earlier_votes(curve), MajorityAtK(curve.voters or 1)
+def progress_verdict(curve: ScalingCurve, margin: float = MARGIN) -> str | None:
+    """Whether thinking on pays, in one sentence; None where there is no earlier prefix.
+
+    Args:
+        curve: of votes at prefixes.
+        margin: see ``earlier_votes``.
+    """
+    votes, measure = earlier_votes(curve, margin), MajorityAtK(curve.voters or 1)
     if not votes:
         return None
     head = f"{curve.model}, {measure.name} at the prefixes"
-    enough = next((vote for vote in votes if not vote.is_beaten), None)
-    if enough is None:
+    if better := next((vote for vote in votes if vote.is_better), None):
+        found = f"is better by {quantity(measure, -better.gain.mean)}, and saves {_saved(better, curve)}"
+        return f"{head}: a vote at episode {better.episode} {found}"
+    if good := next((vote for vote in votes if vote.as_good), None):
+        found = f"is as good as the last one within {quantity(measure, margin)}, and saves {_saved(good, curve)}"
+        return f"{head}: a vote at episode {good.episode} {found}: {_loss(good)}"
+    if all(vote.is_beaten for vote in votes):
         return f"{head}: thinking on gains {_at_least(votes, measure)} over a vote at every earlier episode"
-    saved = f"{enough.saved:,.0f} of {curve.points[-1].tokens:,.0f} tokens"
-    if enough.shown:
-        better = quantity(measure, -enough.gain.mean)
-        return f"{head}: a vote at episode {enough.episode} is better by {better}, and would have saved {saved}"
-    limit = can_show(measure, enough.problems, enough.detectable)
-    if enough.detectable > 1:
-        return f"{head}: whether thinking on gains anything cannot be known: {limit}"
-    as_well = f"a vote at episode {enough.episode} would have done as well, and saved {saved}"
-    return f"{head}: {as_well}: it cannot be distinguished from the last one, and {limit}"
+    return f"{head}: {_not_known(curve, votes, margin)}"
+
+
+def _not_known(curve: ScalingCurve, votes: Sequence[EarlierVote], margin: float) -> str:
+    """What these samples do not show, what would, and which votes they show to be worse."""
+    measure, problems = MajorityAtK(curve.voters or 1), len(curve.points[-1].by_problem)
+    question = "whether a vote at an earlier episode does as well cannot be told from these samples"
+    if problems == 1:
+        return f"{question}: a single problem shows nothing of others"
+    near = [vote for vote in votes if not vote.is_beaten][-1]
+    variance = float(np.var(_gains(curve.points[votes.index(near)], curve.points[-1]), ddof=1))
+    needed = problems_to_show(variance, margin)
+    count = f"about {float(f'{needed:.2g}'):,.0f}" if needed > problems else "so many"
+    would = f"{count} problems would show that it is below {quantity(measure, margin)}, if there were none"
+    text = f"{question}: at episode {near.episode} {_loss(near)}, over {problems} problems; {would}"
+    worse = list(takewhile(lambda vote: vote.is_beaten, votes))
+    if not worse:
+        return text
+    return (
+        f"{text}; over votes before episode {votes[len(worse)].episode}, thinking on gains {_at_least(worse, measure)}"
+    )
+
+
+def _saved(vote: EarlierVote, curve: ScalingCurve) -> str:
+    return f"{vote.saved:,.0f} of {curve.points[-1].tokens:,.0f} tokens"
+
+
+def _loss(vote: EarlierVote) -> str:
+    """As ``the loss is +0.4 points (-0.8 to +1.5)``."""
+    low, high = 100 * vote.loss.low, 100 * vote.loss.high
+    return f"the loss is {100 * vote.gain.mean:+.1f} points ({low:+.1f} to {high:+.1f})"
 
 
 def _at_least(votes: Sequence[EarlierVote], measure: MajorityAtK) -> str:
@@ -278,18 +360,20 @@ def _out_of_range(tokens: float, complete: ScalingCurve) -> str:
 # -- as tables
 
 
-def table_of_earlier_votes(curves: Sequence[ScalingCurve]) -> DataTable:
-    """All earlier votes, a row each."""
+def table_of_earlier_votes(curves: Sequence[ScalingCurve], margin: float = MARGIN) -> DataTable:
+    """All earlier votes, a row each; the margin is that of ``earlier_votes``."""
     rows = [
         (
             curve.model, curve.way, vote.episode, vote.tokens, vote.saved,
             *interval_cells(vote.gain.interval), vote.gain.p_value, vote.corrected_p,
+            vote.loss.low, vote.loss.high, "yes" if vote.as_good else "not shown",
         )
         for curve in curves
-        for vote in earlier_votes(curve)
+        for vote in earlier_votes(curve, margin)
     ]  # fmt: skip
     columns = (
         "model", "way", "episodes", "tokens", "tokens_saved", "gain_of_the_last", "low", "high", "p", "corrected_p",
+        "loss_low", "loss_high", "as_good",
     )  # fmt: skip
     return DataTable("earlier_votes", columns, tuple(rows))
 
@@ -312,8 +396,12 @@ def table_of_equal_tokens(pairs: Sequence[tuple[ScalingCurve, ScalingCurve]]) ->
     return DataTable("equal_tokens", columns, tuple(rows))
 
 
-def analyse_scaling(models: Sequence[ModelSamples]) -> Analysis:
+def analyse_scaling(models: Sequence[ModelSamples], margin: float = MARGIN) -> Analysis:
     """The scaling curves of several models; those without forced answers take part with their complete samples.
+
+    Args:
+        models: on the same benchmark.
+        margin: the loss below which a vote at an earlier episode counts as good as the last one, a share.
 
     Raises:
         UserError: no model has forced answers at all prefixes, or one has them elsewhere than at the ends of episodes.
@@ -326,9 +414,9 @@ def analyse_scaling(models: Sequence[ModelSamples]) -> Analysis:
     table = _table([curve for model in models for curve in (*prefixes.get(model.name, ()), *direct[model.name])])
     pairs = [(curve, direct[model.name][0]) for model in voting for curve in prefixes[model.name]]
     largest = [(prefixes[model.name][-1], direct[model.name][0]) for model in voting]
-    tables = (table, table_of_earlier_votes([curve for curve, _ in largest]), table_of_equal_tokens(pairs))
+    tables = (table, table_of_earlier_votes([curve for curve, _ in largest], margin), table_of_equal_tokens(pairs))
     summary = _summary([_summary_row(*pair) for pair in pairs])
-    return Analysis(tables, figures, summary, _verdicts(largest), _remarks(models, voting))
+    return Analysis(tables, figures, summary, _verdicts(largest, margin), _remarks(models, voting, margin))
 
 
 def require_votes(models: Sequence[ModelSamples]) -> list[ModelSamples]:
@@ -369,16 +457,17 @@ def require_few_draws(model: ModelSamples) -> None:
         )
 
 
-def _verdicts(largest: Sequence[tuple[ScalingCurve, ScalingCurve]]) -> tuple[str, ...]:
+def _verdicts(largest: Sequence[tuple[ScalingCurve, ScalingCurve]], margin: float) -> tuple[str, ...]:
     """Two sentences a model: on earlier votes, and on complete samples of equal tokens.
 
     Args:
         largest: of each model the largest vote at the prefixes, and the vote of complete samples.
+        margin: see ``analyse_scaling``.
     """
     sentences = [
         sentence
         for curve, votes in largest
-        for sentence in (progress_verdict(curve), equal_tokens_verdict(curve, votes))
+        for sentence in (progress_verdict(curve, margin), equal_tokens_verdict(curve, votes))
     ]
     return tuple(sentence for sentence in sentences if sentence is not None)
 
@@ -457,9 +546,14 @@ def _summary(rows: Sequence[tuple[str, ...]]) -> DataTable:
     return DataTable("votes at prefixes", columns, tuple(rows))
 
 
-def _remarks(models: Sequence[ModelSamples], voting: Sequence[ModelSamples]) -> tuple[str, ...]:
-    """How votes are counted, and what was left out."""
-    remarks = [RULE]
+def _remarks(models: Sequence[ModelSamples], voting: Sequence[ModelSamples], margin: float) -> tuple[str, ...]:
+    """How votes are counted and compared, and what was left out."""
+    remarks = [
+        RULE,
+        "earlier votes of a model: that one is worse or better is corrected for all of them (Holm); that one is as "
+        f"good is shown where the 95 % interval of its loss lies within {100 * margin:g} points on both sides, from "
+        "the last episode back until one does not (a fixed order, which needs no correction)",
+    ]
     remarks += [
         f"{model.name}: no answers were forced at its prefixes, so only its complete samples are shown"
         for model in models

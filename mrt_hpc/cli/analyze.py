@@ -85,14 +85,22 @@ def _parts(text: str | None, form: str, example: str) -> list[str]:
     return parts
 
 
-@analyze.command(short_help="Normalised regret against the budget of tokens.", epilog=options.WHAT)
-@analysing
-@click.option("--budgets", metavar="TOKENS,...", callback=_budgets, help="Default: up to the longest trace.")
-@click.option(
+count_tokens = click.option(
     "--tokens",
     type=click.Choice(["sampled", "all"]),
     help="The tokens that count before a boundary. Default: `evaluation.regret_tokens` of the first RUN or EVALDIR.",
 )
+
+
+def _counted(models: Sequence[ModelSamples], tokens: Counted | None) -> list[ModelSamples]:
+    """The models with the tokens that the user asked for; None leaves those of their recipe."""
+    return [model if tokens is None else replace(model, counted=tokens) for model in models]
+
+
+@analyze.command(short_help="Normalised regret against the budget of tokens.", epilog=options.WHAT)
+@analysing
+@click.option("--budgets", metavar="TOKENS,...", callback=_budgets, help="Default: up to the longest trace.")
+@count_tokens
 @click.option(
     "--beyond",
     multiple=True,
@@ -124,7 +132,7 @@ def regret(
     def analyse(models: list[ModelSamples]) -> Analysis:
         if against_voting:
             return analyse_voting_regret(models)
-        counted = models if tokens is None else [replace(model, counted=tokens) for model in models]
+        counted = _counted(models, tokens)
         if beyond:
             from mrt_hpc.analysis.named_models import named_models
 
@@ -141,11 +149,17 @@ def regret(
 
 @analyze.command(short_help="Votes at each episode against complete samples of equal tokens.", epilog=options.WHAT)
 @analysing
+@click.option(
+    "--margin",
+    type=click.FloatRange(0, 100, min_open=True, max_open=True),
+    metavar="POINTS",
+    help="The loss, in percentage points, below which a vote at an earlier episode is as good as the last. Default: 2.",
+)
 @weigh
 @click.option(
     "--by-episodes", is_flag=True, help="Curves of the traces of each total number of episodes, in its place."
 )
-def scaling(asked: AnalysisAsked, by_episodes: bool, weighted: bool) -> None:
+def scaling(asked: AnalysisAsked, margin: float | None, by_episodes: bool, weighted: bool) -> None:
     """Whether thinking pays: votes of answers that are forced at each episode, and votes of complete samples.
 
     \b
@@ -153,11 +167,20 @@ def scaling(asked: AnalysisAsked, by_episodes: bool, weighted: bool) -> None:
       mrt-hpc analyze scaling runs/mrt-online
       mrt-hpc analyze scaling runs/mrt-online runs/without-thinking
     """
-    from mrt_hpc.analysis.scaling import MEANT, analyse_scaling
+    from mrt_hpc.analysis.scaling import MARGIN, MEANT, analyse_scaling
     from mrt_hpc.analysis.scaling_by_episodes import analyse_scaling_by_episodes
 
     needs = Needs(values=True, answers=True, boundaries=MEANT)
-    _write(asked, needs, analyse_scaling_by_episodes if by_episodes else analyse_scaling, weighted=weighted)
+
+    def analyse(models: list[ModelSamples]) -> Analysis:
+        if by_episodes:
+            return analyse_scaling_by_episodes(models)
+        return analyse_scaling(models, MARGIN if margin is None else margin / 100)
+
+    if by_episodes and margin is not None:
+        raise click.UsageError("--margin is for the sentence on earlier votes: leave out --by-episodes")
+
+    _write(asked, needs, analyse, weighted=weighted)
 
 
 @analyze.command(short_help="Votes of 1 to 10 samples, or attempts, against their tokens.", epilog=options.WHAT)
@@ -212,9 +235,10 @@ def progress(asked: AnalysisAsked) -> None:
     callback=_accuracies,
     help="Default: shares of the best accuracy that all models reach.",
 )
+@count_tokens
 @click.option("--seed", type=int, default=0, show_default=True, help="The seed of the bootstrap.")
-def efficiency(asked: AnalysisAsked, accuracies: tuple[float, ...], seed: int) -> None:
-    """Tokens to a given accuracy; ratios are to the first model.
+def efficiency(asked: AnalysisAsked, accuracies: tuple[float, ...], tokens: Counted | None, seed: int) -> None:
+    """Tokens to a given accuracy, those of the answer included; ratios are to the first model.
 
     \b
     Examples:
@@ -222,7 +246,8 @@ def efficiency(asked: AnalysisAsked, accuracies: tuple[float, ...], seed: int) -
     """
     from mrt_hpc.analysis.efficiency import MEANT, analyse_efficiency
 
-    _write(asked, Needs(boundaries=MEANT), lambda models: analyse_efficiency(models, accuracies, seed))
+    needs = Needs(values=tokens == "all", answers=tokens == "all", boundaries=MEANT)
+    _write(asked, needs, lambda models: analyse_efficiency(_counted(models, tokens), accuracies, seed))
 
 
 @analyze.command(short_help="Accuracy past the budget of the training.", epilog=options.WHAT)

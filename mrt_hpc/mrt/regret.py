@@ -6,7 +6,7 @@ that over the traces of a problem, then over problems. V_0, the value of the emp
 where it is known, the area begins there.
 
 The tokens of a boundary are the sampled tokens before it; or, as the authors count, all tokens of an answer there:
-prompt, prefix, the prover's text and the answer.
+prompt, prefix, the prover's text and the answer (``tokens_at`` in :mod:`mrt_hpc.analysis.problem_measures`).
 """
 
 from __future__ import annotations
@@ -43,29 +43,6 @@ def area_under_values(tokens: NDArray[np.float64], values: NDArray[np.float64], 
     last = np.interp(budget, at, height)  # this is the last value where the trace ended earlier
     inside = at <= budget  # boundaries at the budget itself: of several the first ends the area, the others add none
     return float(np.trapezoid(np.append(height[inside], last), np.append(at[inside], budget)) / budget)
-
-
-def tokens_to_answer(asked: Sequence[Sequence[int]], answered: Sequence[Sequence[int]]) -> NDArray[np.float64]:
-    """Return the number of tokens needed to answer at each boundary, averaged over the branches there.
-
-    A boundary with shorter answers than the one before it counts no fewer tokens, so that the area has a base.
-
-    Args:
-        asked: [k + 1] of each boundary's branches, the tokens of prompt, prefix and the prover's text.
-        answered: [k + 1] of the same branches, the tokens sampled.
-
-    Returns:
-        [k + 1], ascending; neighbours may be equal.
-
-    Raises:
-        ValueError: a boundary has no branch.
-
-    Source: the authors' code.
-    """
-    if not all(asked):
-        raise ValueError("a boundary has no branch, so there is no answer whose tokens can be counted")
-    means = [float(np.mean(before) + np.mean(drawn)) for before, drawn in zip(asked, answered, strict=True)]
-    return np.maximum.accumulate(np.array(means))
 
 
 @dataclass(frozen=True)
@@ -166,19 +143,19 @@ def regret_against_voting(votes: NDArray[np.float64], episodes: int) -> float | 
 
 
 def reward_within(
-    allowed: NDArray[np.float64], tokens: int, reward: float, curve: TraceCurve | None
+    allowed: NDArray[np.float64], tokens: float, reward: float, curve: TraceCurve | None
 ) -> NDArray[np.float64]:
     """Return the expected reward of one trace when it is stopped after a number of tokens.
 
-    A trace that has ended by then has its reward. Before that, an answer is forced: its expected reward is the value of
-    the prefix, interpolated between the boundaries and held after the last one. Before the first boundary, which is
-    behind the earlier rounds where there are several, and without values a trace that has not ended counts as wrong.
+    A trace that has ended by then has its reward. Before that, an answer is forced early enough to fit: its expected
+    reward is the value of the prefix, interpolated between the boundaries and held after the last one. Where not even
+    an answer at the first boundary fits, and without values, a trace that has not ended counts as wrong.
 
     Args:
         allowed: [C] the numbers of tokens.
-        tokens: the length of the whole trace.
+        tokens: of the whole trace with its answer.
         reward: of its own answer.
-        curve: its values; None where its prefixes were not valued.
+        curve: its values by the tokens of an answer at each boundary; None where its prefixes were not valued.
 
     Returns:
         [C] in [0, 1].

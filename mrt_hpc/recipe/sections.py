@@ -467,7 +467,7 @@ class Evaluation(Section):
     regret_tokens: Literal["sampled", "all"] = "sampled"
     """The tokens that regret counts before a boundary: the sampled ones of the trace alone; or all that the model reads
     and writes to answer there, as the authors count: prompt, prefix, the prover's text, and the mean length of its
-    answers.
+    answers. Token efficiency counts that length by both.
     """
 
     @property

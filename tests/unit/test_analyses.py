@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,12 +14,12 @@ from scipy.stats import t as student
 
 from mrt_hpc.analysis import efficiency, episode_progress, scaling
 from mrt_hpc.analysis.accuracy_by_budget import AccuracyAt, analyse_extrapolation, extrapolation_of
-from mrt_hpc.analysis.analysis_files import Analysis, as_csv
+from mrt_hpc.analysis.analysis_files import Analysis, as_csv, gain_table
 from mrt_hpc.analysis.efficiency import analyse_efficiency, default_levels, efficiencies, ratio_text, tokens_to
 from mrt_hpc.analysis.episode_progress import Difficulty
-from mrt_hpc.analysis.intervals import IntervalEstimate
-from mrt_hpc.analysis.model_samples import ModelSamples, with_prover
-from mrt_hpc.analysis.problem_measures import Regret, curves_of
+from mrt_hpc.analysis.intervals import IntervalEstimate, mean_gain
+from mrt_hpc.analysis.model_samples import EvaluatedBoundary, GradedAnswer, ModelSamples, with_prover
+from mrt_hpc.analysis.problem_measures import Regret, curves_of, tokens_at
 from mrt_hpc.analysis.regret_by_budget import ModelRegret, analyse_regret, area_ratios, even_budgets, regret_of
 from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, analyse_scaling, direct_curves, prefix_curve
 from mrt_hpc.mrt.votes import RIGHT
@@ -48,7 +49,23 @@ def test_the_difference_of_regret_is_paired_by_problem() -> None:
     first = ModelRegret("first", (9,), ({str(n): 0.5 + n / 100 for n in range(10)},), ())
     second = ModelRegret("second", (9,), ({str(n): 0.49 + n / 100 - n % 2 / 50 for n in range(10)},), ())
     (found,) = second.above(first)
-    assert (found.mean, found.low, found.high) == pytest.approx((-0.02, -0.0275405, -0.0124595), abs=1e-6)
+    ends = found.interval.low, found.interval.high
+    assert (found.mean, *ends) == pytest.approx((-0.02, -0.0275405, -0.0124595), abs=1e-6)
+
+
+def test_differences_of_regret_are_corrected_for_all_budgets_and_models() -> None:
+    """Ten differences of 0.12 and -0.08 by turns have a standard error of 0.1 / 3, so t = 0.6 with 9 degrees of
+    freedom; those of 0.45 and 0.35 have t = 24. Both are tested at two budgets of one model.
+    """
+    rows, corrected = gain_table("t", ("model", "gain"), [(("m",), mean_gain([(before(*g), LAST)])) for g in GAINS])
+    p = [2 * student.sf(0.6, 9), 2 * student.sf(24, 9)]
+    assert [row[4] for row in rows.rows] == pytest.approx(p)
+    assert corrected == [row[5] for row in rows.rows] == pytest.approx([p[0], 2 * p[1]])
+    both = [replace(MODEL, name=name) for name in ("first", "second", "third")]
+    found = analyse_regret(both, [30, 60])
+    assert found.tables[2].columns[-2:] == ("p", "corrected_p") and len(found.tables[2].rows) == 4
+    assert "corrected for the 4 shown" in found.remarks[-1]
+    assert not analyse_regret(both[:1], [30, 60]).remarks
 
 
 def test_areas_of_the_first_episodes() -> None:
@@ -111,6 +128,7 @@ def test_a_model_that_does_not_think_stands_beside_the_votes() -> None:
 
 
 LAST = {str(n): 0.5 + n / 100 for n in range(10)}
+GAINS = ((0.02, 0.1), (0.4, 0.05))
 
 
 def before(gain: float, spread: float) -> dict[str, float]:
@@ -146,17 +164,77 @@ def test_the_last_vote_is_compared_with_each_earlier_one() -> None:
     assert row[2:8] == pytest.approx((1, 1500, 500, 0.02, 0.02 - half, 0.02 + half))
 
 
+MANY = {str(n): 0.7 for n in range(400)}
+LOSSES = [0.02 + 0.1 * (-1) ** n for n in range(400)]
+"""Of 400 problems 200 lose 12 points by stopping earlier, and 200 gain 8: 2 points on average."""
+
+
+def less(share: float, of: dict[str, float] = MANY) -> dict[str, float]:
+    """The accuracies from which those of 400 problems gain this share of the losses above."""
+    return {p: last - share * loss for (p, last), loss in zip(of.items(), LOSSES, strict=True)}
+
+
+def test_a_vote_is_as_good_only_if_its_loss_is_shown_to_lie_within_the_margin() -> None:
+    """400 gains and one more of 1 and one of -1, for a share s of the losses: the mean is 8 s / 402, the sum of squares
+    400 s^2 (0.02^2 + 0.1^2) + 2. For s = 0.1 the interval ends at 0.0089, for 0.5 at 0.0184, and for 1 at 0.0319: only
+    that is not as good within 2 points. What lies before it is not as good either.
+    """
+    curve = votes(less(0.1), less(1), less(0.5), less(0.1), last=MANY)
+    found = scaling.earlier_votes(curve)
+    ends = []
+    for share in (0.1, 1, 0.5, 0.1):
+        mean, squares = 8 * share / 402, 400 * share**2 * (0.02**2 + 0.1**2) + 2
+        ends.append(mean + student.ppf(0.975, 401) * np.sqrt((squares - 402 * mean**2) / 401 / 402))
+    assert [vote.loss.high for vote in found] == pytest.approx(ends)
+    assert ends == pytest.approx([0.00894, 0.03185, 0.01844, 0.00894], abs=1e-4)
+    assert [vote.as_good for vote in found] == [False, False, True, True]
+    assert not any(vote.as_good for vote in scaling.earlier_votes(curve, 0.0089))
+    assert all(vote.as_good for vote in scaling.earlier_votes(curve, 0.04))
+
+
+def test_the_problems_that_can_show_that_nothing_is_lost() -> None:
+    """Each problem gains 0.1 and loses 0.1 in turn, but for the two that are added: (t(0.975) + t(0.9)) standard errors
+    are just within the margin. Of so many problems 80 % of samples of noise of this size lie within it.
+    """
+    needed = scaling.problems_to_show(0.01, 0.02)
+    width = [
+        (student.ppf(0.975, n + 1) + student.ppf(0.9, n + 1)) * np.sqrt((0.01 * n + 2) / (n + 1) / (n + 2))
+        for n in (needed - 1, needed)
+    ]
+    assert width[0] > 0.02 >= width[1]
+    rng = np.random.default_rng(1)
+    shown = 0
+    for _ in range(300):
+        sampled = {p: last - 0.1 * noise for (p, last), noise in zip(MANY.items(), rng.normal(size=400), strict=True)}
+        curve = votes(dict(list(sampled.items())[:needed]), last=dict(list(MANY.items())[:needed]))
+        shown += scaling.earlier_votes(curve)[0].as_good
+    assert 0.7 < shown / 300 < 0.95, "the two that are added make it a little more than 80 %"
+
+
+NEAR = {p: last - 0.01 - 0.09 * (-1) ** n for n, (p, last) in enumerate(MANY.items())}
+"""A loss of 1 point with a standard error of 0.45, and of 0.57 with the two that are added: p is 0.027, twice that for
+two votes, and the interval ends at 2.1 points.
+"""
+
+
 @pytest.mark.parametrize(
     ("curve", "facts"),
-    [  # two comparisons are corrected together: (t(0.9875) + t(0.8)) standard errors of 0.1 / 3 are 11.9 points
-        (votes(before(0.4, 0.05), before(0.02, 0.1)), ["episode 1 would have done as well", "500 of 2,000", " 11.9 "]),
+    [
+        (
+            votes(before(0.4, 0.05), before(0.02, 0.1)),
+            ["cannot be told", "at episode 1 the loss is +2.0 points", "over 10 problems; about 420 problems would"],
+        ),
+        (votes(before(0.4, 0.05), before(0.02, 0.1)), ["before episode 1, thinking on gains 40 points"]),
         (votes(before(0.4, 0.05), before(0.2, 0.05)), ["gains 20 points or more"]),
         (votes(before(0.4, 0.05), before(-0.1, 0.01)), ["episode 1 is better by 10 points", "500 of 2,000"]),
-        (votes({"0": 0.2, "1": 0.9}, last={"0": 0.9, "1": 0.2}), ["cannot be known", "n = 2 problems"]),
+        (votes({"0": 0.2, "1": 0.9}, last={"0": 0.9, "1": 0.2}), ["cannot be told", "over 2 problems"]),
+        (votes({"0": 0.2}, last={"0": 0.9}), ["cannot be told", "a single problem"]),
+        (votes(less(1), less(0.5), last=MANY), ["episode 1 is as good", "within 2 points", "+1.0", "500 of 2,000"]),
+        (votes(NEAR, NEAR, last=MANY), ["cannot be told", "over 400 problems; so many problems would"]),
         (votes(), ["None"]),
     ],
 )
-def test_the_verdict_names_the_earliest_vote_that_would_have_done(curve: ScalingCurve, facts: list[str]) -> None:
+def test_the_verdict_on_earlier_votes_says_what_is_shown_and_what_is_not(curve: ScalingCurve, facts: list[str]) -> None:
     found = str(scaling.progress_verdict(curve))
     assert all(fact in found for fact in facts), found
 
@@ -184,14 +262,39 @@ def test_progress_by_episode_is_over_the_traces_that_have_it() -> None:
 
 
 def test_progress_is_split_by_outcome_and_difficulty() -> None:
-    curves = list(episode_progress.progress_curves(MODEL, {"a": Difficulty.HARD, "b": Difficulty.EASY}))
+    """By the first traces both problems are medium, which counts for the second ones; by the second ones ``a`` is hard
+    and ``b`` easy, which counts for the first ones.
+    """
+    halves = episode_progress.difficulty_by_halves([MODEL])
+    assert halves == ({"a": Difficulty.MEDIUM, "b": Difficulty.MEDIUM}, {"a": Difficulty.HARD, "b": Difficulty.EASY})
+    curves = list(episode_progress.progress_curves(MODEL, halves))
     assert {(c.split, c.part): [e.mean.mean for e in c.episodes] for c in curves} == {
         ("none", "all"): pytest.approx([0.0625, -0.5]),
         ("outcome", "right"): pytest.approx([0.25 / 3]),
         ("outcome", "wrong"): pytest.approx([0.0, -0.5]),
-        ("difficulty", "hard"): pytest.approx([0.125, -0.5]),
+        ("difficulty", "hard"): pytest.approx([0.25]),
+        ("difficulty", "medium"): pytest.approx([0.0, -0.5]),
         ("difficulty", "easy"): pytest.approx([0.0]),
     }
+
+
+def test_problems_that_are_equally_hard_show_the_same_progress_where_difficulty_is_chance() -> None:
+    """Every trace is right with probability 1/2, and all outcomes of three traces occur once. Right traces have a
+    progress of 0.5, wrong ones of -0.5. Split by the same traces, hard problems would have -0.5 and easy ones 0.5.
+    """
+    right = trace("R", 20, boundary(0, "RX"), boundary(10, "RR"))
+    wrong = trace("X", 20, boundary(0, "RX"), boundary(10, "XX"))
+    problems = {str(n): drawn for n, drawn in enumerate(product((right, wrong), repeat=3))}
+    samples = model(problems)
+    curves = episode_progress.progress_curves(samples, episode_progress.difficulty_by_halves([samples]))
+    found = {c.part: c.episodes[0] for c in curves if c.split == "difficulty"}
+    assert [found[level].mean.mean for level in Difficulty] == pytest.approx([0, 0, 0])
+    # by the first and third trace 2 problems are hard, 4 medium and 2 easy, with one trace each; by the second one 4
+    # are hard and 4 easy, with two traces each
+    assert [found[level].traces for level in Difficulty] == [2 + 8, 4, 2 + 8]
+    single = model({p: traces[:1] for p, traces in problems.items()})
+    assert "not split by difficulty" in episode_progress.analyse_progress([single]).remarks[0]
+    assert len(episode_progress.analyse_progress([single]).figures[1].panels) == 1
 
 
 def test_problems_of_the_same_accuracy_are_in_the_same_third_for_all_models() -> None:
@@ -208,15 +311,64 @@ def test_problems_of_the_same_accuracy_are_in_the_same_third_for_all_models() ->
         hard, easy = (episode_progress.difficulties(one) for one in (accuracy, turned))
         assert [hard[p] for p in accuracy] == [mirrored[easy[p]] for p in accuracy] == levels.split()
     other = unvalued({"a": ("R", 5), "b": ("X", 5)})
-    assert episode_progress.mean_accuracy([MODEL, other]) == {"a": 0.75, "b": 0.5}
-    assert "1 hard, 0 medium, 1 easy" in episode_progress.analyse_progress([MODEL]).remarks[0]
+    assert episode_progress.mean_accuracy([MODEL, other], 0) == {"a": 1.0, "b": 0.5}
+    assert episode_progress.mean_accuracy([MODEL, other], 1) == {"a": 0.0, "b": 1.0}, "one model alone has these"
+    shown = episode_progress.analyse_progress([MODEL]).remarks[0]
+    assert "(0 hard, 2 medium, 0 easy; 1 hard, 0 medium, 1 easy;" in shown
     refusal(episode_progress.analyse_progress, [MODEL, other])
 
 
 def test_accuracy_within_tokens_of_valued_traces() -> None:
-    """First trace: 0.5 to 0.75 at 40, held to 49, right at 50. Second: 0.5 to 30, then to 0 at 60, wrong."""
-    found = efficiency.accuracy_within(PROBLEMS["a"], np.array([0.0, 20.0, 45.0, 50.0, 100.0]))
-    assert found == pytest.approx([0.5, (0.625 + 0.5) / 2, (0.75 + 0.25) / 2, (1 + 0.5 * 10 / 30) / 2, 0.5])
+    """A forced answer takes 2 tokens. First trace: 0.5 at 2 tokens to 0.75 at 42, held to 49, right at 50. Second: 0.5
+    from 2 to 32, then to 0 at 62, wrong. Below 2 tokens there is no answer.
+    """
+    traces = [efficiency.limited_trace(one, "sampled") for one in PROBLEMS["a"]]
+    found = efficiency.accuracy_within(traces, np.array([0.0, 1.9, 22.0, 47.0, 50.0, 100.0]))
+    assert found == pytest.approx([0, 0, (0.625 + 0.5) / 2, (0.75 + 0.25) / 2, (1 + 0.5 * 12 / 30) / 2, 0.5])
+
+
+def long_answers(drawn: int, prompt: int = 200) -> ModelSamples:
+    """A trace that thinks for 1,000 tokens, knows the answer after 500 of them, and answers in 400. Its prover draws so
+    many answers of 400 tokens at each boundary; prompt and forced text have 200 together.
+    """
+    forced = (GradedAnswer("R", 1.0, 400, prompt), GradedAnswer("X", 0.0, 400, prompt))
+    boundaries = [
+        EvaluatedBoundary(tokens, value, tuple(replace(f, asked=prompt + tokens) for f in forced[:drawn]))
+        for tokens, value in ((0, 0.0), (500, 1.0), (1000, 1.0))
+    ]
+    return model({"p": (trace("R", 1400, *boundaries),)}, "m")
+
+
+def test_a_forced_answer_counts_as_the_answer_of_a_complete_trace_does() -> None:
+    """The value rises from 0 to 1 within 500 tokens of thought: 0.9 after 450 of them, and after the 400 of an answer.
+    With prompt and forced text these are 1,050. Without drawn answers their length is not known.
+    """
+    for counted, drawn, tokens in (("sampled", 2, 850), ("all", 2, 1050), ("sampled", 0, 450)):
+        samples = replace(long_answers(drawn), counted=counted)
+        (found,) = tokens_to(efficiencies([samples]), 0.9, seed=1)
+        assert found.tokens.mean == pytest.approx(tokens)
+        shown = " ".join(analyse_efficiency([samples], [0.9], 1).remarks)
+        assert ("prompt, thought" in shown) == (counted == "all") and ("draws no answers" in shown) == (drawn == 0)
+    complete = efficiency.limited_trace(long_answers(2).problems["p"][0], "all")
+    assert complete.tokens == complete.most == 1600
+    alone = long_answers(2).problems["p"][0]
+    later = tuple(replace(boundary, tokens=boundary.tokens + 70) for boundary in alone.boundaries)
+    second = efficiency.limited_trace(replace(alone, tokens=1470, boundaries=later), "all")
+    assert second.tokens == 1670 and second.curve is not None, "an earlier attempt of 70 tokens counts as well"
+    assert second.curve.tokens.tolist() == [670, 1170, 1670]
+    refused = refusal(efficiencies, [replace(long_answers(0), counted="all")])
+    assert refused.advice == "--tokens sampled"
+
+
+def test_all_analyses_count_the_tokens_of_a_boundary_by_one_rule() -> None:
+    """After 500 tokens of thought, answers of 400 each, prompt and forced text of 200."""
+    boundary_ = long_answers(2).problems["p"][0].boundaries[1]
+    found = [
+        tokens_at(boundary_, counted, n) for counted, n in (("sampled", 0), ("sampled", 4), ("all", 0), ("all", 1))
+    ]
+    assert found == [500, 2100, 700, 1100]
+    with pytest.raises(ValueError, match="a boundary has no branch"):
+        tokens_at(replace(boundary_, forced=()), "all", 0)
 
 
 SHORT = unvalued({"a": ("R", 64), "b": ("R", 128)}, "short")
@@ -231,6 +383,20 @@ def test_tokens_to_an_accuracy_and_their_ratio() -> None:
     assert long.tokens == IntervalEstimate(128.0, 127.5, 255.5)
     assert long.ratio == IntervalEstimate(2.0, 2.0, pytest.approx(127.5 / 63.5))
     assert short.ratio == IntervalEstimate(1.0, 1.0, 1.0)
+
+
+def test_ratios_of_tokens_are_corrected_for_all_levels_and_models() -> None:
+    """Of 2,000 draws, 19 lie on the other side of 1: p = 2 * 20 / 2,001. Three ratios of p 0.01, 0.02 and 0.5."""
+    draws = np.concatenate([np.full(19, 0.9), np.full(1981, 1.2), [np.nan]])
+    assert efficiency.p_of_ratio(draws, 30) == pytest.approx(40 / 2001)
+    assert efficiency.p_of_ratio(1 / draws, 30) == pytest.approx(40 / 2001)
+    assert efficiency.p_of_ratio(np.ones(9), 30) == efficiency.p_of_ratio(draws, 1) == 1.0
+    one = tokens_to(efficiencies([SHORT]), 0.5, seed=1)[0]
+    results = [replace(one, model=name, p=p) for name, p in (("short", 1), ("b", 0.02), ("c", 0.5), ("b", 0.01))]
+    assert [r.corrected_p for r in efficiency.with_correction(results)] == pytest.approx([1.0, 0.04, 0.5, 0.03])
+    shown = analyse_efficiency([SHORT, LONG], [0.5, 0.9], 1)
+    assert "p of ratios other than 1 is corrected for the 2 shown" in " ".join(shown.remarks)
+    assert [row[-1] for row in shown.summary.rows] == ["", "0.002", "", "0.002"]
 
 
 def test_an_accuracy_that_is_not_reached_is_infinite() -> None:
@@ -294,6 +460,16 @@ def test_the_tables_hold_every_budget_and_other_evaluations_are_refused() -> Non
     assert [row[:3] for row in accuracy.rows[:3]] == [("better", 64, 0.5), ("better", 96, 2 / 3), ("better", 128, 1.0)]
     assert [row[:2] for row in gains.rows] == [("better", 96), ("better", 128), ("worse", 96), ("worse", 128)]
     assert [row[2] for row in gains.rows] == pytest.approx([1 / 6, 1 / 2, -1 / 6, -1 / 6])
+    # of three problems, gains of 0, 0.5 and 0 have t = 1, of 0.5, 1 and 0 t = sqrt(3), and of -0.5, 0.5 and -0.5 -0.5
+    p = [2 * student.sf(t, 2) for t in (1, np.sqrt(3), 1, 0.5)]
+    assert [row[5] for row in gains.rows] == pytest.approx(p)
+    assert [row[6] for row in gains.rows] == pytest.approx([1, 4 * p[1], 1, 1]), "three times 0.42 is more than 1"
+    assert "corrected for the 4 shown" in found.remarks[-1]
+    # boundaries at 32, 64 and 96 tokens of thought stand for budgets of 64, 96 and 128
+    assert [row[1:2] + row[5:] for row in accuracy.rows[:3]] == [(64, 32.0), (96, 64.0), (128, 96.0)]
+    assert "budget of 128 against 64 tokens (96 against 32 used)" in found.verdicts[0]
+    assert found.summary.rows[0][3] == "1.000, 96 used"
+    assert [line.x for line in found.figures[0].panels[1].lines] == [(32.0, 64.0, 96.0)] * 2
     assert found.verdicts[2].startswith("accuracy at 128 tokens, worse against better: -0.667")
     for other in (replace(WORSE, budgets=(64, 96, 127)), replace(WORSE, boundaries=Boundaries.CUTS)):
         refused = refusal(analyse_extrapolation, [BETTER, other])

@@ -83,9 +83,15 @@ def test_regret_scaling_and_efficiency_of_versions(run: RunLayout, tmp_path: Pat
     analyze("scaling", f"{run.root}@2", "--out", tmp_path)
     four = [r for r in rows(tmp_path / "scaling.csv") if r["way"] == "maj@4 at prefix"]
     assert [float(r["accuracy"]) for r in four] == [1.0, 0.875, 0.75]
+    assert "within 5 points" in analyze("scaling", f"{run.root}@2", "--margin", "5", "--out", tmp_path).output
+    refused(["scaling", f"{run.root}@2", "--margin", "5", "--by-episodes"], "leave out --by-episodes")
     analyze("efficiency", f"{run.root}@2", "--accuracy", "0.75, 1", "--out", tmp_path)
-    reached = [(r["model"], r["accuracy"], r["tokens"]) for r in rows(tmp_path / "tokens_to_accuracy.csv")]
-    assert reached == [("run@2", "0.75", "0"), ("run@2", "1", "not reached")]
+    first, never = rows(tmp_path / "tokens_to_accuracy.csv")
+    assert 2 <= float(first["tokens"]) < 2 + 70 / 256, "the first answers take 2 tokens, and 256 steps are looked at"
+    assert (never["accuracy"], never["tokens"]) == ("1", "not reached")
+    shown = analyze("efficiency", f"{run.root}@2", "--accuracy", "0.75", "--tokens", "all", "--out", tmp_path).output
+    assert "tokens counted: prompt" in shown.replace("\n", " ")
+    assert float(rows(tmp_path / "tokens_to_accuracy.csv")[0]["tokens"]) == pytest.approx(12, abs=0.4)
 
 
 def test_an_earlier_version_never_stands_for_the_last_one(run: RunLayout, tmp_path: Path) -> None:

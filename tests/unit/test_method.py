@@ -77,6 +77,28 @@ def test_mrt_online_adds_progress_to_the_outcome_of_each_episode_and_alpha_zero_
         assert a == pytest.approx(b)
 
 
+def test_the_update_of_an_episode_may_oppose_the_gradient_of_the_sum_of_progress() -> None:
+    """Two modes, one as likely as the other (logit 0): values 0, 0.6, 0.6 and 0, 0.1, 1.0, each right as often as its
+    last value says. For the logit of the first mode, with p (1 - p) = 1/4 and alpha 1:
+
+    - E[r] has the gradient (0.6 - 1.0) / 4, and E[r + sum of progress], which is E[r + V_2 - V_0], (1.2 - 2.0) / 4;
+    - the update credits the choice with the first episode's progress alone: (0.6 + 0.6 - (1.0 + 0.1)) / 4.
+    """
+    modes = (([0.0, 0.6, 0.6], 3), ([0.0, 0.1, 1.0], 5))
+    traces = [
+        ScoredTrace("p", float(n < right), 2, [0, 1, 2], np.array(values)) for values, right in modes for n in range(5)
+    ]
+    scores = np.repeat([0.5, -0.5], 5)  # d log pi / d logit of the choice, which the first token makes
+
+    def gradient(alpha: float) -> float:
+        found = token_advantages(traces, alpha=alpha, divide_by_std=False, normalise_progress=False)
+        return float(np.mean([score * advantages[0] for score, advantages in zip(scores, found, strict=True)]))
+
+    assert gradient(0.0) == pytest.approx((0.6 - 1.0) / 4)
+    assert gradient(1.0) == pytest.approx((1.2 - 1.1) / 4)
+    assert gradient(0.8) == pytest.approx(0.0), "there the sign changes; that of the sum is negative for every alpha"
+
+
 # -- the offline form
 
 

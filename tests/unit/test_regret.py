@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from samples import rollout, sampled
 
-from mrt_hpc.analysis.problem_measures import valued_traces
+from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer
+from mrt_hpc.analysis.problem_measures import curve_of, valued_traces
 from mrt_hpc.mrt.regret import (
     TraceCurve,
     area_of_episodes,
@@ -16,7 +17,6 @@ from mrt_hpc.mrt.regret import (
     first_reached,
     regret_by_problem,
     reward_within,
-    tokens_to_answer,
 )
 from mrt_hpc.run.records import Branch, FinishReason, PrefixValue
 
@@ -64,9 +64,9 @@ def test_all_tokens_are_prompt_prefix_closing_text_and_mean_answer() -> None:
 
 
 def test_a_boundary_with_shorter_answers_counts_no_fewer_tokens_than_the_one_before() -> None:
-    assert tokens_to_answer([[30], [35], [60]], [[20], [5], [5]]).tolist() == [50, 50, 65]
-    with pytest.raises(ValueError, match="a boundary has no branch"):
-        tokens_to_answer([[30], []], [[20], []])
+    forced = [GradedAnswer("R", 1.0, drawn, asked) for drawn, asked in ((20, 30), (5, 35), (5, 60))]
+    boundaries = tuple(EvaluatedBoundary(0, 1.0, (answer,)) for answer in forced)
+    assert curve_of(EvaluatedTrace(1.0, "R", 0, boundaries), "all").tokens.tolist() == [50, 50, 65]
 
 
 def test_a_trace_that_is_stopped_has_the_value_there_and_one_that_has_ended_its_reward() -> None:

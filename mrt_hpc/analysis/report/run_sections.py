@@ -146,7 +146,7 @@ def _totals(records: Sequence[RunRecord]) -> Table:
     rows = {
         "hardware": [total.hardware or DASH for total in every],
         "wall time": [duration(total.wall_seconds) for total in every],
-        "tokens generated": [count(total.generated_tokens) for total in every],
+        "tokens generated for training, branches included": [count(total.generated_tokens) for total in every],
         "GPU-hours": [number(total.gpu_hours) for total in every],
         "CPU core hours": [number(total.cpu_hours) for total in every],
         "tokens sampled per second and inference task": [number(total.sampled_tokens_per_second) for total in every],
