@@ -278,10 +278,11 @@ def phase_totals(iterations: Sequence[IterationMetrics]) -> list[tuple[Phase, fl
 
 
 def sample(iterations: Sequence[IterationMetrics], most: int) -> list[IterationMetrics]:
-    """At most ``most`` of the iterations, the first and the last among them, evenly spaced."""
+    """At most ``most`` of the iterations: the first, others at equal steps from it, and the last."""
     if len(iterations) <= most:
         return list(iterations)
-    return [iterations[round(i)] for i in np.linspace(0, len(iterations) - 1, most)]
+    step = math.ceil((len(iterations) - 1) / (most - 1))
+    return [*iterations[:-1:step], iterations[-1]]
 
 
 def by_benchmark(evaluations: Sequence[EvaluationSummary]) -> dict[str, list[EvaluationSummary]]:

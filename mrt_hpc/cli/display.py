@@ -107,7 +107,7 @@ def one_line(run: Snapshot) -> str:
     running = Counter(task.role for task in run.tasks if task.alive)
     failed = sum(job.states.get(TaskState.FAILED, 0) for job in run.jobs)
     parts = [
-        f"iteration {trained.done}/{trained.planned}" if trained.planned else "",
+        f"iterations done {trained.done}/{trained.planned}" if trained.planned else "",
         "" if reward is None else f"reward {reward:.2f}",
         f"evaluations {evaluations.done}/{evaluations.planned}",
         "running " + ", ".join(f"{role} x{count}" if count > 1 else role for role, count in running.items())

@@ -99,6 +99,7 @@ def _watch(run: Path) -> None:
     try:
         with QueueLooks(layout) as queues, LiveDisplay(layout, queues.latest) as display:
             wait_until(display.has_ended, reason="the end of the run", deadline_s=inf, longest_pause_s=LOOK_EVERY_S)
+            queues.renew()  # the last frame stays on the terminal
     except KeyboardInterrupt:
         click.echo(f"the run was not touched; to look again: mrt-hpc status {word(run)} --watch")
         return

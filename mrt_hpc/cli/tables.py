@@ -16,23 +16,25 @@ from mrt_hpc.recipe.site import SiteSettings
 from mrt_hpc.run.events import Use
 
 PARTS = ("weights", "optimiser", "gradients", "exchange", "activations", "logits", "KV cache", "other")
-"""The columns, in their order."""
+"""The rows, in their order."""
 
 
 def memory_table(fitted: Fits) -> Table:
-    """One row a role: GiB of one process at its peak, by what they are for."""
-    parts = [part for part in PARTS if any(part in role.parts for role in fitted.roles)]
-    columns = (*parts, "needed", "of", "share")
-    table = table_of("memory of a process at its peak, GiB", "role", *columns, right=columns)
-    for role in fitted.roles:
-        numbers = [_number(role.parts.get(part)) for part in parts]
-        place = f"{role.limit:.1f} {role.place}"
-        table.add_row(role.name, *numbers, _number(role.needed), place, f"{role.share:.0%}".replace("%", " %"))
+    """One column a role: GiB of one process at its peak, by what they are for; a column adds up to what is needed."""
+    roles = fitted.roles
+    names = [role.name for role in roles]
+    table = table_of("memory of a process at its peak, GiB", "for", *names, right=names)
+    for part in (part for part in PARTS if any(part in role.parts for role in roles)):
+        table.add_row(part, *(_number(role.parts.get(part)) for role in roles))
+    table.add_section()
+    table.add_row("needed", *(_number(role.needed) for role in roles))
+    table.add_row("of", *(f"{role.limit:.1f} {role.place}" for role in roles))
+    table.add_row("share", *(f"{role.share:.0%}".replace("%", " %") for role in roles))
     return table
 
 
 def _number(gib: float | None) -> str:
-    return "" if gib is None else f"{gib:.1f}" if gib >= 0.05 else f"{gib:.3f}"
+    return "" if gib is None else f"{gib:.1f}" if gib >= 0.05 or not gib else f"{gib:.3f}"
 
 
 def memory_lines(fitted: Fits) -> Iterator[str]:

@@ -69,7 +69,7 @@ class RoleFit:
     place: str
     """GPU or memory."""
     parts: dict[str, float]
-    """The bytes by what they are for."""
+    """GiB by what they are for; together what is needed."""
     needed: float
     """The least that the process has to get."""
     limit: float
@@ -325,8 +325,8 @@ def _servers_on_node(
 
 
 def _server_parts(memory: ServerMemory) -> dict[str, float]:
-    """GiB by what they are for."""
-    cache = max(0.0, memory.cache)
+    """GiB by what they are for; of the cache what one longest sequence takes, so that the parts add up to the least."""
+    cache = memory.longest
     parts = {"weights": memory.weights, "activations": memory.activations, "KV cache": cache, "other": memory.overhead}
     return {part: value / GIB for part, value in parts.items()}
 
@@ -334,8 +334,9 @@ def _server_parts(memory: ServerMemory) -> dict[str, float]:
 def _note(server: _Server, memory: ServerMemory) -> str:
     mean = min(server.mean, server.longest)
     return (
-        f"{server.name}: the KV cache holds {memory.at_once(memory.longest):,} sequences of {server.longest:,} tokens "
-        f"at once, or {memory.at_once(memory.mean):,} of {mean:,.0f}"
+        f"{server.name}: the KV cache has {max(0.0, memory.cache) / GIB:.1f} GiB and holds "
+        f"{memory.at_once(memory.longest):,} sequences of {server.longest:,} tokens at once, or "
+        f"{memory.at_once(memory.mean):,} of {mean:,.0f}"
     )
 
 

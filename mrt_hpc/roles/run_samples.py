@@ -64,12 +64,20 @@ class TraceSource:
 def trace_samples(layout: RunLayout, recipe: Experiment, summary: RunSummary) -> TraceSamples:
     """Read the sample traces of a run. What is damaged or missing is named, and the others are shown."""
     troubles: list[str] = []
-    sources = [*_evaluated(layout, recipe, summary, troubles), *_rollouts(layout, summary, troubles)]
+    sources = _last_valued_first(
+        [*_evaluated(layout, recipe, summary, troubles), *_rollouts(layout, summary, troubles)]
+    )
     tokens = first_tokenizer(_tokenizers(layout, recipe, summary), troubles) if sources else None
     traces = [trace for source in sources for trace in _traces(source, tokens)]
     if unmarked := sum(not trace.marked for trace in traces):
         troubles.append(f"The episodes of {unmarked} traces cannot be marked: their tokens do not give their texts.")
     return TraceSamples(tuple(_in_turns(traces)), _problems(layout, sources), (*_choice(sources), *troubles))
+
+
+def _last_valued_first(sources: list[TraceSource]) -> list[TraceSource]:
+    """The sources in their order, but first the last one whose prefixes have values, where there is one."""
+    valued = [source for source in sources if any(group.values for group in source.groups)]
+    return [*valued[-1:], *(source for source in sources if source not in valued[-1:])]
 
 
 def _choice(sources: Sequence[TraceSource]) -> list[str]:

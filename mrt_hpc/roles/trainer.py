@@ -304,7 +304,8 @@ class Trainer:
         self.artifacts.write_metrics(metrics)
         self.tracker.log(metrics)
         reward = "" if metrics.reward_mean is None else f"reward {metrics.reward_mean:.3f}, "
-        log.info("iteration %d: %sloss %.4f, %.1f s", done, reward, stats.loss, timeline.total)
+        weights, seconds = self.iteration, timeline.total
+        log.info("iteration %d: %sloss %.4f, weights version %d, %.1f s", done, reward, stats.loss, weights, seconds)
         for warning in metrics.warnings:
             log.warning("%s", warning)
 

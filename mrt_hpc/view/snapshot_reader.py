@@ -68,6 +68,10 @@ class QueueLooks:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
+    def renew(self) -> None:
+        """Let the next call of ``latest`` ask, and wait for the answer: an older one may differ from the files."""
+        self._latest = self._asked = None
+
     def latest(self) -> QueueLook:
         """The newest answer. The first call waits for it; later ones ask again when it is due, and wait for nothing."""
         if self._asked is None and (self._latest is None or self.clock() >= self._next):
@@ -320,7 +324,8 @@ class SnapshotReader:
             for explanation in paused(look)
         }
         for job, index, record in look.tasks():
-            if record.state not in _AT_REST or (job.name, index) in look.running:
+            begins = record.state is TaskState.WAITING and (job.name, index) in look.running
+            if record.state not in _AT_REST or begins:
                 yield self._task(job, index, record, look, waiting.get((job.name, index), ""))
 
     def _task(self, job: Job, index: int, record: TaskRecord, look: RunLook, waits: str) -> TaskView:

@@ -172,6 +172,31 @@ def test_a_trace_shows_its_episodes_with_progress_and_forced_answers(page: Brows
     assert shown["left"] == 0, "these traces are short enough to be whole"
 
 
+def test_a_text_is_found_and_a_link_leads_to_its_trace(run: RunLayout, page: Browser) -> None:
+    """The trace at the top of the page is in the reader, and its link shows it whatever is filtered."""
+    seek = "const t = document.getElementById('text'); t.value = arguments[0]; t.dispatchEvent(new Event('input'))"
+    every = count(page)[1]
+    problem = page.script("return document.getElementById('problem').options[1].value")
+    page.script(seek, problem.upper())
+    assert 0 < count(page)[0] < every
+    assert all(text.startswith(problem) for text in listed(page))
+    page.script(seek, "WAIT, X=1:")
+    assert count(page)[0] > 0
+    page.script(seek, "no trace has this")
+    assert count(page)[0] == 0
+    link, gain = page.script(
+        "const e = document.getElementById('example');"
+        "return [e.querySelector('a').href, e.querySelector('.chip').textContent]"
+    )
+    page.call("POST", "url", url=link)
+    page.call("POST", "refresh")
+    assert count(page) == (every, every)
+    assert page.script("return document.activeElement.id") == "trace"
+    assert page.script("return document.querySelector('#trace .chip').textContent") == gain
+    assert page.script("return document.querySelector('#trace details').open"), "the problem is read with its trace"
+    page.open(run.page, WIDE)
+
+
 def test_what_a_model_wrote_has_no_effect(run: RunLayout, window: Browser, page: Browser, tmp_path: Path) -> None:
     assert page.script("return window.broken === undefined")
     assert page.script("return document.querySelectorAll('img, iframe, object, b').length") == 0
@@ -295,7 +320,9 @@ def test_problems_are_listed_by_benchmark_and_in_their_natural_order(page: Brows
     choose(page, "problem", "math500: 1")
     assert [text.partition(" sample")[0] for text in listed(page)] == ["math500: 1"]
     assert "best episode +50, worst 0" in listed(page)[0]
-    chips = page.script("return [...document.querySelectorAll('.chip')].map((c) => [c.textContent, c.className])")
+    chips = page.script(
+        "return [...document.querySelectorAll('#trace .chip')].map((c) => [c.textContent, c.className])"
+    )
     assert chips == [["+50 points", "chip g3"], ["0 points", "chip zero"]]
 
 

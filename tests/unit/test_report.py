@@ -311,8 +311,8 @@ def test_the_page_has_the_traces_of_the_run(run: RunLayout) -> None:
     (found,) = runs_of(run.page.read_text())
     evaluations = [f"evaluation of version {version} on aime24" for version in (0, 3)]
     sources = list(dict.fromkeys(t["source"] for t in found["traces"]))
-    assert sources == [*evaluations, *(f"rollouts of iteration {i}" for i in range(3))]
-    first = found["traces"][0]
+    assert sources == ["rollouts of iteration 2", *evaluations, *(f"rollouts of iteration {i}" for i in range(2))]
+    first = next(trace for trace in found["traces"] if trace["source"] == evaluations[0])
     assert first["episodes"][0].startswith("Wait, x=0: First, x=3: 2*x+4")
     assert content.visible(HOSTILE) in first["episodes"][1]
     assert first["rest"].startswith("\n</think>\n\n\\boxed{")

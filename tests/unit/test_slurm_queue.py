@@ -226,6 +226,9 @@ def test_a_live_view_asks_the_queue_only_when_it_is_due_and_waits_for_no_answer(
         assert (reason(), run.calls.count("squeue")) == ("Priority", 1)
         now += 2
         wait_until(lambda: reason() == "Resources", reason="the second answer", deadline_s=60)
+        run.queue("12|PENDING|N/A|Dependency|")
+        looks.renew()
+        assert reason() == "Dependency", "the last frame of a view waits for an answer of that time"
         last = looks.latest()
         run.command("squeue", "exec sleep 60")
         looks.within_s = 1.0

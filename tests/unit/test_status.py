@@ -254,8 +254,8 @@ def test_without_a_terminal_each_change_is_a_line(run: CannedRun, capsys: pytest
         run.done()
     lines = [line.partition("] ")[2].split("; ") for line in capsys.readouterr().out.splitlines()]
     assert lines == [
-        ["iteration 0/20", "evaluations 0/2", "running inference x2", "1 FAILED"],
-        ["iteration 0/20", "evaluations 0/2", "nothing runs"],
+        ["iterations done 0/20", "evaluations 0/2", "running inference x2", "1 FAILED"],
+        ["iterations done 0/20", "evaluations 0/2", "nothing runs"],
     ]
 
 

@@ -50,13 +50,22 @@ function extreme(trace, order) {
   return order === "gain" ? -Math.max(...shares) : Math.min(...shares);
 }
 
+function words(trace) {
+  const { text, gold } = trace.problems[trace.problem];
+  const texts = [problemName(trace), text, gold, trace.before, ...trace.episodes, trace.rest, trace.answer];
+  trace.words ??= texts.map((one) => whole(one ?? "")).join("\n").toLowerCase();
+  return trace.words;
+}
+
 function chosen() {
   const { run, source, problem } = filters;
+  const sought = at("text").value.trim().toLowerCase();
   const verdict = at("verdict").value;
   const order = at("order").value;
   const found = traces.filter((trace) =>
     (!run.value || trace.run === run.value) && (!source.value || trace.source === source.value) &&
-    (!problem.value || trace.problem === problem.value) && (!verdict || trace.right === (verdict === "right")));
+    (!problem.value || trace.problem === problem.value) && (!verdict || trace.right === (verdict === "right")) &&
+    (!sought || words(trace).includes(sought)));
   return order ? found.sort((a, b) => extreme(a, order) - extreme(b, order)) : found;
 }
 
@@ -107,16 +116,48 @@ function boundary(trace, index, words) {
   return found.length ? [valued, answers(found)] : [element("p", { className: "note" }, `${words}: value ${(100 * value).toFixed(0)} %`)];
 }
 
+function chip(share) {
+  return element("div", { className: `chip ${colour(share)}` }, share === null ? "not valued" : `${points(share)} points`);
+}
+
 function episode(trace, index) {
-  const share = trace.progress[index];
-  const chip = element("div", { className: `chip ${colour(share)}` }, share === null ? "not valued" : `${points(share)} points`);
   const parts = trace.marked ? [element("pre", {}, ...nodes(trace.episodes[index]))] : [];
-  return element("section", { className: "episode" }, chip,
+  return element("section", { className: "episode" }, chip(trace.progress[index]),
     element("div", {}, element("h4", {}, `Episode ${index}`), ...parts, ...boundary(trace, index + 1, "At its end")));
 }
 
-function folded(title, text) {
-  return element("details", {}, element("summary", {}, title), element("pre", {}, ...nodes(text)));
+function foldable(title, text, open) {
+  return element("details", { open }, element("summary", {}, title), element("pre", {}, ...nodes(text)));
+}
+
+// A link to one trace names it by what stays when the report is written again.
+function fragment(trace) {
+  const run = data.runs.length > 1 ? { run: trace.run } : {};
+  return "#" + new URLSearchParams({ ...run, source: trace.source, problem: trace.problem, sample: trace.sample });
+}
+
+function followed() {
+  const found = traces.find((trace) => fragment(trace) === "#" + new URLSearchParams(location.hash.slice(1)));
+  if (!found) return;
+  at("filters").reset();
+  current = found;
+  list();
+  at("trace").focus({ preventScroll: true });
+  at("trace").scrollIntoView();
+}
+
+function example() {
+  const [trace] = traces.filter((one) => one.source === traces[0].source).sort((a, b) => extreme(a, "gain") - extreme(b, "gain"));
+  if (known(trace).length === 0) return;
+  const episodes = trace.progress.map((share, index) =>
+    element("li", { className: "episode" }, chip(share), element("p", {}, whole(trace.episodes[index]))));
+  const question = trace.problems[trace.problem].text;
+  const problem = question === undefined ? [] : [element("p", { className: "question" }, whole(question))];
+  at("example").replaceChildren(element("h3", {}, "A trace: the thought by episodes, and the progress of each"), ...problem,
+    element("ol", {}, ...episodes), element("p", {}, trace.right ? "✓ right" : "✗ wrong", ", ",
+      element("a", { href: fragment(trace) }, "read it whole")),
+    element("p", { className: "note" }, `Of the traces shown from ${trace.source}, the one with the greatest gain of an episode.`));
+  at("example").hidden = false;
 }
 
 function step(words, by) {
@@ -133,8 +174,8 @@ function facts(trace) {
   const end = trace.cut ? "; cut off by the token limit" : "";
   const verdict = element("p", {}, element("strong", {}, trace.right ? "✓ right" : "✗ wrong"), `: ${found}${gold}${end}`);
   const parts = [element("p", { className: "note" }, `${trace.run} · ${trace.source} · ${summary(trace)}`), verdict];
-  if (problem.text !== undefined) parts.push(folded("Problem", problem.text));
-  if (trace.before) parts.push(folded("Text that the model was given to go on from", trace.before));
+  if (problem.text !== undefined) parts.push(foldable("Problem", problem.text, true));
+  if (trace.before) parts.push(foldable("Text that the model was given to go on from", trace.before, false));
   return parts;
 }
 
@@ -146,7 +187,8 @@ function show(trace) {
     return;
   }
   const title = element("h3", { id: "trace-title" }, `${problemName(trace)}, sample ${trace.sample}`);
-  const pages = element("div", { className: "pages" }, step("Previous trace", -1), step("Next trace", 1));
+  const pages = element("div", { className: "pages" }, step("Previous trace", -1), step("Next trace", 1),
+    element("a", { href: fragment(trace) }, "Link to this trace"));
   const episodes = trace.progress.map((_, index) => episode(trace, index));
   const heading = trace.marked ? "After the last episode" : "Text (its episodes could not be marked)";
   const rest = whole(trace.rest) ? [element("h4", {}, heading), element("pre", {}, ...nodes(trace.rest))] : [];
@@ -173,6 +215,10 @@ options(filters.source, "all sources", distinct(traces.map((trace) => trace.sour
 options(filters.problem, "all problems", problems());
 filters.run.parentElement.hidden = data.runs.length < 2;
 at("filters").addEventListener("change", list);
+at("text").addEventListener("input", list);
+addEventListener("hashchange", followed);
 at("filters").addEventListener("submit", (event) => event.preventDefault());
 at("reader").hidden = false;
 list();
+example();
+followed();

@@ -22,6 +22,7 @@ from mrt_hpc.analysis.report.content import (
     TEXT_LIMIT,
     TRACE_BYTES,
     Chosen,
+    Plot,
     ReportSection,
     RunRecord,
     Table,
@@ -104,11 +105,13 @@ def render_page(records: Sequence[RunRecord], budget: int = TRACE_BYTES) -> str:
     """
     script = _file("reader.js")
     chosen = choose(records, budget)
+    written = sections(records)
     return _environment().get_template("page.html.j2").render(
         title=title(records),
         records=records,
         trained=any(record.trained for record in records),
-        sections=sections(records),
+        sections=written,
+        lead=_lead(written),
         nothing=NOTHING,
         choice=_choice(records, chosen),
         traces=Markup(chosen.data),
@@ -117,6 +120,12 @@ def render_page(records: Sequence[RunRecord], budget: int = TRACE_BYTES) -> str:
         script=Markup(script),
         script_hash=script_hash(script),
     )  # fmt: skip
+
+
+def _lead(written: Sequence[ReportSection]) -> Plot | None:
+    """The figure at the top of the page: the first learning curve, or else the first figure of the results."""
+    first = sorted(written, key=lambda section: section.anchor != "training")
+    return next((plot for section in first for plot in section.plots), None)
 
 
 def script_hash(script: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -124,10 +124,11 @@ def _iterations(record: RunRecord) -> Table:
     rows = tuple((str(m.iteration), *(written(m) for written in _MEASURES.values())) for m in shown)
     note = (
         f"{len(shown)} of {len(done)} iterations are shown; all are in iterations/*/metrics.json, and the page has all "
-        "in the tables of its figures. Answered are the traces in which an answer was found, right or wrong. Mismatch "
-        "is the mean ratio of the sampled tokens' probabilities, the trainer's over the server's: 1 when they agree. "
-        "The error of progress is the standard error of one progress value by the prover's branches, where there are "
-        "two or more."
+        "in the tables of its figures. Iteration n samples with weights version n (an older one where max_staleness "
+        "allows it) and ends with version n + 1. Answered are the traces in which an answer was found, right or wrong. "
+        "Mismatch is the mean ratio of the sampled tokens' probabilities, the trainer's over the server's: 1 when they "
+        "agree. The error of progress is the standard error of one progress value by the prover's branches, where "
+        "there are two or more."
     )
     return Table(f"Iterations of {record.name}", tuple(map(Column, ("iteration", *_MEASURES))), rows, note)
 
@@ -143,59 +144,83 @@ def costs(records: Sequence[RunRecord]) -> ReportSection:
 
 def _totals(records: Sequence[RunRecord]) -> Table:
     every = [record.summary.cost for record in records]
+    gpu_unit, gpu_scale = _unit(total.gpu_hours for total in every)
+    core_unit, core_scale = _unit(total.cpu_hours for total in every)
     rows = {
         "hardware": [total.hardware or DASH for total in every],
         "wall time": [duration(total.wall_seconds) for total in every],
         "tokens generated for training, branches included": [count(total.generated_tokens) for total in every],
-        "GPU-hours": [number(total.gpu_hours) for total in every],
-        "CPU core hours": [number(total.cpu_hours) for total in every],
+        f"GPU-{gpu_unit}": [_scaled(total.gpu_hours or None, gpu_scale) for total in every],
+        f"CPU core {core_unit}": [_scaled(total.cpu_hours, core_scale) for total in every],
         "tokens sampled per second and inference task": [number(total.sampled_tokens_per_second) for total in every],
         "tokens trained per second and rank": [number(total.trained_tokens_per_second) for total in every],
     }
     return _by_run("Cost", records, {name: cells for name, cells in rows.items() if set(cells) != {DASH}})
 
 
+def _unit(hours: Iterable[float | None]) -> tuple[str, float]:
+    """The unit in which hours can be read, and how many of it an hour has: seconds where all are below an hour."""
+    most = max((value for value in hours if value is not None), default=0.0)
+    return ("seconds", 3600.0) if most < 1 else ("hours", 1.0)
+
+
+def _scaled(hours: float | None, scale: float) -> str:
+    return number(None if hours is None else scale * hours)
+
+
+def _hour_columns(uses: Sequence[tuple[float, float, float]]) -> tuple[tuple[Column, ...], list[tuple[str, ...]]]:
+    """Columns of time, GPU time and core time, and their cells: without GPUs no column of these.
+
+    Args:
+        uses: hours, GPU-hours and core hours of each row.
+    """
+    unit, scale = _unit(hours for use in uses for hours in use)
+    names = (f"{unit} of all tasks", f"GPU-{unit}", f"CPU core {unit}")
+    shown = [n for n in range(3) if n != 1 or any(use[n] for use in uses)]
+    cells = [tuple(_scaled(use[n], scale) for n in shown) for use in uses]
+    return tuple(Column(names[n]) for n in shown), cells
+
+
 def _phases(records: Sequence[RunRecord]) -> Table:
     """GPU-hours of training are shared out by the time of its phases."""
     rows = []
+    by_gpus = any(use.gpu_hours for record in records for use in record.roles)
     for record in records:
         gpu_hours = sum(use.gpu_hours for use in record.roles if use.role in ("inference", "trainer", "colocated"))
         for phase, seconds, share in phase_totals(record.summary.iterations):
-            used = number(share * gpu_hours) if record.roles else DASH
-            rows.append((str(phase), record.name, duration(seconds), percent(share), used))
+            used = (number(share * gpu_hours) if record.roles else DASH,) if by_gpus else ()
+            rows.append((str(phase), record.name, duration(seconds), percent(share), *used))
     note = (
         "The GPU-hours of the jobs that sample and train, shared out by the time of the phases: in every phase, all "
         "their GPUs are allocated."
     )
-    columns = (Column("phase"), RUN, *map(Column, ("wall time", "share", "GPU-hours")))
-    return Table("Training by phase", columns, tuple(rows), note)
+    names = ("wall time", "share", "GPU-hours") if by_gpus else ("wall time", "share")
+    columns = (Column("phase"), RUN, *map(Column, names))
+    return Table("Training by phase", columns, tuple(rows), note if by_gpus else "", folded=True)
 
 
 def _roles(records: Sequence[RunRecord]) -> Table:
-    rows = tuple(
-        (use.role, record.name, count(use.attempts), number(use.hours), number(use.gpu_hours), number(use.cpu_hours))
-        for record in records
-        for use in record.roles
-    )
-    names = ("attempts", "hours of all tasks", "GPU-hours", "CPU core hours")
-    return Table("Jobs by role", (Column("role"), RUN, *map(Column, names)), rows)
+    named = [(record.name, use) for record in records for use in record.roles]
+    columns, cells = _hour_columns([(use.hours, use.gpu_hours, use.cpu_hours) for _, use in named])
+    rows = tuple((use.role, name, count(use.attempts), *hours) for (name, use), hours in zip(named, cells, strict=True))
+    return Table("Jobs by role", (Column("role"), RUN, Column("attempts"), *columns), rows, folded=True)
 
 
 def _uses(records: Sequence[RunRecord]) -> Table:
-    rows = tuple(
-        (what, use.role, record.name, *map(number, hours))
+    named = [
+        ((what, use.role, record.name), hours)
         for record in records
         for use in record.roles
         for what, hours in use.by_use.items()
-    )
+    ]
+    columns, cells = _hour_columns([hours for _, hours in named])
+    rows = tuple((*names, *hours) for (names, _), hours in zip(named, cells, strict=True))
     note = (
         "The uses of a role add up to its hours. Lost is the work of attempts that did not end well, since their last "
         "result that stays. These are the hours by the run's events; mrt-hpc cost RUN takes those of the cluster's "
         "accounting where there is one."
     )
-    names = ("hours of all tasks", "GPU-hours", "CPU core hours")
-    columns = (Column("use"), Column("role", numeric=False), RUN, *map(Column, names))
-    return Table("Hours by use", columns, rows, note)
+    return Table("Time by use", (Column("use"), Column("role", numeric=False), RUN, *columns), rows, note, folded=True)
 
 
 def faults(records: Sequence[RunRecord]) -> ReportSection:
