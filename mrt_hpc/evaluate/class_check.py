@@ -76,9 +76,7 @@ class ClassCheck:
         registries = dict(sections_with_own_classes(Recipe))
         section, own = own_class(name, {section: registries[section] for section in PLACES})
         layout = existing_run(run)
-        useless = issubclass(own, AlgorithmSettings) and not own.needs_prover
-        without = ["prover=null"] if useless else []  # that of the run would be refused
-        asked = [f"{PLACES[section]}={json.dumps({'type': name})}", *without, *overrides]
+        asked = [f"{PLACES[section]}={json.dumps({'type': name})}", *_without_prover(section, own), *overrides]
         recipe = changed_recipe(layout.recipe_lock, read_recipe_lock(layout.recipe_lock), asked)
         chosen = _stored(layout, recipe) if iteration is None else iteration
         if not (groups := read_iteration(layout, chosen)):
@@ -157,6 +155,15 @@ class ClassCheck:
         """The problems of the stored rollouts, by their ids."""
         wanted = {rollout.problem_id for rollout in self.rollouts}
         return {problem.id: problem for problem in read_problems(self.layout.train_data) if problem.id in wanted}
+
+
+def _without_prover(section: str, own: type) -> list[str]:
+    """Changes that take the prover of a run out, where it would be refused beside the class: an algorithm may make no
+    use of one, and a verifier may not find the answers that it has the model write.
+    """
+    if section == "data.verifier":
+        return ['algorithm={"type": "grpo"}', "prover=null", "evaluation.prover=null"]
+    return ["prover=null"] if issubclass(own, AlgorithmSettings) and not own.needs_prover else []
 
 
 def _stored(layout: RunLayout, recipe: Recipe) -> int:

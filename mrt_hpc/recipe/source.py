@@ -85,7 +85,7 @@ class Source:
             if location[:length] in self.overrides:
                 return change(self.overrides[location[:length]])
         options = " ".join(f"--set {text}" for text in self.overrides.values())
-        return f"{edit}, or change the options {options}" if options else edit
+        return f"{edit}, or change the options {options}" if options and options not in edit else edit
 
 
 def change(override: str) -> str:

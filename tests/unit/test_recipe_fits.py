@@ -57,7 +57,11 @@ SHARED = ("training.sequence_parallel=2", "resources.trainer.ranks=4", "training
         ("grpo", "evaluation.prover.model", ("evaluation.prover={type: boxed_answer, model: elsewhere}",)),
         ("grpo", "evaluation.regret_tokens", (LIKELIHOOD, "evaluation.regret_tokens=all")),
         ("grpo", "evaluation.prover.type", ("evaluation.prover={type: majority}",)),
-        ("grpo", "evaluation.regret_budgets", ("evaluation.prover={type: boxed_answer}",)),
+        (
+            "grpo",
+            "evaluation.regret_budgets",
+            ("evaluation.prover={type: boxed_answer}", "evaluation.regret_budgets=[99999]"),
+        ),
         ("grpo", "resources.trainer.ranks", (*SHARED, "resources.trainer.ranks=3")),
         ("grpo", "training.batching", (*SHARED, "training.batching=padded")),
         ("quickstart", "schedule.iterations_per_job", ("schedule.coupling=sequential",)),
