@@ -46,7 +46,10 @@ SUITES = Kind(
 SITES = Kind(
     "site profile", Path("slurm") / "sites", "sites", "mrt-hpc plan RECIPE --site {name}", "mrt-hpc fields site"
 )
-
+EXAMPLES = Kind(
+    "example", Path("tests") / "examples", "examples", "mrt-hpc recipes copy example:{name}", "mrt-hpc fields"
+)
+"""Modules with classes of a user's own, which are copied beside a recipe."""
 
 KINDS = (RECIPES, SUITES, SITES)
 
@@ -145,6 +148,12 @@ def _entries_in(kind: Kind, folder: Path) -> Iterator[CatalogueEntry]:
         within = path.relative_to(folder)
         if not OTHER_KINDS & set(within.parts):
             yield CatalogueEntry(kind, str(within.with_suffix("")), path)
+
+
+def examples() -> dict[str, CatalogueEntry]:
+    """The modules with classes of a user's own that can be copied, by their names."""
+    paths = [path for folder in reversed(folders(EXAMPLES)) for path in sorted(folder.glob("*.py"))]
+    return {path.stem: CatalogueEntry(EXAMPLES, path.stem, path) for path in paths}
 
 
 def known_names(kind: Kind) -> list[str]:
