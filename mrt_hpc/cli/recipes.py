@@ -14,17 +14,31 @@ from mrt_hpc.cli import options
 from mrt_hpc.cli.completion import RUN
 from mrt_hpc.cli.options import console_of
 from mrt_hpc.errors import ExitCode, UserError, nearest
-from mrt_hpc.recipe.find import KINDS, RECIPES, SITES, SUITES, CatalogueEntry, entries, expanded, spellings
+from mrt_hpc.recipe.find import (
+    EXAMPLES,
+    KINDS,
+    RECIPES,
+    SITES,
+    SUITES,
+    CatalogueEntry,
+    entries,
+    examples,
+    expanded,
+    spellings,
+)
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Plan
     from mrt_hpc.recipe.schema import Recipe
 
 
+EXAMPLE = "example:"
+"""Begins the name of an example: a site profile is called ``example`` too."""
 NEXT = {
     "recipe": "mrt-hpc plan {}",
     "suite": "mrt-hpc eval MODEL_OR_RUN --suite {} --plan",
     "site profile": "mrt-hpc plan quickstart --site {}",
+    "example": "mrt-hpc plan my_recipe.yaml, a recipe beside {} that names a class of it",
 }
 """The command to type after a copy was made, by the kind of file."""
 
@@ -97,7 +111,7 @@ def _print_table(title: str, listed: list[CatalogueEntry]) -> None:
 @click.argument("output", metavar="[OUT]", required=False, type=options.FILE)
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 def copy(name: str, output: Path | None, force: bool) -> None:
-    """Copy the recipe, suite or site profile NAME to OUT.
+    """Copy the recipe, suite or site profile NAME to OUT, or with example:NAME a module with classes of your own.
 
     Without OUT the copy has the same name in recipes/, recipes/suites/ or slurm/sites/ of the working directory, where
     commands find it before that of the package. What a recipe `extends` stays a name. Relative paths in a copy start
@@ -108,6 +122,7 @@ def copy(name: str, output: Path | None, force: bool) -> None:
       mrt-hpc recipes copy mrt_online
       mrt-hpc recipes copy mrt_online my_recipe.yaml
       mrt-hpc recipes copy example slurm/sites/mycluster.yaml
+      mrt-hpc recipes copy example:my_method
     """
     from mrt_hpc.run.atomic import write_bytes
 
@@ -145,7 +160,8 @@ def copy_of(name: str, output: Path | None) -> tuple[CatalogueEntry, dict[Path, 
         UserError: there is no such file.
     """
     entry = _entry(name)
-    place = output if output is not None else entry.kind.checkout / f"{entry.name}.yaml"
+    own = Path(entry.path.name) if entry.kind is EXAMPLES else entry.kind.checkout / f"{entry.name}.yaml"
+    place = output if output is not None else own
     beside = {path: place.parent / path.relative_to(entry.path.parent) for path in _beside(entry)}
     return entry, {entry.path: place, **beside}
 
@@ -157,6 +173,8 @@ def _entry(name: str) -> CatalogueEntry:
         UserError: there is none.
     """
 
+    if name.startswith(EXAMPLE):
+        return _example(name)
     wanted = expanded(name)
     known = [entry for kind in KINDS for entry in entries(kind)]
     for entry in known:
@@ -176,12 +194,30 @@ def _entry(name: str) -> CatalogueEntry:
     )
 
 
+def _example(name: str) -> CatalogueEntry:
+    """The example of a name with its prefix.
+
+    Raises:
+        UserError: there is none.
+    """
+    known = {f"{EXAMPLE}{stem}": entry for stem, entry in examples().items()}
+    if name in known:
+        return known[name]
+    guess = nearest(name, known)
+    raise UserError(
+        "there is no example of this name",
+        value=name,
+        expected=f"one of {', '.join(known)}" if known else "an installation with the examples",
+        advice=f"mrt-hpc recipes copy {guess or next(iter(known))}" if known else "mrt-hpc recipes list",
+    )
+
+
 def _beside(entry: CatalogueEntry) -> list[Path]:
     """The files in its own folder that a recipe or a suite names by relative paths."""
     from mrt_hpc.recipe.load import SECTION, named_paths
     from mrt_hpc.recipe.source import read_source
 
-    if entry.kind is SITES:
+    if entry.kind in (SITES, EXAMPLES):
         return []
     data = read_source(entry.path, advice=f"mrt-hpc recipes copy {entry.name}").data
     folder = entry.path.parent

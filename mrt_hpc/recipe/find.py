@@ -39,7 +39,8 @@ class Kind:
 RECIPES = Kind("recipe", Path("recipes"), "recipes", "mrt-hpc plan {name}")
 SUITES = Kind("suite", Path("recipes") / "suites", "recipes/suites", "mrt-hpc eval MODEL --suite {name}")
 SITES = Kind("site profile", Path("slurm") / "sites", "sites", "mrt-hpc plan RECIPE --site {name}")
-
+EXAMPLES = Kind("example", Path("tests") / "examples", "examples", "mrt-hpc recipes copy example:{name}")
+"""Modules with classes of a user's own, which are copied beside a recipe."""
 
 KINDS = (RECIPES, SUITES, SITES)
 
@@ -168,6 +169,12 @@ def _entries_in(kind: Kind, folder: Path) -> Iterator[CatalogueEntry]:
         within = path.relative_to(folder)
         if not OTHER_KINDS & set(within.parts):
             yield CatalogueEntry(kind, str(within.with_suffix("")), path)
+
+
+def examples() -> dict[str, CatalogueEntry]:
+    """The modules with classes of a user's own that can be copied, by their names."""
+    paths = [path for folder in reversed(folders(EXAMPLES)) for path in sorted(folder.glob("*.py"))]
+    return {path.stem: CatalogueEntry(EXAMPLES, path.stem, path) for path in paths}
 
 
 def known_names(kind: Kind) -> list[str]:

@@ -751,5 +751,5 @@ class Training(Section):
     full_weights_every: Count = 1
     """The number of weights versions from one that is published as a whole model to the next. Those between hold only
     what has changed since the version before, to the bit; inference tasks put them together. 1 publishes whole models
-    only. Versions that are evaluated, sample traces or end a segment are whole models in any case.
+    only. A version that is evaluated, one that samples traces and the last one of a segment are always whole models.
     """

@@ -216,7 +216,7 @@ class Journal:
 
     changes: tuple[Change, ...] = ()
     data: tuple[str, ...] = ()
-    """The run's files of problems that are written anew, relative to the run directory."""
+    """The run's files of problems that are written again, relative to the run directory."""
 
 
 def _journal(layout: RunLayout) -> Journal:

@@ -6,9 +6,10 @@ folder is one of the node's and holds torch's FileStore, and ranks connect over 
 several nodes meet in a folder of the run directory. In neither case does a store listen.
 
 What is left are the connections between ranks. Any process that reaches a node can connect to gloo's listeners: at the
-address of the host's name (on one node: 127.0.0.1), at a port for each group. gloo takes whoever sends the number that
-it expects first, so each connection of the first group is proved with a key from the folder before anything else
-crosses it; a stranger can end the attempt, and it runs again. Groups made later carry numbers only, and are not proved.
+address of the host's name (on one node: 127.0.0.1), at a port for each group. gloo takes a process that sends the
+number that it expects first, so each connection of the first group is proved with a key from the folder before
+anything else crosses it; a stranger can end the attempt, and it runs again. Groups made later carry numbers only, and
+are not proved.
 NCCL (for the tensors of GPUs) drops who does not send a random number of 64 bits, which ranks pass on through the
 store. Messages are JSON and never a pickle, so what a stranger sends cannot run as the run's owner. They cross by gloo
 also where there are GPUs, so that a rank that waits leaves its GPU idle. Neither library encrypts.
@@ -45,7 +46,7 @@ from mrt_hpc.training.accelerator import backend, deepspeed
 
 # A store for the rendezvous of ranks on several nodes: a folder of the run directory that only its owner can enter.
 #
-# torch's own TCPStore listens on all addresses of a node, and whoever connects may read, write and delete its keys.
+# torch's own TCPStore listens on all addresses of a node, and every process that connects may change its keys.
 # Here nothing listens: a rank proves that it belongs to the run by writing to the folder, as the run's owner alone can.
 
 

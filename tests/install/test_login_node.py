@@ -90,7 +90,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     shutil.copytree(REPOSITORY / "mrt_hpc", source / "mrt_hpc", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("containers", "env", "recipes", "slurm"):
+    for name in ("containers", "env", "recipes", "slurm", "tests/examples"):
         shutil.copytree(REPOSITORY / name, source / name)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)
@@ -176,6 +176,7 @@ def test_recipes_and_profiles_come_with_the_package(node: LoginNode) -> None:
     listed = node.gives("recipes", "list", at=node.folder)
     assert f"recipes in {recipes}\n" in listed and "\n  small_world/mrt_online " in listed
     node.gives("recipes", "copy", "quickstart", "copied.yaml", at=node.folder)
+    node.gives("recipes", "copy", "example:my_method", at=node.folder)
     assert "segment-000" in node.gives("plan", "copied.yaml", at=node.folder)
 
 

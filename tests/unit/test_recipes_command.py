@@ -111,3 +111,13 @@ def test_nothing_is_replaced_without_force(folder: Path) -> None:
     assert load_recipe(mine).name == load_recipe(ROOT / "recipes" / "grpo.yaml").name
     typed("recipes", "copy", mine, "mine.yaml", "--force", exits=2)
     assert refusal(copy_of, "mrt_onlin", None).advice == "mrt-hpc recipes copy mrt_online"
+
+
+def test_an_example_is_copied_beside_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of a site profile is another one."""
+    monkeypatch.chdir(tmp_path)
+    typed("recipes", "copy", "example:my_method")
+    assert (tmp_path / "my_method.py").read_bytes() == (ROOT / "tests" / "examples" / "my_method.py").read_bytes()
+    assert "recipes copy example:my_method" in typed("recipes", "copy", "example:my_metod", exits=2).output
+    typed("recipes", "copy", "example", "site.yaml")
+    assert "partitions" in (tmp_path / "site.yaml").read_text()
