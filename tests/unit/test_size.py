@@ -31,26 +31,26 @@ class Size(NamedTuple):
 
 ROOMS: dict[str, Size] = {
     "algorithms": Size(700, 13),
-    "analysis": Size(3740, 26),
-    "attempt": Size(1360, 13),
-    "backends": Size(2740, 24),
-    "cli": Size(2860, 24),
+    "analysis": Size(4820, 34),  # arms over seeds; the figures and tables of the paper; equivalence
+    "attempt": Size(1380, 13),  # claims are looked at back to one that held the run
+    "backends": Size(2720, 24),
+    "cli": Size(3380, 26),  # submit RUN, judge, traces, check, names of other trainers
     "cluster": Size(2280, 15),
     "datasets": Size(1200, 6),
     "domains": Size(2420, 22),
     "errors": Size(60, 1),
-    "evaluate": Size(500, 5),
+    "evaluate": Size(860, 7),  # what a run takes for granted of own classes, for `check`
     "hub": Size(100, 1),
     "images": Size(200, 1),
-    "inference": Size(2460, 19),  # what a recipe asks of a server stands once, for `serve` and the roles
+    "inference": Size(2440, 19),  # what a recipe asks of a server stands once, for `serve` and the roles
     "modes": Size(400, 6),
     "mrt": Size(560, 14),
     "plan": Size(1280, 9),
     "provers": Size(680, 12),
-    "recipe": Size(2740, 20),
-    "roles": Size(4240, 30),  # what is learnt or taken over is on the disk; states of attempts are told apart
-    "run": Size(2880, 29),  # results are synced with their folders; groups are archived beside readers
-    "submit": Size(1140, 10),
+    "recipe": Size(2900, 20),  # faults told by own classes, and all at once; the user's data folder
+    "roles": Size(4360, 31),  # traces for `traces`; what is learnt is on the disk; states are told apart
+    "run": Size(2900, 29),  # groups and likelihoods for analyses; results are synced with their folders
+    "submit": Size(1180, 10),  # files of examples and own verifiers are tried before the queue
     "training": Size(2520, 19),
     "view": Size(1260, 9),
 }
@@ -63,7 +63,6 @@ SHORT: dict[str, str] = {
     "attempt/placement.py": "which rank of which attempt a process is",
     "backends/local/site.py": "each back end has a site",
     "cli/evaluate.py": "each command has a file",
-    "cli/submit.py": "each command has a file",
     "domains/verifiers.py": "the verifiers of a recipe",
     "inference/ray_node_main.py": "the main module of a process",
     "plan/kept_weights.py": "which weights versions stay",
