@@ -24,6 +24,7 @@ from mrt_hpc.cli.options import console_of, print_notes, table_of
 from mrt_hpc.cli.status import open_run
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.run.atomic import write_text
+from mrt_hpc.run.family import arms_of
 from mrt_hpc.run.layout import FIRST, LAST
 from mrt_hpc.run.records import gold_text
 
@@ -79,19 +80,21 @@ def print_comparison(what: tuple[str, ...], asked: ComparisonOptions) -> None:
 
 
 def compared_arms(what: Sequence[str], arms: Sequence[str], *, trust: bool) -> list[NamedArm]:
-    """The models that the user named, each an arm of one run, and the arms; a single run without a version stands for
-    its first and its last.
+    """The models that the user named, each an arm of one run, and the arms, those of families too; a single run without
+    a version stands for its first and its last.
 
     Raises:
         UserError: there are fewer than two.
     """
-    models = named_models(what, trust=trust)
+    alone, of_families = arms_of(what)
+    models = named_models(alone, trust=trust)
+    arms = (*of_families, *arms)
     named = [*(NamedArm((model,)) for model in models), *named_arms(arms, trust=trust)]
     if len(named) > 1:
         return named
     if len(models) == 1 and models[0].version is None:
         return [NamedArm((replace(models[0], version=version),)) for version in (FIRST, LAST)]
-    one = shlex.quote(what[0]) if models else f"--arm {shlex.quote(arms[0])}"
+    one = shlex.quote(alone[0]) if models else f"--arm {shlex.quote(arms[0])}"
     other = _another(models[0]) if models else "--arm NAME=RUN,RUN"
     raise UserError("a comparison needs two models or arms", value=one, advice=f"mrt-hpc compare {one} {other}")
 

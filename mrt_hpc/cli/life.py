@@ -126,11 +126,14 @@ def cancel(run: Path) -> None:
       mrt-hpc cancel runs/quickstart
     """
     from mrt_hpc.backends.queued_jobs import cancel_run
+    from mrt_hpc.run.family import runs_of
+    from mrt_hpc.run.layout import RunLayout
 
-    layout, _ = open_run(run)
-    for sentence in cancel_run(layout):
-        click.echo(sentence)
-    click.echo(f"finished work is kept; {layout.again} continues the run")
+    for member in runs_of(run):
+        layout, _ = open_run(member)
+        for sentence in cancel_run(layout):
+            click.echo(sentence)
+    click.echo(f"finished work is kept; {RunLayout(run).again} continues the run")
 
 
 # -- clean

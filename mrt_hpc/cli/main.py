@@ -131,8 +131,26 @@ def serve(
 @options.overrides
 @options.data_folder
 @options.run_directory
+@click.option(
+    "--sweep",
+    multiple=True,
+    metavar="FIELD=VALUES",
+    help="A run for each value, as in seed=0..4 or algorithm.alpha=0.5,1,2, in one directory. Repeatable, for each "
+    "combination.",
+)
+@click.option(
+    "--at-once",
+    type=click.IntRange(1),
+    help="Runs of a sweep that go side by side; on this machine they go one after the other. Default: all.",
+)
 def submit_recipe(
-    recipe: Path, site: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None
+    recipe: Path,
+    site: str | None,
+    overrides: tuple[str, ...],
+    data: Path | None,
+    run: Path | None,
+    sweep: tuple[str, ...],
+    at_once: int | None,
 ) -> None:
     """Run RECIPE at a site: a Slurm cluster, or this machine. Or continue RUN, a run directory.
 
@@ -142,16 +160,23 @@ def submit_recipe(
     RUN has its recipe, its site and the values of --set, so its directory is all that its continuation needs. Finished
     results stay. `mrt-hpc resume RUN` is the same command.
 
+    --sweep makes a family: a directory with a run for each combination of values. Each is a run like any other;
+    `submit`, `status`, `explain`, `cost`, `cancel`, `compare` and `report` take the directory of the family too.
+
     \b
     Examples:
       mrt-hpc submit quickstart
       mrt-hpc submit quickstart --set seed=1 --run runs/quickstart-1
       mrt-hpc submit quickstart --site local
       mrt-hpc submit runs/quickstart
+      mrt-hpc submit quickstart --sweep seed=0..2 --sweep algorithm.alpha=0.5,1
     """
-    from mrt_hpc.cli.submit import submit
+    from mrt_hpc.cli.submit import Sweep, submit, submit_sweep
 
-    submit(recipe, site, overrides, data, run)
+    if sweep:
+        submit_sweep(recipe, site, overrides, data, run, Sweep(sweep, at_once))
+    else:
+        submit(recipe, site, overrides, data, run)
 
 
 main.add_command(submit_recipe, "resume")

@@ -58,9 +58,13 @@ def status(run: Path, live: bool, as_json: bool) -> None:
     """
     from mrt_hpc.backends.queued_jobs import look_at_queues
     from mrt_hpc.cli.run_view import view
+    from mrt_hpc.run.family import read_family
     from mrt_hpc.run.offline import upload
     from mrt_hpc.view.snapshot_reader import SnapshotReader
 
+    if read_family(run) is not None and not live:
+        list_places((run,), size=False, as_json=as_json)
+        return
     if live and not as_json:
         _watch(run)
         return
@@ -124,18 +128,23 @@ def explain(run: Path, task: str | None) -> None:
       mrt-hpc explain runs/quickstart 'segment-000.inference[3]'
     """
     from mrt_hpc.backends.queued_jobs import look_at_queues
+    from mrt_hpc.run.family import runs_of
     from mrt_hpc.view.explain import explain_job, explain_run
     from mrt_hpc.view.run_history import RunHistory
     from mrt_hpc.view.run_look import RunLook
 
-    layout, plan = open_run(run)
-    look, history = RunLook.at(layout, plan, look_at_queues(layout, QUEUE_WITHIN_S)), RunHistory.of(layout)
-    history.update()
-    for said in [explain_run(look, history)] if task is None else explain_job(look, history, task):
-        click.echo(said.sentence)
-        click.echo(f"  next:     {said.next}")
-        for detail in said.details:
-            click.echo(detail)
+    members = runs_of(run)
+    for member in members:
+        if len(members) > 1:
+            click.echo(f"{member}:")
+        layout, plan = open_run(member)
+        look, history = RunLook.at(layout, plan, look_at_queues(layout, QUEUE_WITHIN_S)), RunHistory.of(layout)
+        history.update()
+        for said in [explain_run(look, history)] if task is None else explain_job(look, history, task):
+            click.echo(said.sentence)
+            click.echo(f"  next:     {said.next}")
+            for detail in said.details:
+                click.echo(detail)
 
 
 # -- runs
@@ -158,9 +167,13 @@ def runs(places: tuple[Path, ...], size: bool, as_json: bool) -> None:
       mrt-hpc runs
       mrt-hpc runs /shared/me/runs --size
     """
+    list_places(places or (Path("runs"),), size=size, as_json=as_json)
+
+
+def list_places(wanted: Sequence[Path], *, size: bool, as_json: bool) -> None:
+    """Print the runs in and below some directories."""
     from mrt_hpc.view.run_list import list_runs
 
-    wanted = places or (Path("runs"),)
     listed = list_runs(wanted, QUEUE_WITHIN_S, size=size)
     if as_json:
         click.echo(json.dumps([run.model_dump(mode="json") for run in listed], indent=2))
@@ -249,6 +262,10 @@ def report(runs: tuple[Path, ...], arms: tuple[str, ...], page: Path | None, tru
       mrt-hpc report runs/grpo runs/mrt-online --page compared.html
       mrt-hpc report --arm grpo=runs/grpo-0,runs/grpo-1 --arm mrt=runs/mrt-0,runs/mrt-1 --page compared.html
     """
+    from mrt_hpc.run.family import arms_of
+
+    alone, of_families = arms_of([str(run) for run in runs])
+    runs, arms = tuple(map(Path, alone)), (*of_families, *arms)
     if not (runs or arms):
         raise click.UsageError("name what is reported: RUN..., or --arm NAME=RUN,...")
     if len(runs) == 1 and not arms:

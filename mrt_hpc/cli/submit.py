@@ -4,21 +4,30 @@ prints on the way.
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
+from mrt_hpc.backends.backend import Site
+from mrt_hpc.backends.queued_jobs import job_ids_of, live_jobs
 from mrt_hpc.cli.options import run_path, site_of_command
 from mrt_hpc.errors import UserError, word
+from mrt_hpc.plan.jobs import Plan
+from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import changed_recipe, read_lock
 from mrt_hpc.recipe.schema import EvaluationRecipe, Recipe
+from mrt_hpc.run.family import RESULTS, Axis, Family, read_family, runs_of
 from mrt_hpc.run.layout import RunLayout, existing_run
-from mrt_hpc.submit.submission import Listener, submit_run
+from mrt_hpc.submit.submission import Listener, made, start, submit_run
 
 
 def submit(what: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None) -> None:
@@ -34,6 +43,11 @@ def submit(what: Path, site_name: str | None, overrides: tuple[str, ...], data: 
     Raises:
         UserError: recipe, run, site or data are wrong, the site refuses, or a task failed.
     """
+    if (family := read_family(what)) is not None:
+        _refuse_beside_family(what, overrides, data, run)
+        members = [_ready(site_name, *asked_for(member, (), None, None)) for member in runs_of(what)]
+        _start_each(members, family.at_once, what)
+        return
     recipe, layout = asked_for(what, overrides, data, run)
     site = site_of_command(site_name, layout).checked().site
     if isinstance(recipe, Recipe):
@@ -86,6 +100,92 @@ def _begun(layout: RunLayout, overrides: tuple[str, ...]) -> Recipe | Evaluation
     from mrt_hpc.evaluate.evaluation_alone import as_it_stands
 
     return as_it_stands(recipe)
+
+
+# -- sweeps
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What was typed of a sweep."""
+
+    axes: tuple[str, ...]
+    at_once: int | None
+
+
+def submit_sweep(
+    what: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None, sweep: Sweep
+) -> None:
+    """Make a family with a run for each combination of values, and start them; other arguments as in :func:`submit`.
+
+    Every recipe is checked before the first run is made, and every run is made before the first one starts.
+
+    Raises:
+        UserError: a recipe, the site or the data are wrong, the directory holds other runs, the site refuses, or tasks
+            failed.
+    """
+    if what.is_dir():
+        advice = f"mrt-hpc submit RECIPE --sweep {shlex.quote(sweep.axes[0])}"
+        raise UserError("a sweep begins with a recipe", value=str(what), where="--sweep", advice=advice)
+    family = Family(tuple(map(Axis.of, sweep.axes)), sweep.at_once)
+    first = load_recipe(what, overrides, data)
+    root = run_path(f"{first.name}-sweep", run)
+    shared = () if first.evaluation.results else (f"evaluation.results={json.dumps(str(root / RESULTS))}",)
+    recipes = [load_recipe(what, (*overrides, *shared, *member.overrides), data) for member in family.members]
+    family.refuse_others(root)
+    layouts = [RunLayout(root / member.folder) for member in family.members]
+    ready = [_ready(site_name, recipe, layout) for recipe, layout in zip(recipes, layouts, strict=True)]
+    family.record(root)
+    _start_each(ready, family.at_once, root)
+
+
+def _refuse_beside_family(what: Path, overrides: tuple[str, ...], data: Path | None, run: Path | None) -> None:
+    if overrides or data is not None or run is not None:
+        raise UserError(
+            "the runs of a family are continued as they are",
+            value=str(what),
+            expected="no --set, --data or --run beside a family",
+            advice=f"mrt-hpc submit {word(what)}, or with --set one of the runs below it",
+        )
+
+
+class _Ready(NamedTuple):
+    """A run that is made, and its site."""
+
+    recipe: Recipe
+    plan: Plan
+    layout: RunLayout
+    site: Site
+
+
+def _ready(site_name: str | None, recipe: Recipe | EvaluationRecipe, layout: RunLayout) -> _Ready:
+    site = site_of_command(site_name, layout).checked().site
+    quiet = replace(listener(), show=lambda _: None)  # each run says the same
+    return _Ready(*made(as_kind(recipe, Recipe), site, layout.root, quiet), site)
+
+
+def _start_each(members: Sequence[_Ready], at_once: int | None, root: Path) -> None:
+    """Start the runs of a family: at a queue all of them, each behind the jobs of the one that is so many before it; on
+    this machine one after the other, where a run that fails does not hold back the next one.
+
+    Raises:
+        UserError: the site refuses, or tasks failed.
+    """
+    failed: list[UserError] = []
+    for number, (recipe, plan, layout, site) in enumerate(members):
+        behind: tuple[str, ...] = ()
+        if (queued := site.backend().queue is not None) and at_once is not None and number >= at_once:
+            behind = tuple(job_ids_of(live_jobs(members[number - at_once].layout).values()))
+        click.echo(f"run {number + 1} of {len(members)}: {layout.root}")
+        try:
+            start(recipe, plan, layout, site, listener(), behind)
+        except UserError as error:
+            if queued:
+                raise
+            failed.append(error)
+    click.echo(f"family: {root}\nfollow it with: mrt-hpc status {word(root)}")
+    if failed:
+        raise failed[0].with_others(failed[1:])
 
 
 def listener() -> Listener:

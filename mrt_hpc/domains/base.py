@@ -28,6 +28,10 @@ from mrt_hpc.recipe.sections import Grading
 from mrt_hpc.recipe.user_code import module_file
 
 
+class NoVerdictError(TypeError):
+    """A verifier returned something that is no verdict, which it does on every machine."""
+
+
 @dataclass(frozen=True)
 class Judgement:
     """The judgement of a verifier on one answer."""

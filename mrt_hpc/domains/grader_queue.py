@@ -23,7 +23,7 @@ from typing import Protocol, Self
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
-from mrt_hpc.domains.base import Judgement, Verifier
+from mrt_hpc.domains.base import Judgement, NoVerdictError, Verifier
 from mrt_hpc.errors import ExitCode, UserError, in_a_line
 from mrt_hpc.run.process import die_with_pool_owner
 from mrt_hpc.run.records import Gold, golds_of
@@ -68,7 +68,7 @@ def judge_timed(verifier: Verifier, answer: str, gold: str, limit_s: float) -> t
     try:
         judgement = verifier.judge(answer, gold)
         if not isinstance(judgement, Judgement) or judgement.correct not in (True, False):
-            raise TypeError(f"{verifier.type} returned {judgement!r:.80}, which is no Judgement of true or false")
+            raise NoVerdictError(f"{verifier.type} returned {judgement!r:.80}, which is no Judgement of true or false")
     except UserError:
         raise
     except Exception as error:  # any error that a hostile answer causes, MemoryError and RecursionError too, scores 0

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from mrt_hpc.domains.base import Judgement, Verifier
+from mrt_hpc.domains.base import Judgement, NoVerdictError, Verifier
 from mrt_hpc.recipe.registry import imported
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -114,11 +114,11 @@ class FunctionVerifier(Verifier):
         """What the function returns.
 
         Raises:
-            TypeError: it returns something else than true or false, of Python or numpy.
+            NoVerdictError: it returns something else than true or false, of Python or numpy.
         """
         correct = self.function(answer, gold)
         if isinstance(correct, np.bool_):
             correct = bool(correct)
         if not isinstance(correct, bool):
-            raise TypeError(f"{self.type} returned {correct!r}, which is neither true nor false")
+            raise NoVerdictError(f"{self.type} returned {correct!r}, which is neither true nor false")
         return Judgement(correct=correct, readable=True)

@@ -31,8 +31,9 @@ from mrt_hpc.recipe.sections import Benchmark, Prompt
 from mrt_hpc.recipe.user_code import import_from, own_files
 from mrt_hpc.recipe.validate import validate
 from mrt_hpc.run.atomic import checksum
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import prompt_files
-from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.submit.create import create_or_open, try_own_verifiers
 from mrt_hpc.submit.submission import Listener, refuse_objections, start
 
 TAKEN = ("prompt", "episodes", "serving", "grading", "resources", "resilience", "expected")
@@ -221,6 +222,8 @@ def submit_evaluation(
     refuse_unfit(recipe, site)
     refuse_objections(recipe, plan, site.backend(), listener.warn)
     refuse_lost_models(recipe, root)
+    if not RunLayout(root).recipe_lock.is_file():
+        try_own_verifiers(recipe, here=site.backend().queue is None, warn=listener.warn)
     layout = create_or_open(root, recipe, plan, group_access=site.group_access)
     pin_models(recipe, layout, listener.warn)
     start(recipe, plan, layout, site, listener, awaited)

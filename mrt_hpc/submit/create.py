@@ -8,11 +8,13 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from mrt_hpc.attempt.notify import sign
+from mrt_hpc.domains.base import NoVerdictError
 from mrt_hpc.domains.small_world.equations import Split, problems, supervised_samples
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import UserError, word
@@ -84,7 +86,6 @@ def create_or_open(
         )
     data = read_all_data(recipe)
     check_model(recipe if origin is None else origin.checked(recipe))
-    check_own_verifiers(recipe, data)
     make_results_folder(recipe)
     make_durable(layout.root.parent)
     temporary = temporary_sibling(layout.root)
@@ -232,28 +233,44 @@ def refuse_unfetched_data(path: Path) -> None:
         )
 
 
-def check_own_verifiers(recipe: Experiment, data: RunData) -> None:
-    """Refuse a verifier of the user's own that raises an error, or returns neither true nor false, for gold answers.
+def try_own_verifiers(recipe: Experiment, *, here: bool, warn: Callable[[str], None]) -> None:
+    """Let verifiers of the user's own judge some gold answers, before anything is made.
+
+    Args:
+        recipe: of a new run.
+        here: whether the tasks run on this machine; elsewhere their environment is another one, so an error that a
+            verifier raises here is a doubt.
+        warn: receives a sentence about each doubt.
 
     Raises:
-        UserError: naming the verifier, the answer and the line of its code.
+        UserError: naming the verifier, the answer and the line of its code: it raises an error, or returns neither
+            true nor false.
     """
+    sources = [recipe.data, *(benchmark.problems for benchmark in recipe.evaluation.benchmarks)]
+    if not any(map(_has_own_verifier, sources)):
+        return
     try:
         from mrt_hpc.domains.grader_queue import GraderPool
     except ModuleNotFoundError:  # a light installation has no graders: there the first job finds it
         return
-    sources = [
-        (recipe.data, data.problems),
-        *((b.problems, data.benchmarks[b.name]) for b in recipe.evaluation.benchmarks),
-    ]
-    for source, given in sources:
-        if not isinstance(source, ProblemSource) or source.verifier is None or ":" not in source.verifier.type:
+    data, grading = read_all_data(recipe), recipe.grading
+    problems = [data.problems, *(data.benchmarks[benchmark.name] for benchmark in recipe.evaluation.benchmarks)]
+    for source, given in zip(sources, problems, strict=True):
+        if not _has_own_verifier(source):
             continue
         golds = list(dict.fromkeys(gold for problem in given for gold in golds_of(problem.answer)))[:GOLDS_TRIED]
-        grading = recipe.grading
-        verifier, memory = verifier_of(source, grading), grading.memory_limit_gib
-        with GraderPool(verifier, 1, grading.time_limit_s, memory_limit_gib=memory) as pool:
-            pool.readable_all(golds)
+        verifier = verifier_of(source, grading)
+        try:
+            with GraderPool(verifier, 1, grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib) as pool:
+                pool.readable_all(golds)
+        except UserError as error:
+            if here or NoVerdictError.__name__ in str(error.where):
+                raise
+            warn(f"{error.what}, on this machine: {error.where}; the first job tries it with the environment of tasks")
+
+
+def _has_own_verifier(source: object) -> TypeGuard[ProblemSource]:
+    return isinstance(source, ProblemSource) and source.verifier is not None and ":" in source.verifier.type
 
 
 def check_model(recipe: Experiment) -> None:

@@ -31,7 +31,7 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import changed_prompt_files, copy_of
 from mrt_hpc.run.task_state import TaskState, forget_failures, read_tasks
 from mrt_hpc.submit.changes import refuse_other_recipe, with_warmup_begun
-from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.submit.create import create_or_open, try_own_verifiers
 from mrt_hpc.submit.origin import Origin
 from mrt_hpc.submit.renewal import Renewal, is_renewed, renew
 from mrt_hpc.submit.software import noticed_changes
@@ -62,12 +62,25 @@ def submit_run(recipe: Recipe, site: Site, root: Path, listener: Listener, origi
     Raises:
         UserError: recipe, site or data are wrong, the run is in use, the site refuses, or a task failed.
     """
+    recipe, plan, layout = made(recipe, site, root, listener, origin)
+    start(recipe, plan, layout, site, listener)
+
+
+def made(
+    recipe: Recipe, site: Site, root: Path, listener: Listener, origin: Origin | None = None
+) -> tuple[Recipe, Plan, RunLayout]:
+    """Check everything, and make or open the run directory; arguments and errors as in :func:`submit_run`.
+
+    Returns:
+        The recipe with the values that the run keeps, its plan, and its layout.
+    """
     recipe = kept_recipe(RunLayout(root), recipe, listener.show)
     plan = compile_plan(recipe, site)
     refuse_unfit(recipe, site)
     refuse_objections(recipe, plan, site.backend(), listener.warn)
-    layout = create_or_open(root, recipe, plan, group_access=site.group_access, origin=origin)
-    start(recipe, plan, layout, site, listener)
+    if not RunLayout(root).recipe_lock.is_file():
+        try_own_verifiers(recipe, here=site.backend().queue is None, warn=listener.warn)
+    return recipe, plan, create_or_open(root, recipe, plan, group_access=site.group_access, origin=origin)
 
 
 def kept_recipe(layout: RunLayout, recipe: Recipe, show: Callable[[str], None]) -> Recipe:
@@ -258,8 +271,8 @@ def what_is_left(plan: Plan, layout: RunLayout, live: Mapping[str, LiveJob]) -> 
     return Left(jobs, done, queued, {name: lost[name] for name in lost if name in queued}, hopeless)
 
 
-OTHER_RUNS = "jobs of other runs"
-"""The name under which a first job waits for them."""
+OTHER_RUNS = "other-runs"
+"""The name under which a first job waits for jobs of other runs."""
 
 
 def queued_behind(order: JobOrder, ids: Sequence[str]) -> JobOrder:

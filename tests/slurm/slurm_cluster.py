@@ -85,6 +85,7 @@ class Cluster:
             "PYTHONPATH": self.python_path,
             "PYTHONDONTWRITEBYTECODE": "1",
             "XDG_CONFIG_HOME": str(self.configuration),
+            "XDG_DATA_HOME": str(self.configuration / "data"),
         }
         return subprocess.run(
             [sys.executable, str(ONEHOST), "run", *command],

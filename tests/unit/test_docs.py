@@ -24,6 +24,7 @@ from run_of import run_of
 from mrt_hpc.cli.fields import recipe_fields, reference_pages, site_fields
 from mrt_hpc.recipe.find import SUITES, find
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.run.family import Axis
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems
 
@@ -89,6 +90,15 @@ def asks_the_hub(words: tuple[str, ...]) -> bool:
     return fetches or (words[0] == "data" and any(word.startswith("hub:") for word in words))
 
 
+def of_one_run(words: tuple[str, ...]) -> list[str]:
+    """The words of a command with the last value of each axis of a sweep in the place of all."""
+    whole = list(words)
+    for place in [number for number, word in enumerate(words) if word == "--sweep"]:
+        axis = Axis.of(words[place + 1])
+        whole[place : place + 2] = ["--set", f"{axis.field}={axis.values[-1]}"]
+    return whole
+
+
 @pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.name)
 def test_commands_of_the_pages_run(page: Path, workplace: Path) -> None:
     """On the recipes that stand beside them, in their order."""
@@ -96,7 +106,7 @@ def test_commands_of_the_pages_run(page: Path, workplace: Path) -> None:
         if language == "yaml" and (name := NAMED.match(text)):
             (workplace / name[1]).write_text(text)
     for command in rehearsed(page):
-        typed(REHEARSED[command.words[0]], *command.words[1:])
+        typed(REHEARSED[command.words[0]], *of_one_run(command.words[1:]))
 
 
 def test_readme_is_a_tour_and_leads_to_every_page() -> None:

@@ -34,7 +34,7 @@ ROOMS: dict[str, Size] = {
     "analysis": Size(4820, 34),  # arms over seeds; the figures and tables of the paper; equivalence
     "attempt": Size(1380, 13),  # claims are looked at back to one that held the run
     "backends": Size(2720, 24),
-    "cli": Size(3380, 26),  # submit RUN, judge, traces, check, names of other trainers
+    "cli": Size(3480, 26),  # submit RUN, sweeps, judge, traces, check, names of other trainers
     "cluster": Size(2280, 15),
     "datasets": Size(1200, 6),
     "domains": Size(2420, 22),
@@ -49,8 +49,10 @@ ROOMS: dict[str, Size] = {
     "provers": Size(680, 12),
     "recipe": Size(2900, 20),  # faults told by own classes, and all at once; the user's data folder
     "roles": Size(4360, 31),  # traces for `traces`; what is learnt is on the disk; states are told apart
-    "run": Size(2900, 29),  # groups and likelihoods for analyses; results are synced with their folders
-    "submit": Size(1180, 10),  # files of examples and own verifiers are tried before the queue
+    "run": Size(
+        3000, 30
+    ),  # families of runs; groups and likelihoods for analyses; results are synced with their folders
+    "submit": Size(1200, 10),  # files of examples and own verifiers are tried before the queue
     "training": Size(2520, 19),
     "view": Size(1260, 9),
 }

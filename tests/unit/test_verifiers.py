@@ -23,6 +23,7 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
 from mrt_hpc.recipe.sections import Grading, JsonlProblems
 from mrt_hpc.run.evaluation_settings import settings_of
+from mrt_hpc.submit.create import try_own_verifiers
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "tests" / "examples" / "my_verifier.py"
@@ -228,13 +229,22 @@ def test_a_failed_comparison_is_logged_only_where_no_other_gold_answer_takes_the
     assert "ValueError" in caplog.text
 
 
-def test_a_verifier_that_fails_on_gold_answers_is_refused_before_a_run_is_made(beside: Path, tmp_path: Path) -> None:
+def test_a_verifier_that_fails_on_gold_answers_is_refused_before_a_run_is_made(beside: Path) -> None:
+    """An error may come from the environment of this machine: where tasks run elsewhere, it is a doubt."""
+    doubts: list[str] = []
     for name, told in (("partial", "neither true nor false"), ("{type: of_the_user:Shares}", "no Judgement")):
         verifier = name if "{" in name else f"of_the_user:{name}"
-        with pytest.raises(UserError, match="when it compared a gold answer with itself") as refused:
-            run_of(tmp_path / "run", recipe=load_recipe(beside, (f"data.verifier={verifier}",)))
-        assert told in str(refused.value.where)
-    assert not (tmp_path / "run").exists()
+        recipe = load_recipe(beside, (f"data.verifier={verifier}",))
+        for here in (True, False):
+            with pytest.raises(UserError, match="when it compared a gold answer with itself") as refused:
+                try_own_verifiers(recipe, here=here, warn=doubts.append)
+            assert told in str(refused.value.where)
+    broken = load_recipe(beside, ("data.verifier=of_the_user:needs_words",))
+    with pytest.raises(UserError, match="raised an error"):
+        try_own_verifiers(broken, here=True, warn=doubts.append)
+    assert doubts == []
+    try_own_verifiers(broken, here=False, warn=doubts.append)
+    assert "on this machine" in doubts[0]
 
 
 def test_a_run_keeps_the_function_and_one_that_cannot_judge_is_refused(beside: Path, tmp_path: Path) -> None:

@@ -282,5 +282,7 @@ def fill_in_ids(text: str, job: Job, ids: Mapping[str, str]) -> str:
     token = dependency_tokens(job)
     if token is None:
         return text
+    if (line := f"--dependency={token}\n") not in text:  # a name that submitit has quoted
+        raise ValueError(f"the script of {job.name} does not wait for {token}")
     filled = _TOKEN.sub(lambda match: ids.get(match[1], f"{{{match[1]}}}"), token)
-    return text.replace(f"--dependency={token}\n", f"--dependency={filled}\n", 1)
+    return text.replace(line, f"--dependency={filled}\n", 1)

@@ -1,0 +1,117 @@
+"""Sweeps: families of runs, how they are made and continued, and which commands take them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from basics import QUICKSTART
+from canned_queue import CannedRun, canned_run
+from commands import typed
+from evaluated import evaluated_run
+from slurm_texts import squeue_prints
+
+from mrt_hpc.attempt.ledger import submissions
+from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.run.family import Axis, Family, arms_of, runs_of
+from mrt_hpc.run.layout import RunLayout
+
+TWO = ("--sweep", "seed=0..1", "--sweep", "algorithm.alpha=0.5,1")
+
+
+def in_a_process(*words: object) -> str:
+    """What a command prints; a process holds the runs that it submits as long as it lives."""
+    command = [sys.executable, "-m", "mrt_hpc", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_values_are_ranges_or_lists() -> None:
+    assert Axis.of("seed=-1..2").values == ("-1", "0", "1", "2")
+    assert Axis.of("training.learning_rate=1e-6,2e-6") == Axis("training.learning_rate", ("1e-6", "2e-6"))
+    family = Family((Axis.of("seed=3,5"), Axis.of("algorithm.alpha=1,2")))
+    assert [member.folder for member in family.members][:2] == ["seed=3+algorithm.alpha=1", "seed=3+algorithm.alpha=2"]
+    for wrong in ("seed", "seed=", "=1", "seed=2..1", "seed=1,1", "seed=1,", "model.path=/a", "seed=[1,2]", "a b=1"):
+        with pytest.raises(UserError):
+            Axis.of(wrong)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The profile of a cluster on which jobs stay in the queue."""
+    run = canned_run(tmp_path, monkeypatch)
+    shutil.rmtree(run.layout.root)
+    (run.commands / "queued").write_text(squeue_prints("@|PENDING|N/A|None|").splitlines()[1] + "\n")
+    run.command("scontrol", "exit 0")
+    run.command("scancel", "exit 0")
+    run.command(
+        "sbatch",
+        f'for script; do :; done\ncd {run.commands}; n=$(ls | grep -c "^script-"); n=$((n + 1))\n'
+        'cp "$script" script-$n; sed "s/@/$n/" queued >> queue; echo $n',
+    )
+    profile = tmp_path / "profile.yaml"
+    profile.write_text("type: slurm\nname: profile\n")
+    return profile
+
+
+def test_a_sweep_is_a_run_for_each_combination_held_back_by_those_before(cluster: Path, tmp_path: Path) -> None:
+    root = tmp_path / "family"
+    words = ("submit", QUICKSTART, *TWO, "--run", root, "--site", cluster)
+    assert "run 4 of 4" in typed(*words, "--at-once", 2).output
+    runs = runs_of(root)
+    found = [
+        (recipe.seed, recipe.algorithm.alpha) for r in runs if (recipe := read_recipe_lock(r / "recipe.lock.yaml"))
+    ]
+    assert found == [(0, 0.5), (0, 1.0), (1, 0.5), (1, 1.0)]
+    assert {read_recipe_lock(r / "recipe.lock.yaml").evaluation.results for r in runs} == {str(root / "results")}
+    ids = [[entry.job_id for entry in submissions(RunLayout(r))] for r in runs]
+    first = [(tmp_path / "bin" / f"script-{of_run[0]}").read_text() for of_run in ids]
+    waits = [line for text in first for line in text.splitlines() if line.startswith("#SBATCH --dependency")]
+    wanted = [f"#SBATCH --dependency=afterany:{':'.join(sorted(of_run))}" for of_run in ids[:2]]
+    assert waits == wanted, "the third behind the first, and the fourth behind the second"
+
+
+def test_a_family_grows_and_is_continued_and_takes_no_other_values(cluster: Path, tmp_path: Path) -> None:
+    root = tmp_path / "family"
+    words = ("submit", QUICKSTART, "--run", root, "--site", cluster)
+    in_a_process(*words, "--sweep", "seed=0..1")
+    (tmp_path / "bin" / "queue").write_text(squeue_prints())
+    CannedRun(RunLayout(root / "seed=0"), tmp_path / "bin").done()
+    again = in_a_process("submit", root, "--site", cluster)
+    assert "0 job(s) submitted, 0 queued before, 5 done" in again
+    assert "5 job(s) submitted, 0 queued before, 0 done" in again
+    assert len(runs_of(root)) == 2
+    (tmp_path / "bin" / "queue").write_text(squeue_prints())
+    in_a_process(*words, "--sweep", "seed=0..2")
+    assert [run.name for run in runs_of(root)] == ["seed=0", "seed=1", "seed=2"]
+    assert "this family has runs with other values" in typed(*words, "--sweep", "seed=1..2", exits=2).stderr
+    assert "a sweep begins with a recipe" in typed("submit", root, "--sweep", "seed=0..2", exits=2).stderr
+    assert "continued as they are" in typed("submit", root, "--set", "seed=7", exits=2).stderr
+    for number in range(3):
+        assert f"seed={number}" in typed("status", root).output
+        assert f"{root / f'seed={number}'}:" in typed("explain", root).output
+
+
+def test_nothing_is_made_where_one_recipe_is_wrong(cluster: Path, tmp_path: Path) -> None:
+    root = tmp_path / "family"
+    words = ("submit", QUICKSTART, "--run", root, "--site", cluster, "--sweep", "algorithm.alpha=1,-1")
+    assert "algorithm.alpha" in typed(*words, exits=2).stderr
+    assert not root.exists()
+
+
+def test_a_family_is_compared_by_its_arms(tmp_path: Path) -> None:
+    root = tmp_path / "family"
+    root.mkdir()
+    family = Family((Axis.of("algorithm.alpha=1,2"), Axis.of("seed=0..1")))
+    for number, member in enumerate(family.members):
+        shutil.move(evaluated_run(tmp_path / f"run{number}", 2, 20).root, root / member.folder)
+    family.record(root)
+    alone, arms = arms_of([str(root), "runs/other@3"])
+    assert alone == ["runs/other@3"]
+    assert [arm.partition("=")[0] for arm in arms] == ["alpha 1", "alpha 2"]
+    assert all(arm.count(str(root)) == 2 for arm in arms)
