@@ -12,7 +12,7 @@ import re
 import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -67,6 +67,8 @@ class LocalProcess:
     """The number of its claim on the run, and of its heartbeat."""
     held: bool = False
     """Whether it has held the run, which it writes down once it does."""
+    ended: bool = False
+    """Whether it holds the run no more: it may have gone on to another run of a family."""
 
     @property
     def name(self) -> str:
@@ -75,8 +77,8 @@ class LocalProcess:
 
     @property
     def is_here(self) -> bool:
-        """Whether it runs on this machine."""
-        return self.host == socket.gethostname() and _kernel_start(self.pid) == self.started
+        """Whether it runs on this machine, and the run in it."""
+        return not self.ended and self.host == socket.gethostname() and _kernel_start(self.pid) == self.started
 
 
 @dataclass(frozen=True)
@@ -262,10 +264,15 @@ def claimed(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
     if not won or any(_beat(layout, p) not in (beat, NO_BEAT) for p, beat in before.items()):
         raise _in_use(layout, _newest_claim(layout)[1] or mine)
     with Heart(layout.heart(LOCAL, mine.generation), mine.name, heartbeat_limit_s):
-        _refuse_later_claim(layout, mine)
-        write_json(_claim(layout, mine.generation), asdict(replace(mine, held=True)))
-        _refuse_later_claim(layout, mine)  # this process may have stood still, and been taken for dead
-        yield
+        try:
+            _refuse_later_claim(layout, mine)
+            mine = replace(mine, held=True)
+            write_json(_claim(layout, mine.generation), asdict(mine))
+            _refuse_later_claim(layout, mine)  # this process may have stood still, and been taken for dead
+            yield
+        finally:
+            with suppress(OSError, UserError):  # the run may be gone; the end of this process will say the same
+                write_json(_claim(layout, mine.generation), asdict(replace(mine, ended=True)))
 
 
 def _refuse_later_claim(layout: RunLayout, mine: LocalProcess) -> None:
