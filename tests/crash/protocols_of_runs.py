@@ -34,6 +34,7 @@ from mrt_hpc.roles.tracking import Points, write_events
 from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.atomic import TEMPORARY_MARK, remove_leftovers, remove_whole, sync_names, write_text
 from mrt_hpc.run.evaluation_settings import Fingerprint
+from mrt_hpc.run.family import Axis, Family, read_family
 from mrt_hpc.run.fork_record import ForkRecord
 from mrt_hpc.run.groups import commit_group, merged, part_file, read_group
 from mrt_hpc.run.heartbeats import Observer
@@ -96,6 +97,23 @@ class Making(Protocol):
     def outcome(self, layout: RunLayout) -> Any:
         run = layout.root / "runs" / "mine"
         return sorted(str(path.relative_to(run)) for path in run.rglob("*"))
+
+
+class Families(Making):
+    """The making of a family: its runs, and then the file that names their values."""
+
+    name = "families"
+    states = 60
+    family = Family((Axis("seed", ("0",)),))
+
+    def act(self, layout: RunLayout, promise: Promise) -> None:
+        super().act(layout, lambda _: None)
+        self.family.refuse_others(layout.root / "runs")
+        self.family.record(layout.root / "runs")
+        promise("a family")
+
+    def kept(self, layout: RunLayout, promised: str) -> bool:
+        return read_family(layout.root / "runs") == self.family and super().kept(layout, promised)
 
 
 class Forking(Making):
@@ -417,8 +435,8 @@ class Cleaning(Groups):
 
 
 PROTOCOLS = (
-    Groups, Versions, Training, Deltas, Making, Forking, Renewal, Ledger, Endings, Damage, Stored, Spoilt, Regrading,
-    EventFiles, Pins, Cleaning,
+    Groups, Versions, Training, Deltas, Making, Families, Forking, Renewal, Ledger, Endings, Damage, Stored, Spoilt,
+    Regrading, EventFiles, Pins, Cleaning,
 )  # fmt: skip
 DAMAGED = (Training, Deltas, Spoilt)
 """Those whose tasks mend what is damaged."""
