@@ -39,6 +39,7 @@ LONGEST_TO_NOTICE_S = 240.0
 """Until a controller that has just been restarted, on a busy machine, calls a node down; and until a run whose trainer
 has just been killed writes something, and finds the disk full.
 """
+ROOM_FOR_MESSAGES = "64KiB"  # kept in each log, which is on the same disk: a full one takes no message either
 ENOUGH_GROUPS = 12  # completed by others while one is frozen: two iterations
 
 
@@ -218,6 +219,9 @@ def _fill_disk(target: Target, _: random.Random) -> str | None:
     if target.small_disk is None:
         return None
     filler, before = target.small_disk / "filler", _pauses(target)
+    for log in _logs(target):
+        room = ("--offset", str(log.stat().st_size), "--length", ROOM_FOR_MESSAGES)
+        subprocess.run(["fallocate", "--keep-size", *room, log], check=True)
     with contextlib.suppress(OSError), filler.open("wb") as stream:  # until it is full
         while True:
             stream.write(b"\0" * 65536)
@@ -233,9 +237,12 @@ def _fill_disk(target: Target, _: random.Random) -> str | None:
 
 
 def _pauses(target: Target) -> int:
-    """Messages about a full disk so far; where they go, no room is needed."""
-    logs = [p for p in target.layout.logs.rglob("*") if p.suffix in (".log", ".err")]
-    return sum(p.read_bytes().count(b"PAUSED") for p in logs)
+    """Messages about a full disk so far."""
+    return sum(log.read_bytes().count(b"PAUSED") for log in _logs(target))
+
+
+def _logs(target: Target) -> list[Path]:
+    return [p for p in target.layout.logs.rglob("*") if p.suffix in (".log", ".err")]
 
 
 @dataclass(frozen=True)
