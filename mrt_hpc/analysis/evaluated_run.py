@@ -10,7 +10,6 @@ from pathlib import Path
 
 from mrt_hpc.analysis.model_samples import GRADER, SEED, ModelSamples, evaluated_problems
 from mrt_hpc.errors import UserError, word
-from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.find import expanded
 from mrt_hpc.recipe.kinds import ModeSettings
 from mrt_hpc.recipe.lock import look_at_lock, read_lock, recorded_versions
@@ -159,7 +158,7 @@ class EvaluatedRun:
             DamagedError: a shard is not what was written.
             UserError: the evaluation is not there, or not complete.
         """
-        settings, mode = self._settings(benchmark), self.recipe.benchmark(benchmark).mode
+        settings, evaluated = self._settings(benchmark), self.recipe.benchmark(benchmark)
         if not self._is_whole(version, benchmark, settings):
             raise self._incomplete(version, benchmark)
         parts = (read_outcomes(shard, likelihoods=self.likelihoods) for shard in self._shards(version, benchmark))
@@ -167,8 +166,8 @@ class EvaluatedRun:
             name=name,
             source=self.evaluable(version),
             benchmark=benchmark,
-            problems=evaluated_problems(parts, adds_stages=mode is not None and mode.adds_stages),
-            boundaries=Boundaries.EPISODES if mode is None else mode.boundaries,
+            problems=evaluated_problems(parts, adds_stages=evaluated.adds_stages),
+            boundaries=evaluated.boundaries,
             weights=self._weights(version),
             settings=self._compared(version, benchmark),
             counted=self.recipe.evaluation.regret_tokens,

@@ -41,10 +41,10 @@ def cost(run: Path, csv_file: Path | None, as_json: bool) -> None:
       mrt-hpc cost runs/mrt-online
       mrt-hpc cost runs/mrt-online --csv cost.csv
     """
-    from mrt_hpc.run.family import read_family, runs_of
+    from mrt_hpc.run.family import runs_of
 
-    if read_family(run) is not None and csv_file is None:
-        reckonings = {str(member): _reckoned(member) for member in runs_of(run)}
+    if (members := runs_of(run)) != [run] and csv_file is None:
+        reckonings = {str(member): _reckoned(member) for member in members}
         if as_json:
             click.echo(json.dumps({name: as_data(of_run) for name, of_run in reckonings.items()}, indent=2))
             return

@@ -171,10 +171,11 @@ def submit_recipe(
       mrt-hpc submit runs/quickstart
       mrt-hpc submit quickstart --sweep seed=0..2 --sweep algorithm.alpha=0.5,1
     """
-    from mrt_hpc.cli.submit import Sweep, submit, submit_sweep
+    from mrt_hpc.cli.submit import submit, submit_sweep
+    from mrt_hpc.run.family import Axis, Family
 
     if sweep:
-        submit_sweep(recipe, site, overrides, data, run, Sweep(sweep, at_once))
+        submit_sweep(recipe, site, overrides, data, run, Family(tuple(map(Axis.of, sweep)), at_once))
     else:
         submit(recipe, site, overrides, data, run)
 

@@ -50,7 +50,8 @@ def traces(
       mrt-hpc traces runs/quickstart --iteration 19 --problem train-00017
       mrt-hpc traces runs/quickstart --evaluation 20 --benchmark held-out --wrong -n 20
     """
-    from mrt_hpc.roles.asked_traces import WantedTraces, sampled_iterations, traces_of_evaluation, traces_of_iteration
+    from mrt_hpc.roles.asked_traces import WantedTraces, traces_of_evaluation, traces_of_iteration
+    from mrt_hpc.run.archive import sampled_iterations
     from mrt_hpc.run.prompt_files import read_experiment
 
     if iteration is not None and evaluation is not None:
@@ -61,7 +62,7 @@ def traces(
         names = [b.name for b in recipe.evaluation.benchmarks]
         found = traces_of_evaluation(layout, recipe, evaluation, benchmark or (names or [""])[0], asked)
     else:
-        last = iteration if iteration is not None else max(sampled_iterations(layout), default=0)
+        last = iteration if iteration is not None else next(sampled_iterations(layout), 0)
         found = traces_of_iteration(layout, recipe, last, asked)
     shown = list(islice(found, most + 1))
     if not shown:

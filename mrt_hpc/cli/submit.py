@@ -5,11 +5,10 @@ prints on the way.
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +24,7 @@ from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import changed_recipe, read_lock
 from mrt_hpc.recipe.schema import EvaluationRecipe, Recipe
-from mrt_hpc.run.family import RESULTS, Axis, Family, read_family, runs_of
+from mrt_hpc.run.family import RESULTS, Family, read_family, runs_of
 from mrt_hpc.run.layout import RunLayout, existing_run
 from mrt_hpc.submit.submission import Listener, made, start, submit_run
 
@@ -71,22 +70,16 @@ def asked_for(
         recipe = load_recipe(what, overrides, data)
         return recipe, RunLayout(run_path(recipe.name, run))
     layout = existing_run(what)
-    if run is not None:
-        raise UserError(
-            "a run is continued in its own directory",
-            value=str(run),
-            where="--run",
-            expected="no --run beside a run directory",
-            advice=f"{layout.again}; for another run: mrt-hpc submit RECIPE --run {word(run)}",
-        )
-    if data is not None:
-        raise UserError(
-            "a run is continued with its own data",
-            value=str(data),
-            where="--data",
-            expected="no --data beside a run directory",
-            advice=f"{layout.again}; for another run: mrt-hpc submit RECIPE --data {word(data)} --run DIR",
-        )
+    beside = (("--run", run, "in its own directory", ""), ("--data", data, "with its own data", " --run DIR"))
+    for option, given, own, also in beside:
+        if given is not None:
+            raise UserError(
+                f"a run is continued {own}",
+                value=str(given),
+                where=option,
+                expected=f"no {option} beside a run directory",
+                advice=f"{layout.again}; for another run: mrt-hpc submit RECIPE {option} {word(given)}{also}",
+            )
     return _begun(layout, overrides), layout
 
 
@@ -105,16 +98,8 @@ def _begun(layout: RunLayout, overrides: tuple[str, ...]) -> Recipe | Evaluation
 # -- sweeps
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """What was typed of a sweep."""
-
-    axes: tuple[str, ...]
-    at_once: int | None
-
-
 def submit_sweep(
-    what: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None, sweep: Sweep
+    what: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None, family: Family
 ) -> None:
     """Make a family with a run for each combination of values, and start them; other arguments as in :func:`submit`.
 
@@ -125,9 +110,9 @@ def submit_sweep(
             failed.
     """
     if what.is_dir():
-        advice = f"mrt-hpc submit RECIPE --sweep {shlex.quote(sweep.axes[0])}"
+        axes = " ".join(f"--sweep {axis.field}={','.join(axis.values)}" for axis in family.axes)
+        advice = f"mrt-hpc submit RECIPE {axes}"
         raise UserError("a sweep begins with a recipe", value=str(what), where="--sweep", advice=advice)
-    family = Family(tuple(map(Axis.of, sweep.axes)), sweep.at_once)
     first = load_recipe(what, overrides, data)
     root = run_path(f"{first.name}-sweep", run)
     shared = () if first.evaluation.results else (f"evaluation.results={json.dumps(str(root / RESULTS))}",)

@@ -39,7 +39,7 @@ class Needs:
 
     def suits(self, benchmark: Benchmark) -> bool:
         """Whether the way of evaluating of a benchmark is one that the analysis makes sense of."""
-        return (Boundaries.EPISODES if benchmark.mode is None else benchmark.mode.boundaries) in self.boundaries
+        return benchmark.boundaries in self.boundaries
 
 
 def analysed_benchmark(recipe: EvaluationRecipe, needs: Needs, name: str | None, typed: Typed) -> Benchmark:

@@ -31,7 +31,7 @@ from mrt_hpc.recipe.kinds import AlgorithmSettings
 from mrt_hpc.recipe.lock import changed_recipe, read_recipe_lock
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.user_code import own_class
-from mrt_hpc.run.archive import read_iteration, sampled_positions
+from mrt_hpc.run.archive import read_iteration, sampled_iterations
 from mrt_hpc.run.groups import Group
 from mrt_hpc.run.layout import RunLayout, existing_run
 from mrt_hpc.run.problems import read_problems
@@ -78,7 +78,7 @@ class ClassCheck:
         layout = existing_run(run)
         asked = [f"{PLACES[section]}={json.dumps({'type': name})}", *_without_prover(section, own), *overrides]
         recipe = changed_recipe(layout.recipe_lock, read_recipe_lock(layout.recipe_lock), asked)
-        chosen = _stored(layout, recipe) if iteration is None else iteration
+        chosen = next(sampled_iterations(layout), 0) if iteration is None else iteration
         if not (groups := read_iteration(layout, chosen)):
             raise UserError(
                 "the run has no rollouts of this iteration",
@@ -164,11 +164,6 @@ def _without_prover(section: str, own: type) -> list[str]:
     if section == "data.verifier":
         return ['algorithm={"type": "grpo"}', "prover=null", "evaluation.prover=null"]
     return ["prover=null"] if issubclass(own, AlgorithmSettings) and not own.needs_prover else []
-
-
-def _stored(layout: RunLayout, recipe: Recipe) -> int:
-    """The last iteration with rollouts; 0 where there is none."""
-    return next((n for n in reversed(range(recipe.iterations)) if sampled_positions(layout, n)), 0)
 
 
 def _trace(rollout: Rollout, problem: Problem, settings: SamplingSettings) -> SampledTrace:

@@ -13,7 +13,6 @@ from mrt_hpc.backends.backend import Site
 from mrt_hpc.errors import UserError
 from mrt_hpc.evaluate.asked_models import ModelsAsked, pin_models, refuse_lost_models
 from mrt_hpc.plan.compile import evaluation_plan
-from mrt_hpc.plan.memory_fit import refuse_unfit
 from mrt_hpc.recipe.find import SUITES, find
 from mrt_hpc.recipe.hub_models import hub_model_of
 from mrt_hpc.recipe.load import (
@@ -31,10 +30,8 @@ from mrt_hpc.recipe.sections import Benchmark, Prompt
 from mrt_hpc.recipe.user_code import import_from, own_files
 from mrt_hpc.recipe.validate import validate
 from mrt_hpc.run.atomic import checksum
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import prompt_files
-from mrt_hpc.submit.create import create_or_open, try_own_verifiers
-from mrt_hpc.submit.submission import Listener, refuse_objections, start
+from mrt_hpc.submit.submission import Listener, checked_run, start
 
 TAKEN = ("prompt", "episodes", "serving", "grading", "resources", "resilience", "expected")
 """The sections that an evaluation takes over from the recipe of the run whose weights it evaluates."""
@@ -219,12 +216,8 @@ def submit_evaluation(
     """
     plan = evaluation_plan(recipe, site)
     refuse_other_queue(awaited, site)
-    refuse_unfit(recipe, site)
-    refuse_objections(recipe, plan, site.backend(), listener.warn)
     refuse_lost_models(recipe, root)
-    if not RunLayout(root).recipe_lock.is_file():
-        try_own_verifiers(recipe, here=site.backend().queue is None, warn=listener.warn)
-    layout = create_or_open(root, recipe, plan, group_access=site.group_access)
+    layout = checked_run(recipe, plan, site, root, listener)
     pin_models(recipe, layout, listener.warn)
     start(recipe, plan, layout, site, listener, awaited)
 

@@ -37,7 +37,7 @@ from mrt_hpc.recipe.base import (
     Visible,
     WholeMinutes,
 )
-from mrt_hpc.recipe.choices import REFERENCE_MARKERS, Batching, Extraction, Precision
+from mrt_hpc.recipe.choices import REFERENCE_MARKERS, Batching, Boundaries, Extraction, Precision
 from mrt_hpc.recipe.kinds import MODES, PROVERS, VERIFIERS, ModeSettings, ProverSettings, VerifierSettings
 
 # -- data --------------------------------------------------------------------------------------------------------------
@@ -414,6 +414,16 @@ class Benchmark(Section):
     """The way of evaluating: how a completion is sampled, and at which tokens its values are asked for. null is
     ``{type: direct}``.
     """
+
+    @property
+    def boundaries(self) -> Boundaries:
+        """Where the boundaries of its traces are."""
+        return Boundaries.EPISODES if self.mode is None else self.mode.boundaries
+
+    @property
+    def adds_stages(self) -> bool:
+        """See ``ModeSettings.adds_stages``."""
+        return self.mode is not None and self.mode.adds_stages
 
 
 REGRET_BUDGETS = (4096, 8192, 12288, 16384)

@@ -20,7 +20,7 @@ from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.roles.run_samples import TraceSource, boundaries_of, first_tokenizer, shown_problem, shown_trace
-from mrt_hpc.run.archive import read_sampled, sampled_positions
+from mrt_hpc.run.archive import read_iteration, sampled_iterations
 from mrt_hpc.run.evaluation_settings import versions_evaluated
 from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import RunLayout
@@ -54,13 +54,6 @@ class WantedTraces:
     """Whether right ones are left out."""
 
 
-def sampled_iterations(layout: RunLayout) -> list[int]:
-    """The iterations of which there are complete groups, in ascending order."""
-    named = [path.name for path in list_directory(layout.iteration(0).parent)]
-    numbers = [int(name) for name in named if name.isdecimal()]
-    return [number for number in sorted(numbers) if sampled_positions(layout, number)]
-
-
 def traces_of_iteration(
     layout: RunLayout, recipe: Experiment, iteration: int, asked: WantedTraces
 ) -> Iterator[AskedTrace]:
@@ -69,9 +62,9 @@ def traces_of_iteration(
     Raises:
         UserError: the iteration has none, a group is damaged, or it has no such problem.
     """
-    groups = [read_sampled(layout, iteration, p) for p in sorted(sampled_positions(layout, iteration))]
+    groups = read_iteration(layout, iteration)
     if not groups:
-        there = sampled_iterations(layout)
+        there = sorted(sampled_iterations(layout))
         raise UserError(
             "this iteration has no complete groups of rollouts",
             value=iteration,

@@ -43,20 +43,20 @@ def summary_of(
     """
     every_stage = [rollout for part in parts for rollout in part.rollouts]
     rollouts = [rollout for rollout in every_stage if rollout.counts]
-    adds_stages = benchmark.mode is not None and benchmark.mode.adds_stages
-    at_episodes = benchmark.mode is None or benchmark.mode.boundaries is Boundaries.EPISODES
     statements = {p.id: p.problem for p in read_problems(layout.benchmark_data(benchmark.name))}
     traces = [(statements[r.problem_id], r.text) for r in rollouts]
+    with_regret = parts if benchmark.boundaries is Boundaries.EPISODES else ()
     return summarise_evaluation(
         version,
         benchmark.name,
         rewards_by_problem(rollouts),
         answers=answers_by_problem(rollouts),
-        tokens_per_rollout=sum(len(r.token_ids) for r in (every_stage if adds_stages else rollouts)) / len(rollouts),
+        tokens_per_rollout=sum(len(r.token_ids) for r in (every_stage if benchmark.adds_stages else rollouts))
+        / len(rollouts),
         truncated_share=sum(r.finish_reason is FinishReason.LENGTH for r in rollouts) / len(rollouts),
         answered_share=sum(r.answer is not None for r in rollouts) / len(rollouts),
         quality=trace_quality(benchmark.problems, traces),
-        regret=_regret(parts, experiment.evaluation) if at_episodes else {},
+        regret=_regret(with_regret, experiment.evaluation),
         regret_tokens=experiment.evaluation.regret_tokens,
         stages={} if benchmark.mode is None else stage_rewards(every_stage, benchmark.mode.stages),
         graders=graders,

@@ -12,6 +12,7 @@ import io
 import shutil
 import zipfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -209,6 +210,16 @@ def read_iteration(layout: RunLayout, iteration: int) -> list[Group]:
         DamagedError: one of them is not what was written.
     """
     return [read_sampled(layout, iteration, position) for position in sorted(sampled_positions(layout, iteration))]
+
+
+def iterations_begun(layout: RunLayout) -> list[int]:
+    """The iterations of which there is a folder, in ascending order."""
+    return sorted(int(path.name) for path in list_directory(layout.iteration(0).parent) if path.name.isdecimal())
+
+
+def sampled_iterations(layout: RunLayout) -> Iterator[int]:
+    """The iterations of which there are complete groups, the newest first."""
+    return (number for number in reversed(iterations_begun(layout)) if sampled_positions(layout, number))
 
 
 def sampled_manifest(layout: RunLayout, iteration: int, position: int) -> Manifest:

@@ -136,17 +136,18 @@ def runs_of(typed: Path) -> list[Path]:
 
 
 def arms_of(typed: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What was typed, with families replaced by their arms: the members that differ in their seed alone.
+    """What was typed, with families replaced by their arms: the members that differ in their seed alone. Of several
+    families each arm bears the name of its own.
 
     Returns:
         What is no family; and each arm as ``NAME=RUN,RUN``.
     """
-    alone: list[str] = []
+    found = {text: read_family(Path(text).expanduser()) for text in typed}
+    families = {Path(text).expanduser(): family for text, family in found.items() if family is not None}
     arms: dict[str, list[str]] = defaultdict(list)
-    for text in typed:
-        if (family := read_family(root := Path(text).expanduser())) is None:
-            alone.append(text)
-            continue
+    for root, family in families.items():
         for member in family.members:
-            arms[member.arm].append(str(root / member.folder))
+            name = member.arm if len(families) == 1 else f"{root.name}, {member.arm}"
+            arms[name].append(str(root / member.folder))
+    alone = [text for text in typed if found[text] is None]
     return alone, [f"{name}={','.join(runs)}" for name, runs in arms.items()]

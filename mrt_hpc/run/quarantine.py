@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from mrt_hpc.run.archive import iterations_begun
 from mrt_hpc.run.atomic import is_temporary, make_folder, moved, sync_directory, write_text
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, read_manifest
@@ -22,7 +23,7 @@ def younger_than(layout: RunLayout, iteration: int) -> list[Path]:
     """
     checkpoints = [p for p in list_directory(layout.checkpoints) if (layout.step_of(p) or 0) > iteration]
     versions = [p for p in list_directory(layout.weights) if (layout.version_of(p) or 0) > iteration]
-    metrics = [p for n in _numbers(layout) if n >= iteration and (p := layout.metrics(n)).exists()]
+    metrics = [p for n in iterations_begun(layout) if n >= iteration and (p := layout.metrics(n)).exists()]
     skipped = [p for p in list_directory(layout.skipped_steps, "*.json") if int(p.name.partition("-")[0]) >= iteration]
     return [*checkpoints, *versions, *metrics, *skipped]
 
@@ -73,7 +74,3 @@ def set_aside(layout: RunLayout, paths: Sequence[Path], reason: str) -> list[Pat
     for parent in {path.parent for path in paths}:
         sync_directory(parent)
     return places
-
-
-def _numbers(layout: RunLayout) -> list[int]:
-    return [int(p.name) for p in list_directory(layout.root / "iterations") if p.name.isdecimal()]

@@ -76,11 +76,21 @@ def made(
     """
     recipe = kept_recipe(RunLayout(root), recipe, listener.show)
     plan = compile_plan(recipe, site)
+    return recipe, plan, checked_run(recipe, plan, site, root, listener, origin)
+
+
+def checked_run(
+    recipe: Experiment, plan: Plan, site: Site, root: Path, listener: Listener, origin: Origin | None = None
+) -> RunLayout:
+    """Check recipe and plan of a run, or of an evaluation on its own, and make or open its directory; other arguments
+    and errors as in :func:`submit_run`.
+    """
+    backend = site.backend()
     refuse_unfit(recipe, site)
-    refuse_objections(recipe, plan, site.backend(), listener.warn)
+    refuse_objections(recipe, plan, backend, listener.warn)
     if not RunLayout(root).recipe_lock.is_file():
-        try_own_verifiers(recipe, here=site.backend().queue is None, warn=listener.warn)
-    return recipe, plan, create_or_open(root, recipe, plan, group_access=site.group_access, origin=origin)
+        try_own_verifiers(recipe, here=backend.queue is None, warn=listener.warn)
+    return create_or_open(root, recipe, plan, group_access=site.group_access, origin=origin)
 
 
 def kept_recipe(layout: RunLayout, recipe: Recipe, show: Callable[[str], None]) -> Recipe:
