@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from mrt_hpc.backends.sites import ChosenSite
     from mrt_hpc.cluster.doctor.situation import Situation
 
-COLOURS = {"ok": "green", "doubtful": "yellow", "fails": "red", "not checked": "dim"}
+COLOURS = {"fails": "red", "doubtful": "yellow", "not checked": "dim", "ok": "green"}
+"""The colours of the verdicts, in the order in which they are printed."""
 
 
 @click.command(short_help="Check that a run can start here.")
@@ -40,6 +41,7 @@ COLOURS = {"ok": "green", "doubtful": "yellow", "fails": "red", "not checked": "
     metavar="MINUTES",
     help="How long the small jobs may wait and run.",
 )
+@click.option("--all", "everything", is_flag=True, help="Also print the checks that are ok.")
 @click.option("--json", "as_json", is_flag=True, help="Print all checks as JSON, for programs.")
 def doctor(
     site: str | None,
@@ -48,12 +50,14 @@ def doctor(
     run: Path | None,
     on_node: bool,
     wait_minutes: float,
+    everything: bool,
     as_json: bool,
 ) -> None:
     """Check the cluster, the site profile, the run directory's filesystem, and the inputs of a recipe.
 
-    Each check has a verdict, what was seen, and what to do. The exit status is 0 if a run can start, and 2 if a check
-    fails. Nothing is kept: files that are tried are removed.
+    Each check has a verdict, what was seen, and what to do. What fails comes first, then what is doubtful or was not
+    checked; what is ok is counted. The exit status is 0 if a run can start, and 2 if a check fails. Nothing is kept:
+    files that are tried are removed.
 
     \b
     Examples:
@@ -79,7 +83,7 @@ def doctor(
         checks = [asdict(result) for result in results]
         click.echo(json.dumps({"can_start": can_start(results), "checks": checks}, indent=2))
     else:
-        _print_table(results)
+        print_checks(results, everything=everything)
         click.echo(_conclusion(results, site, recipe_name, run, asked=on_node or situation.slurm is None))
     if not can_start(results):
         click.get_current_context().exit(int(ExitCode.FATAL))
@@ -108,8 +112,19 @@ def _with_nodes(situation: Situation, wait_s: float) -> Situation:
     return replace(situation, answers=ask_nodes(situation, wait_s, lambda sentence: click.echo(sentence, err=True)))
 
 
+def print_checks(results: Sequence[CheckResult], *, everything: bool) -> None:
+    """Print the checks, the worst verdict first: as a table on a terminal; elsewhere a line for each check, and one for
+    its remedy. Those that are ok are counted, and with ``everything`` printed as well.
+    """
+    sorted_by_verdict = sorted(results, key=lambda result: [*COLOURS].index(result.verdict))
+    shown = [result for result in sorted_by_verdict if everything or result.verdict is not CheckVerdict.OK]
+    if shown:
+        _print_table(shown)
+    if folded := len(results) - len(shown):
+        click.echo(f"{folded} check(s) are ok, and --all prints them")
+
+
 def _print_table(results: Sequence[CheckResult]) -> None:
-    """A table on a terminal; elsewhere a line for each check, and one for its remedy."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -278,7 +278,12 @@ def test_the_command_ends_with_its_verdict(monkeypatch: pytest.MonkeyPatch, tmp_
     profile = tmp_path / "lab.yaml"
     profile.write_text(json.dumps({"type": "slurm", **PROFILE}))
     words = ["doctor", "--site", profile, "--recipe", "quickstart", "--run", tmp_path / "run"]
-    assert typed(*words).output.splitlines()[-1].endswith("--on-node")
+    lines, every = (typed(*words, *more).output.splitlines() for more in ((), ("--all",)))
+    assert lines[-1].endswith("--on-node")
+    assert not [line for line in lines if line.startswith("ok:")]
+    ok = [line for line in every if line.startswith("ok:")]
+    assert f"{len(ok)} check(s) are ok, and --all prints them" in lines
+    assert every.index(ok[0]) > max(n for n, line in enumerate(every) if line.startswith(("doubtful:", "not checked:")))
     profile.write_text(json.dumps({"type": "slurm", **PROFILE, "account": "labb"}))
     printed = json.loads(typed(*words, "--json", exits=2).output)
     (failed,) = [one for one in printed["checks"] if one["verdict"] == "fails"]

@@ -23,7 +23,7 @@ from synthetic_run import Shape, SyntheticRun
 
 import mrt_hpc
 from mrt_hpc.backends.slurm.site import Partitions, SlurmSite
-from mrt_hpc.cli.doctor import _print_table
+from mrt_hpc.cli.doctor import print_checks
 from mrt_hpc.cluster.doctor import slurm_checks
 from mrt_hpc.cluster.doctor.diagnosis import CHECKS
 from mrt_hpc.cluster.doctor.situation import Situation
@@ -75,7 +75,7 @@ def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checks = [check for check in CHECKS if check.look.__module__ == slurm_checks.__name__]
     for site in (good, wrong):
         situation = Situation(site, recipe, tmp_path / "run", RecordedSlurm().survey())
-        _print_table([result for check in checks for result in check.results(situation)])
+        print_checks([result for check in checks for result in check.results(situation)], everything=site is good)
         print()
     compare("doctor.txt", capsys.readouterr().out, HERE=tmp_path)
 
