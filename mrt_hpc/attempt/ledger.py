@@ -36,6 +36,7 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.@\[\]-]{0,99}")
 """What an id may look like, of any queue: it becomes part of a file's name, and of lists with colons."""
 LOCAL = "local"
 """Where a job has its name: the heartbeats of the processes that have held the run, by their claims."""
+_CANCELLED = "cancelled.json"
 UNRECORDED = "slurm"
 """The kind of a site whose profile is not recorded: the only one that comes with the package and has a queue."""
 
@@ -79,6 +80,18 @@ class LocalProcess:
     def is_here(self) -> bool:
         """Whether it runs on this machine, and the run in it."""
         return not self.ended and self.host == socket.gethostname() and _kernel_start(self.pid) == self.started
+
+
+@dataclass(frozen=True)
+class Cancellation:
+    """The last time that the user cancelled the run."""
+
+    time: Moment
+    """Seconds since the epoch, by the clock of the machine where it was typed: to be shown, not to be compared."""
+    submission: Whole
+    """The number of the newest submission then, and 0 where there was none."""
+    claim: Whole
+    """The number of the newest claim of a process then, and 0 where there was none."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +163,29 @@ def _number(path: Path) -> int:
 def _submission(path: Path) -> Submission:
     advice = f"squeue --me shows whether that job is still queued; then rm -r {word(path)}, and the same command again"
     return read_typed(path, Submission, "the record of a submitted job", advice=advice)
+
+
+def record_cancellation(layout: RunLayout) -> None:
+    """Record that the user has cancelled all that was submitted or started until now."""
+    write_json(layout.jobs / _CANCELLED, asdict(Cancellation(time.time(), *_newest_numbers(layout))))
+
+
+def cancelled_at(layout: RunLayout) -> float | None:
+    """When the user cancelled the run; None where it was not cancelled, or was submitted or started again since.
+
+    Raises:
+        UnreadableError: the record is damaged.
+    """
+    path = layout.jobs / _CANCELLED
+    advice = f"rm -r {word(path)}: it only says that the run was cancelled"
+    found = read_if_there(path, Cancellation, "the record of a cancellation", None, advice=advice)
+    return None if found is None or (found.submission, found.claim) != _newest_numbers(layout) else found.time
+
+
+def _newest_numbers(layout: RunLayout) -> tuple[int, int]:
+    """The numbers of the newest submission and of the newest claim."""
+    claims = list_directory(layout.jobs, "local-*.json")
+    return max(map(_number, _submitted(layout)), default=0), max(map(_number, claims), default=0)
 
 
 def record_site(layout: RunLayout, site: SiteSettings) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -20,6 +20,7 @@ from mrt_hpc.attempt.ledger import (
     latest_of,
     local_process,
     process_elsewhere,
+    record_cancellation,
     recorded_site,
     shown_submissions,
 )
@@ -238,8 +239,13 @@ def cancel_run(layout: RunLayout) -> Iterator[str]:
     if process is not None:
         _ask_to_stop(process)
         yield f"asked process {process.pid} to stop"
+    stopped = process is not None
     for queue in queues:
-        yield cancel_queued(layout, queue)
+        cancelled = cancel_queued(layout, queue)
+        yield f"cancelled {len(cancelled)} job(s) in the queue ({queue.name})"
+        stopped = stopped or bool(cancelled)
+    if stopped:
+        record_cancellation(layout)
     if process is not None:
         wait_until(
             lambda: not process.is_here,
@@ -262,15 +268,15 @@ def _ask_to_stop(process: LocalProcess) -> None:
         os.killpg(os.getpgid(process.pid), signal.SIGCONT)
 
 
-def cancel_queued(layout: RunLayout, queue: JobQueue) -> str:
-    """Take all jobs of the run out of a queue, those that were never recorded among them.
+def cancel_queued(layout: RunLayout, queue: JobQueue) -> Collection[str]:
+    """Take all jobs of the run out of a queue, those that were never recorded among them. Returns the ids of those that
+    were still there.
 
     Raises:
         UserError: the queue cannot be asked, or still holds some of them.
     """
     unrecorded = queue.backend.unrecorded(layout.root, queue.ids).values()
-    ended = queue.backend.cancel(sorted({*queue.ids, *(job_id for ids in unrecorded for job_id in ids)}))
-    return f"cancelled {len(ended)} job(s) in the queue ({queue.name})"
+    return queue.backend.cancel(sorted({*queue.ids, *(job_id for ids in unrecorded for job_id in ids)}))
 
 
 def nothing_to_cancel(layout: RunLayout) -> UserError:

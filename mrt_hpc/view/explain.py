@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -23,6 +24,8 @@ from mrt_hpc.view.run_look import IN_WORDS, RunLook, RunState
 
 
 NOTHING = "nothing"
+FEW_JOBS = 3
+"""The jobs that are named in one sentence, at most."""
 LOG_TAIL = 4096
 """The bytes at the end of a log that show what a task does now."""
 _NEXT = re.compile(r"^\s*next:\s+(?P<command>.+)$", re.MULTILINE)
@@ -154,7 +157,8 @@ def _queued(look: RunLook, job: Job, index: int, record: TaskRecord, queued: Que
     stuck = meaning.hold in (Hold.USER, Hold.ADMINISTRATOR, Hold.NEVER)
     cause = Cause.STUCK if stuck else Cause.AGAIN if before else Cause.QUEUED
     command = meaning.next.format(id=queued.task_id, run=look.layout.word)
-    sentence = f"{start}, because {meaning.means} ({queued.reason or 'no reason given'})"
+    waits = " and waits" if before else ""
+    sentence = f"{start}{waits}, because {meaning.means} ({queued.reason or 'no reason given'})"
     return Explanation(job.name, index, cause, sentence, command)
 
 
@@ -196,6 +200,11 @@ def _unqueued(look: RunLook, job: Job, index: int, record: TaskRecord) -> Explan
     if record.state is TaskState.WAITING and awaited:
         return Explanation(job.name, index, Cause.LATER, f"has not begun: it waits for {awaited}", _again(look))
     left = _how_it_left(look, job.name, index)
+    if look.cancelled is not None:
+        at_work = record.state in (TaskState.STOPPED, TaskState.RUNNING)
+        words = "was stopped" if at_work else f"{_before(record) or 'has not begun'}, and was taken out of the queue"
+        sentence = f"{words} by `mrt-hpc cancel` at {clock(look.cancelled)}"
+        return Explanation(job.name, index, Cause.LEFT, sentence, _again(look))
     if record.state is TaskState.RUNNING:
         sentence = f"was lost: it recorded no end, and it does not run{left}"
         return Explanation(job.name, index, Cause.LOST, sentence, _again(look))
@@ -347,9 +356,9 @@ def explain_run(look: RunLook, history: RunHistory) -> Statement:
     first = groups[0]
     details = [*_reasons(look, first[0]), *_set_aside(history), *warned]
     others = [_sentence(look, group) for group in groups[1:] if group[0].cause < Cause.LATER]
-    later = sum(explanation.cause is Cause.LATER for explanation in explanations)
+    later = Counter(explanation.job for explanation in explanations if explanation.cause is Cause.LATER)
     if later:
-        others.append(f"{later} task(s) wait for these.")
+        others.append(f"{sum(later.values())} task(s) wait for these: {_some(list(later))}.")
     for name, why in look.queues.unreached.items():
         others.append(f"The queue was not reached ({name}: {why}); all else is from the run's files.")
     state = "is paused" if first[0].cause is Cause.FULL_DISK else IN_WORDS[look.state]
@@ -398,6 +407,12 @@ def grouped(explanations: Iterable[Explanation]) -> list[list[Explanation]]:
     for explanation in explanations:
         groups.setdefault((explanation.job, explanation.group), []).append(explanation)
     return sorted(groups.values(), key=lambda group: (group[0].cause, group[0].failed_at))
+
+
+def _some(jobs: Sequence[str]) -> str:
+    """The first few of them, and how many more there are."""
+    more = len(jobs) - FEW_JOBS
+    return ", ".join(jobs[:FEW_JOBS]) + (f" and {more} other job(s)" if more > 0 else "")
 
 
 def _sentence(look: RunLook, group: Sequence[Explanation]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from mrt_hpc.attempt.ledger import LOCAL, LocalProcess, shown_process
+from mrt_hpc.attempt.ledger import LOCAL, LocalProcess, cancelled_at, shown_process
 from mrt_hpc.attempt.run_progress import Records, read_records
 from mrt_hpc.backends.backend import Hold, QueuedTask, QueueState
 from mrt_hpc.backends.queued_jobs import QueueLook
@@ -20,6 +20,7 @@ from mrt_hpc.plan.jobs import Job, Plan
 from mrt_hpc.run.heartbeats import read_beat
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, task_file
+from mrt_hpc.run.typed_file import UnreadableError
 from mrt_hpc.view.logs import LogFile, log_files
 
 NO_QUEUES = QueueLook({}, {}, {})
@@ -69,7 +70,9 @@ class RunLook:
     process: LocalProcess | None
     """The process that held the run last, on any machine."""
     unreadable: tuple[str, ...] = ()
-    """A line for each record of a process or a submission that cannot be read."""
+    """A line for each record of a process, a submission or a cancellation that cannot be read."""
+    cancelled: float | None = None
+    """When the user cancelled the run, seconds since the epoch; None where it was not, or has been submitted since."""
 
     @classmethod
     def at(cls, layout: RunLayout, plan: Plan, queues: QueueLook = NO_QUEUES) -> RunLook:
@@ -81,7 +84,13 @@ class RunLook:
             queues: what the queues have said about it.
         """
         process, faults = shown_process(layout)
-        return cls(layout, plan, read_records(plan, layout), queues, process, (*faults, *queues.unreadable))
+        cancelled = None
+        try:
+            cancelled = cancelled_at(layout)
+        except UnreadableError as error:
+            faults = [*faults, error.line]
+        records = read_records(plan, layout)
+        return cls(layout, plan, records, queues, process, (*faults, *queues.unreadable), cancelled)
 
     @cached_property
     def faults(self) -> tuple[str, ...]:

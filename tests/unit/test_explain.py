@@ -91,6 +91,25 @@ def test_where_the_queue_is_not_reached_the_files_and_hearts_speak(run: CannedRu
     assert f"{TRAINER} runs since" in explain(run, TRAINER)
 
 
+def test_a_run_that_its_user_cancelled_says_so_until_it_is_submitted_again(run: CannedRun) -> None:
+    run.task(INFERENCE, TaskState.STOPPED, attempt="12_0.0")
+    run.queue()
+    assert "preempted, cancelled or interrupted" in explain(run)
+    run.command("scontrol", "exit 0")
+    run.command("scancel", "exit 0")
+    typed("cancel", run.layout.root)
+    assert "mrt-hpc cancel" not in explain(run), "there was nothing left to cancel"
+    (run.commands / "empty").write_text((run.commands / "queue").read_text())
+    run.queue("13|PENDING|N/A|Priority|")
+    run.command("scancel", f"cp {run.commands}/empty {run.commands}/queue")
+    typed("cancel", run.layout.root)
+    sentence, command = first(explain(run))
+    assert f"{INFERENCE}[0] was stopped by `mrt-hpc cancel` at " in sentence
+    assert command.startswith("mrt-hpc submit RUN")
+    run.submitted(trainer="23")
+    assert "mrt-hpc cancel" not in explain(run)
+
+
 def test_a_local_run_says_what_its_tasks_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = canned_run(tmp_path, monkeypatch)
     run.claim(os.getpid())
