@@ -134,18 +134,17 @@ def as_data(reckoned: Reckoning) -> dict[str, Any]:
 
 def _print(reckoned: Reckoning, run: Path) -> None:
     from mrt_hpc.analysis.number_formats import duration
-    from mrt_hpc.cli.tables import FEW_HOURS, hours_table
+    from mrt_hpc.cli.tables import hours_table, hours_text
 
     spent = reckoned.spent
     if not spent.attempts:
         click.echo(f"no task of this run has started, so it has cost nothing yet: mrt-hpc status {word(run)}")
         return
-    digits = 2 if (spent.gpu_hours if reckoned.of_gpus else spent.core_hours) >= FEW_HOURS else 4
-    console_of(sys.stdout).print(hours_table(spent.rows, of_gpus=reckoned.of_gpus, digits=digits))
+    console_of(sys.stdout).print(hours_table(spent.rows, of_gpus=reckoned.of_gpus))
     source = "by the cluster's accounting" if spent.accounted else "by the run's own events"
     click.echo(
-        f"{spent.gpu_hours:,.2f} GPU-hours and {spent.core_hours:,.2f} core-hours {source}, in {len(spent.attempts)} "
-        f"attempt(s) within {duration(spent.wall_seconds)}"
+        f"{hours_text(spent.gpu_hours, 'GPU')} and {hours_text(spent.core_hours, 'core')} {source}, in "
+        f"{len(spent.attempts)} attempt(s) within {duration(spent.wall_seconds)}"
     )
     if spent.queue_hours:
         queued = ", ".join(f"{role} {hours:,.2f} h" for role, hours in spent.queue_hours.items())
@@ -159,7 +158,9 @@ def _print(reckoned: Reckoning, run: Path) -> None:
 def price_text(price: PointPrice, *, of_gpus: bool) -> str:
     """What a point of accuracy on a benchmark has cost, in a sentence."""
     versions = f"{price.benchmark}, weights version {price.first} to {price.last}: {price.gain:+.1f} points"
-    hours, unit = (price.gpu_hours, "GPU-hours") if of_gpus else (price.core_hours, "core-hours")
+    from mrt_hpc.cli.tables import hours_text
+
+    hours, of_what = (price.gpu_hours, "GPU") if of_gpus else (price.core_hours, "core")
     if hours is None:
         return f"{versions}, so no point was gained"
-    return f"{versions}, {hours:,.2f} {unit} of training a point (evaluations not counted)"
+    return f"{versions}, {hours_text(hours, of_what)} of training a point (evaluations not counted)"

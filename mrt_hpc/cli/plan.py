@@ -19,7 +19,7 @@ from rich.table import Table
 from mrt_hpc.backends.backend import Backend, StartEstimate
 from mrt_hpc.cli.options import console_of, site_of_command, table_of
 from mrt_hpc.cli.submit import asked_for
-from mrt_hpc.cli.tables import FEW_HOURS, hours_table, memory_json, memory_lines, memory_table, memory_warnings
+from mrt_hpc.cli.tables import hours_table, memory_json, memory_lines, memory_table, memory_warnings
 from mrt_hpc.datasets.named import fetch_command
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import compile_plan, evaluation_plan
@@ -151,9 +151,7 @@ def print_cost(
     uses = expected_uses(plan, expected)
     if uses:
         of_gpus = any(row.gpu_hours for row in uses)
-        whole = sum(row.gpu_hours if of_gpus else row.core_hours for row in uses)
-        digits = 1 if whole >= FEW_HOURS else 3
-        console.print(hours_table(uses, of_gpus=of_gpus, digits=digits, expected=True))
+        console.print(hours_table(uses, of_gpus=of_gpus, expected=True))
     for line in cost_lines(plan, recipe, expected, rates):
         console.print(line, highlight=False, soft_wrap=is_wide(console))
 

@@ -76,21 +76,27 @@ FEW_HOURS = 10.0
 """The hours below which a table has more digits after the point."""
 
 
-def hours_table(rows: Iterable[UseHours], *, of_gpus: bool, digits: int, expected: bool = False) -> Table:
-    """Uses as rows, roles as columns, both sums, and the share of each use.
+def hours_text(hours: float, of_what: str) -> str:
+    """Hours of GPUs or cores in words, and minutes below one hour: ``314.00 GPU-hours``, ``5.90 core-minutes``."""
+    return f"{hours:,.2f} {of_what}-hours" if hours >= 1 or not hours else f"{60 * hours:,.2f} {of_what}-minutes"
+
+
+def hours_table(rows: Iterable[UseHours], *, of_gpus: bool, expected: bool = False) -> Table:
+    """Uses as rows, roles as columns, both sums, and the share of each use; in minutes where all is less than an hour.
 
     Args:
         rows: the hours; a role whose hours are all 0 has no column.
         of_gpus: whether GPU-hours are shown, and not core-hours.
-        digits: of each number, after the point.
         expected: whether the hours are an estimate, which the title then says.
     """
-    hours = {(row.role, row.use): row.gpu_hours if of_gpus else row.core_hours for row in rows}
+    rows = list(rows)
+    in_hours = sum(row.gpu_hours if of_gpus else row.core_hours for row in rows)
+    factor, unit, digits = (60, "minutes", 2) if in_hours < 1 else (1, "hours", 1 if in_hours >= FEW_HOURS else 2)
+    hours = {(row.role, row.use): factor * (row.gpu_hours if of_gpus else row.core_hours) for row in rows}
     roles = [role for role in dict.fromkeys(role for role, _ in hours) if any(hours[k] for k in hours if k[0] == role)]
     uses = sorted({use for role, use in hours if role in roles}, key=list(Use).index)
     whole = sum(hours.values())
-    unit = "GPU-hours" if of_gpus else "core-hours"
-    title = f"expected {unit}" if expected else unit
+    title = f"{'expected ' if expected else ''}{'GPU' if of_gpus else 'core'}-{unit}"
     table = Table(title=title, title_justify="left", show_footer=True)
     table.add_column("use", "all", overflow="fold")
     for role in roles:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from basics import executable
 from commands import commands_first, typed
+from rich.console import Console
 from run_of import read_events, run_of
 
 from mrt_hpc.analysis.rows import summarise_evaluation
@@ -17,6 +19,8 @@ from mrt_hpc.analysis.spending import Accounts, Allocation, Spending, prices, sp
 from mrt_hpc.attempt.ledger import record_submission
 from mrt_hpc.backends.queued_jobs import A_DAY_S
 from mrt_hpc.backends.slurm.queue import attempts_of
+from mrt_hpc.cli.tables import hours_table, hours_text
+from mrt_hpc.plan.hours import UseHours
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.run.events import EventKind, EventLog, Use, event_file
@@ -184,6 +188,24 @@ def test_what_a_point_of_accuracy_cost(run: RunLayout) -> None:
     assert (up.benchmark, up.first, up.last, up.gain) == ("up", 0, 8, 25.0)
     assert up.gpu_hours == pytest.approx((990 * 2 + 380 * 2 + 1480) / 3600 / 25)
     assert (down.gain, down.gpu_hours) == (-25.0, None)
+
+
+def test_less_than_an_hour_is_printed_in_minutes() -> None:
+    """Six seconds are 0.10 minutes; as hours they would be printed as 0.00."""
+    for hours, words in (
+        (6 / 3600, ("core-minutes", "0.10")),
+        (2.5, ("core-hours", "2.50")),
+        (40.0, ("core-hours", "40.0")),
+    ):
+        printed = StringIO()
+        row = UseHours(Role.TRAINER, Use.TRAINING, hours, 0.0, hours)
+        Console(width=80, file=printed).print(hours_table([row], of_gpus=False))
+        assert all(word in printed.getvalue().split() for word in words)
+    assert [hours_text(hours, "GPU") for hours in (0.0, 0.5, 2.5)] == [
+        "0.00 GPU-hours",
+        "30.00 GPU-minutes",
+        "2.50 GPU-hours",
+    ]
 
 
 def test_one_line_of_sacct() -> None:
