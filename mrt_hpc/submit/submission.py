@@ -286,11 +286,16 @@ OTHER_RUNS = "other-runs"
 
 
 def queued_behind(order: JobOrder, ids: Sequence[str]) -> JobOrder:
-    """Return an order whose first jobs start after queued jobs of other runs."""
+    """Return an order whose first jobs, those that wait only for jobs that are done, start after queued jobs of other
+    runs.
+    """
     if not ids:
         return order
-    wait = Dependency(job=OTHER_RUNS, kind=DependencyKind.AFTERANY)
-    jobs = [job if job.after else job.model_copy(update={"after": (wait,)}) for job in order.jobs]
+    done, wait = {*order.done}, Dependency(job=OTHER_RUNS, kind=DependencyKind.AFTERANY)
+    jobs = [
+        job.model_copy(update={"after": (*job.after, wait)}) if done.issuperset(w.job for w in job.after) else job
+        for job in order.jobs
+    ]
     return replace(order, jobs=jobs, queued={**order.queued, OTHER_RUNS: ids})
 
 

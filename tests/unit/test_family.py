@@ -97,6 +97,19 @@ def test_a_family_grows_and_is_continued_and_takes_no_other_values(cluster: Path
         assert f"{root / f'seed={number}'}:" in typed("explain", root).output
 
 
+def test_a_run_that_has_begun_is_held_back_too(cluster: Path, tmp_path: Path) -> None:
+    root, queue = tmp_path / "family", tmp_path / "bin" / "queue"
+    in_a_process("submit", QUICKSTART, "--run", root, "--site", cluster, "--sweep", "seed=0..1")
+    queue.write_text(squeue_prints())
+    CannedRun(RunLayout(root / "seed=1"), queue.parent).done("prepare")
+    in_a_process("submit", QUICKSTART, "--run", root, "--site", cluster, "--sweep", "seed=0..1", "--at-once", 1)
+    first, second = (submissions(RunLayout(run)) for run in runs_of(root))
+    before = ":".join(sorted(entry.job_id for entry in first[5:]))
+    scripts = [(queue.parent / f"script-{entry.job_id}").read_text() for entry in second[5:]]
+    held = [f"#SBATCH --dependency=afterany:{before}\n" in script for script in scripts]
+    assert len(held) == 4 and held[0] and not all(held), "its first jobs that are left, of five one is done"
+
+
 def test_nothing_is_made_where_one_recipe_is_wrong(cluster: Path, tmp_path: Path) -> None:
     root = tmp_path / "family"
     words = ("submit", QUICKSTART, "--run", root, "--site", cluster, "--sweep", "algorithm.alpha=1,-1")

@@ -32,9 +32,9 @@ class Size(NamedTuple):
 ROOMS: dict[str, Size] = {
     "algorithms": Size(700, 13),
     "analysis": Size(4820, 34),  # arms over seeds; the figures and tables of the paper; equivalence
-    "attempt": Size(1380, 13),  # claims are looked at back to one that held the run
-    "backends": Size(2720, 24),
-    "cli": Size(3480, 26),  # submit RUN, sweeps, judge, traces, check, names of other trainers
+    "attempt": Size(1400, 13),  # claims are looked at back to one that held the run; who cancelled
+    "backends": Size(2740, 24),
+    "cli": Size(3500, 26),  # submit RUN, sweeps, judge, traces, check, names of other trainers
     "cluster": Size(2280, 15),
     "datasets": Size(1200, 6),
     "domains": Size(2420, 22),
@@ -54,7 +54,7 @@ ROOMS: dict[str, Size] = {
     ),  # families of runs; groups and likelihoods for analyses; results are synced with their folders
     "submit": Size(1200, 10),  # files of examples and own verifiers are tried before the queue
     "training": Size(2520, 19),
-    "view": Size(1260, 9),
+    "view": Size(1280, 9),  # explain knows of `cancel`
 }
 CLASSES_TWICE: set[str] = set()
 """Class names that stand in two files. The goal is none."""
