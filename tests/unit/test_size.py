@@ -52,7 +52,7 @@ ROOMS: dict[str, Size] = {
     "run": Size(
         3000, 30
     ),  # families of runs; groups and likelihoods for analyses; results are synced with their folders
-    "submit": Size(1200, 10),  # files of examples and own verifiers are tried before the queue
+    "submit": Size(1220, 10),  # files of examples and own verifiers are tried before the queue
     "training": Size(2520, 19),
     "view": Size(1280, 9),  # explain knows of `cancel`
 }
