@@ -245,7 +245,10 @@ def cancel_run(layout: RunLayout) -> Iterator[str]:
         yield f"cancelled {len(cancelled)} job(s) in the queue ({queue.name})"
         stopped = stopped or bool(cancelled)
     if stopped:
-        record_cancellation(layout)
+        try:
+            record_cancellation(layout)
+        except OSError as error:  # as on a full disk
+            yield f"mrt-hpc explain will not say that the run was cancelled, as that could not be written: {error}"
     if process is not None:
         wait_until(
             lambda: not process.is_here,

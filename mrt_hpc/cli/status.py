@@ -247,24 +247,28 @@ def in_bytes(count: float) -> str:
 @click.option(
     "--page",
     type=options.FILE,
-    help="Write only the page, to this file. Without it: report.md, plots and report.html in RUN.",
+    help="Write only the page, to this file. Without it: report.md, plots and report.html in RUN, report.html in a "
+    "family.",
 )
 @options.trust
 def report(runs: tuple[Path, ...], arms: tuple[str, ...], page: Path | None, trust: bool) -> None:
     """Write report.md, plots and report.html of RUN from the results that exist now.
 
-    The page needs no network and no server: open it in a browser. Several runs share one page, side by side. The curves
-    of an arm are one, the mean of its runs with the range over their seeds.
+    The page needs no network and no server: open it in a browser. Several runs share one page, side by side, as those
+    of a family do. The curves of an arm are one, the mean of its runs with the range over their seeds.
 
     \b
     Examples:
       mrt-hpc report runs/quickstart
+      mrt-hpc report runs/quickstart-sweep
       mrt-hpc report runs/grpo runs/mrt-online --page compared.html
       mrt-hpc report --arm grpo=runs/grpo-0,runs/grpo-1 --arm mrt=runs/mrt-0,runs/mrt-1 --page compared.html
     """
     from mrt_hpc.run.family import arms_of
 
     alone, of_families = arms_of([str(run) for run in runs])
+    if page is None and len(runs) == 1 and not (alone or arms):
+        page = RunLayout(runs[0]).page  # of a family
     runs, arms = tuple(map(Path, alone)), (*of_families, *arms)
     if not (runs or arms):
         raise click.UsageError("name what is reported: RUN..., or --arm NAME=RUN,...")

@@ -153,7 +153,10 @@ def _read_table(source: Path | BytesIO, where: Path | None, filters: pc.Expressi
         OSError: it cannot be read at the moment.
     """
     with _reading(where or source):
-        return pq.read_table(source, filters=filters)
+        if filters is not None:
+            return pq.read_table(source, filters=filters)
+        with pq.ParquetFile(source) as file:  # of small files it takes half the time
+            return file.read()
 
 
 @contextmanager

@@ -18,8 +18,8 @@ of its evaluations. All are evaluated on the same held-out problems, cut into ep
 Intervals are 95 %, by a bootstrap that draws seeds and problems, paired with GRPO's; beside it a t interval over the
 seeds alone. Of a group of 8, `mrt` lets 4 think on and stops 4. Regret's prover asks as that of `mrt_online` does,
 which is therefore paid for what is measured. What is kept of each run lies beside the tables (`runs/*.parquet`): such a
-run is not repeated, and one that was cut short goes on. The third command compares the last weights version of the
-quickstart with the first.
+run is not repeated, and one that was cut short goes on. These runs are no sweep, as a seed decides their model too. The
+third command compares the last weights version of the quickstart with the first, in a sweep over seeds.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from mrt_hpc.analysis.intervals import IntervalEstimate, paired_difference, t_qu
 from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.run.family import runs_of
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
@@ -136,8 +137,9 @@ def run(arm: Arm, seed: int, given: argparse.Namespace) -> RunLayout:
     return layout
 
 
-def quickstart_row(seed: int, layout: RunLayout) -> str:
-    last = read_recipe_lock(layout.recipe_lock).schedule.iterations
+def quickstart_row(layout: RunLayout) -> str:
+    recipe = read_recipe_lock(layout.recipe_lock)
+    seed, last = recipe.seed, recipe.schedule.iterations
     before, after = (EvaluationSummary.read(layout.evaluation_summary(v, BENCHMARK)) for v in (0, last))
     gain = paired_difference(before.per_problem, after.per_problem)
     changes = "  ".join(
@@ -156,11 +158,10 @@ def quickstart(seeds: list[int], into: Path) -> None:
     """Does the quickstart learn? The goal: every interval clear of zero, neither share of well-formed traces and of
     right checks down by more than 5 points, 12 minutes at most. A run that is there already is read, not repeated.
     """
-    layouts = {seed: RunLayout((into / f"seed-{seed}").absolute()) for seed in seeds}
-    for seed, layout in layouts.items():
-        submit(ROOT / "recipes" / "quickstart.yaml", layout.root, {"seed": seed})
+    family = (into / "quickstart").absolute()
+    submit(ROOT / "recipes" / "quickstart.yaml", family, {}, sweep={"seed": seeds})
     print("seed  accuracy, %     gain, points (95 %)      right checks, %   well formed, %   tokens       minutes")
-    print(*(quickstart_row(seed, layout) for seed, layout in layouts.items()), sep="\n")
+    print(*map(quickstart_row, map(RunLayout, runs_of(family))), sep="\n")
 
 
 # -- tables

@@ -118,18 +118,27 @@ def sets(changes: Mapping[str, object]) -> list[str]:
     return [word for field, value in changes.items() for word in ("--set", f"{field}={value}")]
 
 
-def submit(recipe: Path, run: Path, changes: Mapping[str, object], first: Sequence[Path] = (), **more: Any) -> None:
-    """Run a recipe on this machine to its end; a run that is there goes on.
+def submit(
+    recipe: Path,
+    run: Path,
+    changes: Mapping[str, object],
+    first: Sequence[Path] = (),
+    sweep: Mapping[str, Sequence[object]] | None = None,
+    **more: Any,
+) -> None:
+    """Run a recipe, or a sweep of it, on this machine to its end; a run that is there goes on.
 
     Args:
         recipe: the file.
-        run: the run directory.
+        run: the run directory, or that of the family.
         changes: by the field of the recipe.
+        sweep: the values of each field that the runs of a family differ in; None for one run.
         first: folders whose modules are imported before all others.
         more: arguments of ``subprocess.run``.
     """
     command = [sys.executable, "-m", "mrt_hpc.cli.main", "submit", str(recipe), "--site", "local", "--run", str(run)]
-    subprocess.run([*command, *sets(changes)], env=environment(*first), check=True, **more)
+    axes = [f"--sweep={field}={','.join(map(str, values))}" for field, values in (sweep or {}).items()]
+    subprocess.run([*command, *axes, *sets(changes)], env=environment(*first), check=True, **more)
 
 
 def environment(*first: Path) -> dict[str, str]:

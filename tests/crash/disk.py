@@ -306,24 +306,32 @@ def uncertain(steps: Sequence[Step], after: int) -> list[int]:
     return found[::-1]
 
 
-def crashes(recording: Recording, random: Random, subsets: int) -> Iterator[Crash]:
+KILLED, LOST = -2, -1  # kinds of crashes; those from 0 on lose single steps, or some
+
+
+def crashes(recording: Recording, random: Random, subsets: int, most: int | None = None) -> Iterator[Crash]:
     """The crashes after every step, in random order. First a killed process, which loses nothing, and a lost machine,
     which loses all that is uncertain. Then each uncertain step lost alone, all but each, all after each, content half
-    written, and so many random choices.
+    written, and so many random choices. With ``most`` so many of all of them, drawn at random.
     """
     points = range(recording.first, len(recording.steps) + 1)
     after_each = [(after, uncertain(recording.steps, after)) for after in points]
-    whole = [Crash(after, frozenset(lost)) for after, steps in after_each for lost in ((), steps)]
-    random.shuffle(whole)
-    yield from whole
-    some = [(after, steps, kind) for after, steps in after_each if steps for kind in range(4 * len(steps) + subsets)]
-    random.shuffle(some)
-    for after, steps, kind in some:
+    kinds = [range(KILLED, 4 * len(steps) + subsets if steps else 0) for _, steps in after_each]
+    if most is None:
+        every = [(*point, kind) for point, each in zip(after_each, kinds, strict=True) for kind in each]
+        random.shuffle(every)
+        every.sort(key=lambda drawn: drawn[2] >= 0)
+    else:
+        places = random.choices(range(len(kinds)), weights=list(map(len, kinds)), k=most)
+        every = [(*after_each[place], random.choice(kinds[place])) for place in places]
+    for after, steps, kind in every:
         yield _crash(recording, after, steps, kind, random)
 
 
 def _crash(recording: Recording, after: int, steps: list[int], kind: int, random: Random) -> Crash:
     place, every = kind // 4, frozenset(steps)
+    if kind in (KILLED, LOST):
+        return Crash(after, every if kind == LOST else frozenset())
     if place >= len(steps):
         return Crash(after, frozenset(n for n in steps if random.random() < 1 / 2))
     number = steps[place]

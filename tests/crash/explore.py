@@ -80,8 +80,9 @@ class Exploration:
         self.wanted = self.protocol.outcome(self.layout)
         self._look_at_every_step(recording)
         self._explore(recording, states)
-        lost = self._some(list(crashes(recording, self.random, self.subsets)), resumptions)
-        killed = self._some([Crash(after) for after in range(len(recording.steps))], 2 * resumptions)
+        lost = crashes(recording, self.random, self.subsets, resumptions)
+        points = range(len(recording.steps))
+        killed = map(Crash, self.random.sample(points, min(2 * resumptions, len(points))))
         for crash in [*lost, *killed]:
             self._build(recording, crash)
             kept = [p for p in recording.promises if p.after <= crash.after]
@@ -178,8 +179,7 @@ class Exploration:
 
     def _explore(self, recording: Recording, states: int, of: str = "") -> None:
         seen: set[tuple[int, bytes]] = set()
-        crashed = crashes(recording, self.random, self.subsets)
-        for crash in crashed if not of else self._some(list(crashed), AGAIN):
+        for crash in crashes(recording, self.random, self.subsets, AGAIN if of else None):
             promised = [p.what for p in recording.promises if p.after <= crash.after]
             digest = tree_after(recording, crash).digest()
             if (len(promised), digest) in seen:
@@ -201,9 +201,6 @@ class Exploration:
             if not self.protocol.stands(self.layout):
                 where = f"{self.protocol.name}: {describe(recording, crash)}"
                 self.found.violations.append(f"{where}: what readers need is not there")
-
-    def _some(self, every: list[Crash], count: int) -> list[Crash]:
-        return self.random.sample(every, min(count, len(every)))
 
     def _build(self, recording: Recording, crash: Crash) -> None:
         shutil.rmtree(self.layout.root)
@@ -296,7 +293,9 @@ def over_a_network(protocol: Protocol, *, seed: int = 0, most: int = NETWORK) ->
 
 
 def contested(contest: Contest, *, seed: int = 0, interleavings: int = 500) -> Found:
-    """Run a contest so often: without a disturbance, with a switch at each call, with two switches, and at random."""
+    """Run a contest so often: without a disturbance, with a switch at each call, with two switches, at random, and with
+    the seeds that once found a fault.
+    """
     random, found = Random(seed), Found()
     with in_memory() as folder:
         layout = RunLayout(folder / "run")
@@ -305,9 +304,8 @@ def contested(contest: Contest, *, seed: int = 0, interleavings: int = 500) -> F
         pairs = [frozenset(random.sample(range(calls), 2)) for _ in range(interleavings // 8)]
         for switches in [*random.sample(singles, min(calls, interleavings // 8)), *pairs]:
             _interleaved(contest, layout, AtCalls(switches), f"switches at {sorted(switches)}", found)
-        for number in range(interleavings * 3 // 4):
-            schedule = AtRandom(Random(f"{seed} {number}"))
-            _interleaved(contest, layout, schedule, f"seed {seed} {number}", found)
+        for name in (*contest.kept, *(f"{seed} {number}" for number in range(interleavings * 3 // 4))):
+            _interleaved(contest, layout, AtRandom(Random(name)), f"seed {name}", found)
     return found
 
 

@@ -86,7 +86,7 @@ class Groups(Protocol):
     """Claim and commit of the groups of an iteration, and its archive when training has passed it."""
 
     name = "groups"
-    states = 5600
+    states = 4500
     positions = range(3)
 
     def act(self, layout: RunLayout, promise: Promise) -> None:

@@ -35,6 +35,7 @@ EXCEPTIONS = {
     "training/supervised.py write_samples": AGAIN, "submit/software.py _image": AGAIN,
     "roles/sampling/ray_cluster.py": ATTEMPT, "training/rendezvous.py": ATTEMPT,
     "roles/training/artifacts.py keep_skipped": "one file for a person to read, written whole",
+    "attempt/ledger.py record_cancellation": "one file, with which explain names who ended the run",
     "run/events.py _append": "events are for people: a run goes on without them",
     "roles/stored_parts.py of": "a folder, in which the samples of the protocol lie",
     "submit/cleaning.py remove": "the protocol removes the same way, without a queue to ask",

@@ -108,6 +108,10 @@ def test_a_run_that_its_user_cancelled_says_so_until_it_is_submitted_again(run: 
     assert command.startswith("mrt-hpc submit RUN")
     run.submitted(trainer="23")
     assert "mrt-hpc cancel" not in explain(run)
+    (record := run.layout.jobs / "cancelled.json").unlink()
+    record.mkdir()  # it cannot be written, as on a full disk
+    run.queue("23|PENDING|N/A|Priority|")
+    assert "explain will not say that the run was cancelled" in typed("cancel", run.layout.root).output
 
 
 def test_a_local_run_says_what_its_tasks_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,8 @@ def test_a_family_is_compared_by_its_arms(tmp_path: Path) -> None:
     assert alone == ["runs/other@3"]
     assert [arm.partition("=")[0] for arm in arms] == ["alpha 1", "alpha 2"]
     assert all(arm.count(str(root)) == 2 for arm in arms)
+    assert str(root / "report.html") in typed("report", root).output
+    assert all(member.folder in (root / "report.html").read_text() for member in family.members)
     shutil.copytree(root, other := tmp_path / "other")
     _, arms = arms_of([str(root), str(other)])
     assert [arm.partition("=")[0] for arm in arms] == [f"{f}, alpha {n}" for f in ("family", "other") for n in (1, 2)]
