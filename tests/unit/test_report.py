@@ -409,6 +409,8 @@ def test_a_page_draws_an_arm_as_one_line(run: RunLayout, tmp_path: Path) -> None
     assert OVER_SEEDS in text
     labels = {label: f">{label}: aime24<" in text for label in ("grpo", "long-run", "grpo-run", "third-run")}
     assert labels == {"grpo": True, "long-run": True, "grpo-run": False, "third-run": False}
+    assert "the mean of 2 runs and its 95 % interval over seeds" in text
+    assert text.count("points of pass@1 against") == 1, "arms are compared, and not each run of one"
     assert "--arm x=y" in typed("report", "--arm", "x=y", exits=2).stderr
     assert "--arm" in typed("report", exits=2).stderr
 

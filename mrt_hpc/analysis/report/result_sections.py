@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from mrt_hpc.analysis.intervals import IntervalEstimate, Means, mean_paired_difference, paired_difference
+import numpy as np
+
+from mrt_hpc.analysis.intervals import FloatArray, IntervalEstimate, Means, crossed_gain, crossed_share
 from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary, few_answers, several_graders
 from mrt_hpc.analysis.number_formats import DASH, count, decimal_text, interval, number, percent, share_text
 from mrt_hpc.analysis.report.content import Column, ReportSection, RunRecord, Table, by_directory
@@ -60,10 +62,11 @@ def name_before(records: Sequence[RunRecord], record: RunRecord) -> str:
 
 
 def _sentences(records: Sequence[RunRecord]) -> list[str]:
-    """The outcome of each run or model in words, and what is wrong with it or missing."""
+    """The outcome of each run, model or arm in words, and what is wrong with it or missing."""
     directories = by_directory(records)
     return [
         *(name_before(records, record) + sentence for record in records for sentence in _outcomes(record)),
+        *_outcomes_of_arms(records),
         *_outcomes_against_first(records),
         *(
             f"{name_before(directories, record)}Missing: {gap}."
@@ -74,7 +77,14 @@ def _sentences(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _outcomes(record: RunRecord) -> list[str]:
-    """What one run has gained, and a warning."""
+    """What one run has gained, and a warning; of a run of an arm the warning alone."""
+    sentences = [] if record.arm else _gains(record)
+    if warning := last_few_answers(record.summary):
+        sentences.append(f"Few answers: {warning}.")
+    return [*sentences, *(f"Several graders: {warning}." for warning in mixed_verdicts(record.summary))]
+
+
+def _gains(record: RunRecord) -> list[str]:
     evaluations = record.summary.evaluations
     rows, means = outcomes(evaluation_rows(evaluations)), mean_rows(evaluations)
     sentences = [_outcome(row) for row in rows]
@@ -85,9 +95,7 @@ def _outcomes(record: RunRecord) -> list[str]:
             f"Mean over benchmarks: {percent(means[-1].accuracy.mean)} after {means[-1].version} iterations, "
             f"{interval(gain)} points against version {means[0].version}."
         )
-    if warning := last_few_answers(record.summary):
-        sentences.append(f"Few answers: {warning}.")
-    return [*sentences, *(f"Several graders: {warning}." for warning in mixed_verdicts(record.summary))]
+    return sentences
 
 
 def _outcome(row: EvaluationRow) -> str:
@@ -118,14 +126,22 @@ def mixed_verdicts(summary: RunSummary) -> list[str]:
     return [warning for warning in sentences if warning is not None]
 
 
-# -- side by side: a column each, compared with the first
+# -- side by side: a column each, compared with the first; the runs of an arm are one
 
 
 UNCORRECTED = (
-    "Differences are paired by problem, with 95 % intervals over problems that are not corrected for several "
-    "comparisons: mrt-hpc compare corrects them, and says what the number of problems can show. A dash stands where "
-    "the problems are not the same."
+    "Differences are paired by problem, with 95 % intervals that are not corrected for several comparisons: mrt-hpc "
+    "compare corrects them, and says what the number of problems and of seeds can show. They vary over problems, and "
+    "those of an arm over seeds too. A dash stands where the problems are not the same."
 )
+
+
+def _arms(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    """The runs of each arm by its name; a run or model that stands alone is an arm of its own."""
+    arms: dict[str, list[RunRecord]] = {}
+    for record in records:
+        arms.setdefault(record.curve_name, []).append(record)
+    return arms
 
 
 def _of_last(records: Sequence[RunRecord]) -> str:
@@ -134,46 +150,57 @@ def _of_last(records: Sequence[RunRecord]) -> str:
 
 
 def _comparisons(records: Sequence[RunRecord]) -> tuple[Table, ...]:
-    """Accuracy side by side, and the differences of accuracy and regret to the first run or model; none for one."""
-    if len(records) < 2:
+    """Accuracy side by side, and the differences of accuracy and regret to the first arm; none for one."""
+    if len(arms := _arms(records)) < 2:
         return ()
-    against = f"to {records[0].name}, points"
+    against = f"to {next(iter(arms))}, points"
     return (
-        _accuracies(records),
-        _differences(f"Difference of pass@1 {against}", records, _rewards),
-        _differences(f"Difference of normalised regret {against}", records, _regrets_by_budget),
+        _accuracies(arms, _of_last(records)),
+        _differences(f"Difference of pass@1 {against}", arms, _rewards),
+        _differences(f"Difference of normalised regret {against}", arms, _regrets_by_budget),
     )
 
 
-def _accuracies(records: Sequence[RunRecord]) -> Table:
+def _accuracies(arms: Mapping[str, Sequence[RunRecord]], of_last: str) -> Table:
     """A row each benchmark."""
-    lasts = [last_by_benchmark(record) for record in records]
-    rows = tuple(
-        (name, *(_accuracy(record, last.get(name)) for record, last in zip(records, lasts, strict=True)))
-        for name in dict.fromkeys(name for last in lasts for name in last)
-    )
-    columns = (BENCHMARK, *(Column(record.name) for record in records))
-    return Table(f"pass@1{_of_last(records)}, with 95 % intervals", columns, rows)
+    names = dict.fromkeys(name for runs in arms.values() for run in runs for name in last_by_benchmark(run))
+    rows = tuple((name, *(_accuracy(runs, name) for runs in arms.values())) for name in names)
+    return Table(f"pass@1{of_last}, with 95 % intervals", (BENCHMARK, *map(Column, arms)), rows)
 
 
-def _accuracy(record: RunRecord, evaluation: EvaluationSummary | None) -> str:
-    if evaluation is None:
+def _accuracy(runs: Sequence[RunRecord], benchmark: str) -> str:
+    """That of a run or model, or the mean of an arm's runs."""
+    if len(runs) > 1:
+        shared = _on_the_same_problems([_rewards(run) for run in runs])
+        return DASH if benchmark not in shared else f"{share_text(crossed_share(shared[benchmark]))}, {len(runs)} runs"
+    if (evaluation := last_by_benchmark(runs[0]).get(benchmark)) is None:
         return DASH
-    version = f", version {evaluation.version}" if record.trained else ""
+    version = f", version {evaluation.version}" if runs[0].trained else ""
     return f"{share_text(accuracy_of(evaluation))}{version}"
 
 
+def _outcomes_of_arms(records: Sequence[RunRecord]) -> list[str]:
+    """The mean accuracy of each arm of several runs, on each benchmark."""
+    return [
+        f"{arm}: {share_text(crossed_share(values_SP))} on {name}, the mean of {len(runs)} runs and its 95 % interval "
+        "over seeds and problems."
+        for arm, runs in _arms(records).items()
+        if len(runs) > 1
+        for name, values_SP in _on_the_same_problems([_rewards(run) for run in runs]).items()
+    ]
+
+
 def _outcomes_against_first(records: Sequence[RunRecord]) -> list[str]:
-    """Say of each run or model but the first one how its accuracy differs, where both have the same problems."""
+    """Say of each arm but the first one how its accuracy differs, where both have the same problems."""
+    (first, runs), *others = _arms(records).items()
     sentences = []
-    for record in records[1:]:
-        shared = _comparable(_rewards(records[0]), _rewards(record))
-        if shared:
+    for name, other in others:
+        if shared := _comparable(runs, other, _rewards):
             where = next(iter(shared)) if len(shared) == 1 else f"the mean over {len(shared)} benchmarks"
-            gain = mean_paired_difference([*shared.values()])
+            gain = crossed_gain([*shared.values()]).interval
             sentences.append(
-                f"{record.name}: {interval(gain)} points of pass@1 against {records[0].name} on {where}; the 95 % "
-                f"interval {_of_zero(gain)}."
+                f"{name}: {interval(gain)} points of pass@1 against {first} on {where}; the 95 % interval "
+                f"{_of_zero(gain)}."
             )
     return sentences
 
@@ -193,27 +220,32 @@ def _regrets_by_budget(record: RunRecord) -> dict[str, Means]:
 
 
 def _differences(
-    caption: str, records: Sequence[RunRecord], measured: Callable[[RunRecord], dict[str, Means]]
+    caption: str, arms: Mapping[str, Sequence[RunRecord]], measured: Callable[[RunRecord], dict[str, Means]]
 ) -> Table:
-    """A row for each name that the first one has in common with another one."""
-    first = measured(records[0])
-    pairs = [_comparable(first, measured(record)) for record in records[1:]]
-    names = [name for name in first if any(name in shared for shared in pairs)]
+    """A row for each name that the first arm has in common with another one."""
+    first, *others = arms.values()
+    pairs = [_comparable(first, other, measured) for other in others]
+    names = dict.fromkeys(name for shared in pairs for name in shared)
     rows = tuple(
-        (name, *(interval(paired_difference(*shared[name])) if name in shared else DASH for shared in pairs))
+        (name, *(interval(crossed_gain([shared[name]]).interval) if name in shared else DASH for shared in pairs))
         for name in names
     )
-    columns = (BENCHMARK, *(Column(record.name) for record in records[1:]))
-    return Table(caption, columns, rows, UNCORRECTED)
+    return Table(caption, (BENCHMARK, *map(Column, [*arms][1:])), rows, UNCORRECTED)
 
 
-def _comparable(first: Mapping[str, Means], other: Mapping[str, Means]) -> dict[str, tuple[Means, Means]]:
-    """Return the pairs of one name on the same problems."""
-    return {
-        name: (means, other[name])
-        for name, means in first.items()
-        if means and name in other and means.keys() == other[name].keys()
-    }
+def _comparable(
+    first: Sequence[RunRecord], other: Sequence[RunRecord], measured: Callable[[RunRecord], dict[str, Means]]
+) -> dict[str, tuple[FloatArray, FloatArray]]:
+    """Return the values of both arms, [S, P] each, of each name that all their runs have on the same problems."""
+    shared = _on_the_same_problems([measured(run) for run in (*first, *other)])
+    return {name: (values_SP[: len(first)], values_SP[len(first) :]) for name, values_SP in shared.items()}
+
+
+def _on_the_same_problems(by_run: Sequence[Mapping[str, Means]]) -> dict[str, FloatArray]:
+    """[S, P] the values of each name, a row each run."""
+    first = by_run[0]
+    shared = (n for n in first if first[n] and all(run.get(n, {}).keys() == first[n].keys() for run in by_run))
+    return {name: np.array([[run[name][p] for p in first[name]] for run in by_run]) for name in shared}
 
 
 # -- one below the other

@@ -27,8 +27,8 @@ SMOOTHED = (
 
 
 def title(records: Sequence[RunRecord]) -> str:
-    """The names of the runs and evaluations."""
-    return ", ".join(record.name for record in by_directory(records))
+    """The names of the runs, arms and evaluations."""
+    return ", ".join(dict.fromkeys(record.curve_name for record in by_directory(records)))
 
 
 def heading(record: RunRecord) -> str:
