@@ -114,14 +114,14 @@ def _with_nodes(situation: Situation, wait_s: float) -> Situation:
 
 def print_checks(results: Sequence[CheckResult], *, everything: bool) -> None:
     """Print the checks, the worst verdict first: as a table on a terminal; elsewhere a line for each check, and one for
-    its remedy. Those that are ok are counted, and with ``everything`` printed as well.
+    its remedy. Those that are ok are printed with ``everything`` alone.
     """
     sorted_by_verdict = sorted(results, key=lambda result: [*COLOURS].index(result.verdict))
     shown = [result for result in sorted_by_verdict if everything or result.verdict is not CheckVerdict.OK]
     if shown:
         _print_table(shown)
-    if folded := len(results) - len(shown):
-        click.echo(f"{folded} check(s) are ok, and --all prints them")
+    if len(shown) < len(results):
+        click.echo("What is ok is printed with --all.")
 
 
 def _print_table(results: Sequence[CheckResult]) -> None:

@@ -316,7 +316,8 @@ def plan_lines(plan: Plan, expected: dict[str, ExpectedHours], width: int) -> It
         )
         yield f"{name}{f', iterations {span}' if span else ''}"
         needs = f"{tasks} task(s), each {ranks} rank(s) with {gpus} GPU(s), {cores} core(s), {memory} GiB"
-        time = f"limit {limit}, expected {hours}, {gpu_hours} GPU-hours"
+        known = job.name in expected
+        time = f"limit {limit}, expected {hours}, {gpu_hours} GPU-hours" if known else f"limit {limit}"
         for text in (f"after {after}" if after else "", needs, time):
             yield from wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 

@@ -332,11 +332,10 @@ def _server_parts(memory: ServerMemory) -> dict[str, float]:
 
 
 def _note(server: _Server, memory: ServerMemory) -> str:
-    mean = min(server.mean, server.longest)
+    shorter = f", or {memory.at_once(memory.mean):,} of {server.mean:,.0f}" if server.mean < server.longest else ""
     return (
         f"{server.name}: the KV cache has {max(0.0, memory.cache) / GIB:.1f} GiB and holds "
-        f"{memory.at_once(memory.longest):,} sequences of {server.longest:,} tokens at once, or "
-        f"{memory.at_once(memory.mean):,} of {mean:,.0f}"
+        f"{memory.at_once(memory.longest):,} sequences of {server.longest:,} tokens at once{shorter}"
     )
 
 
