@@ -58,6 +58,7 @@ class Shape:
     evaluated_every: int = 62
     benchmarks: tuple[str, ...] = ("aime24", "math500")
     problems: int = 30  # of a benchmark
+    samples: int = SAMPLES  # of a problem
     paragraphs: int = 30  # of an episode, about 20 tokens each
     name: str = "long-run"
     seed: int = 0
@@ -148,7 +149,7 @@ class SyntheticRun:
     def _sampled(self, iteration: int, problems: Sequence[Problem]) -> Sampled:
         rollouts, branches, values = [], [], []
         for problem in problems:
-            for sample in range(SAMPLES):
+            for sample in range(self.shape.samples):
                 rollout, reached = self._rollout(iteration, problem, sample)
                 rollouts.append(rollout)
                 for boundary, right in enumerate(reached):
@@ -243,7 +244,7 @@ class SyntheticEvaluation(SyntheticRun):
 
 def _overrides(shape: Shape) -> tuple[str, ...]:
     source = f"{{type: small_world, split: held_out, problems: {shape.problems}}}"
-    benchmarks = ", ".join(f"{{name: {n}, samples: {SAMPLES}, problems: {source}}}" for n in shape.benchmarks)
+    benchmarks = ", ".join(f"{{name: {n}, samples: {shape.samples}, problems: {source}}}" for n in shape.benchmarks)
     return (
         f"name={shape.name}",
         f"schedule.iterations={shape.iterations}",
