@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from mrt_hpc.analysis.named_models import NamedModel, named_models, read_models
 from mrt_hpc.analysis.problem_measures import Measure
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.lock import FREE_FIELDS, FREE_SECTIONS, RECORDED_SECTIONS, differences
+from mrt_hpc.run.family import runs_of
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def split_arms(texts: Sequence[str]) -> dict[str, list[str]]:
     """The runs of each arm as they were typed, by the name of the arm.
 
     Args:
-        texts: each ``NAME=RUN,RUN,...``.
+        texts: each ``NAME=RUN,RUN,...``; a family stands for its runs.
 
     Raises:
         UserError: a text has another form, or two have the same name.
@@ -96,9 +98,10 @@ def split_arms(texts: Sequence[str]) -> dict[str, list[str]]:
     arms: dict[str, list[str]] = {}
     for text in texts:
         name, sign, runs = text.partition("=")
-        words = [word.strip() for word in runs.split(",")]
-        if not (name.strip() and sign and all(words)):
+        typed = [word.strip() for word in runs.split(",")]
+        if not (name.strip() and sign and all(typed)):
             raise UserError("this is no arm", value=text, where="--arm", expected=SYNTAX, advice="--arm NAME=RUN,RUN")
+        words = [str(run) for word in typed for run in runs_of(Path(word))]
         if arms.setdefault(name.strip(), words) is not words:
             advice = f"--arm {name.strip()}-2={runs}"
             raise UserError("two arms have the same name", value=name.strip(), where="--arm", advice=advice)

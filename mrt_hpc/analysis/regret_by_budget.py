@@ -158,7 +158,12 @@ def summary_of_regret(by_model: Sequence[ModelRegret], shown: Sequence[int]) -> 
 
 def _remarks(by_model: Sequence[ModelRegret]) -> tuple[str, ...]:
     """What was left out, and for how many comparisons the table of differences is corrected."""
-    left_out = [f"{m.name}: no prefix has a value above 0, so no areas are compared" for m in by_model if not m.areas]
+    left_out = [
+        f"{m.name}: no prefix has a value above 0, so no areas are compared. All values are 0 where the "
+        "prover's forced text leads the model to no answer: take evaluation.prover from the recipe that trained it"
+        for m in by_model
+        if not m.areas
+    ]
     return (*left_out, *remark_on_differences(by_model))
 
 

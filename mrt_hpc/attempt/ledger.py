@@ -393,7 +393,7 @@ def _lives(layout: RunLayout, process: LocalProcess, heartbeat_limit_s: float) -
 
 def _in_use(layout: RunLayout, other: LocalProcess) -> UserError:
     return UserError(
-        f"this run is already running in process {other.pid} on {other.host}",
+        f"process {other.pid} on {other.host} runs it already",
         where=layout.root,
         advice=f"mrt-hpc status {layout.word}, or mrt-hpc cancel {layout.word}",
     )

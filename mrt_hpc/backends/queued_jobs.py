@@ -282,13 +282,17 @@ def cancel_queued(layout: RunLayout, queue: JobQueue) -> Collection[str]:
     return queue.backend.cancel(sorted({*queue.ids, *(job_id for ids in unrecorded for job_id in ids)}))
 
 
-def nothing_to_cancel(layout: RunLayout) -> UserError:
+class NothingToCancelError(UserError):
+    """No job of the run is queued, and no process of this machine runs it."""
+
+
+def nothing_to_cancel(layout: RunLayout) -> NothingToCancelError:
     """The error of a cancellation that finds no job, and no process on this machine."""
     if (other := process_elsewhere(layout)) is None:
-        return UserError(
+        return NothingToCancelError(
             "no job and no process of this run is running", where=layout.root, advice=f"mrt-hpc status {layout.word}"
         )
-    return UserError(
+    return NothingToCancelError(
         f"this run was last started on another machine, as process {other.pid}",
         where=layout.root,
         value=other.host,

@@ -29,15 +29,16 @@ WHY = {
 @options.option_recipe
 @options.overrides
 def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...]) -> None:
-    r"""Judge ANSWER by the gold answer GOLD, as a run does: with the verifier, the rule of extraction and the limits
+    """Judge ANSWER by the gold answer GOLD, as a run does: with the verifier, the rule of extraction and the limits
     of --recipe, or with those that a recipe has by default. Quote both for the shell.
 
     ANSWER is a whole completion, in which the answer is looked for, or an answer alone.
 
     \b
     Examples:
-      mrt-hpc judge '\frac{1}{2}' 0.5
-      mrt-hpc judge 'so it is \boxed{3}' 3 --recipe mrt_online
+      mrt-hpc judge '\\frac{1}{2}' 0.5
+      mrt-hpc judge 'so it is \\boxed{3}' 3 --recipe mrt_online
+      mrt-hpc judge '\\boxed{7}' 8 --recipe runs/quickstart
       mrt-hpc judge '6/2' 3 --set grading.strict=false
     """
     import asyncio
@@ -45,8 +46,14 @@ def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...]) -> N
     from mrt_hpc.domains.grader_queue import GraderPool
     from mrt_hpc.domains.math.verifier import MathVerifier
     from mrt_hpc.recipe.load import load_recipe
+    from mrt_hpc.recipe.lock import changed_recipe, read_recipe_lock
+    from mrt_hpc.run.layout import existing_run
 
-    loaded = load_recipe(recipe, overrides)
+    if recipe.is_dir():
+        lock = existing_run(recipe).recipe_lock
+        loaded = changed_recipe(lock, read_recipe_lock(lock), overrides)
+    else:
+        loaded = load_recipe(recipe, overrides)
     verifier, grading = _verifier(loaded), loaded.grading
     found, how = extracted(verifier, answer, loaded.prompt.thought_end)
     pool_of = partial(GraderPool, time_limit_s=grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib)
@@ -54,6 +61,8 @@ def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...]) -> N
         (verdict,) = asyncio.run(pool.grade([(found, gold)], log_failures=False))
         click.echo(f"verifier: {verifier.type}, {verifier.model_dump(mode='json', exclude={'type'}) or 'no fields'}")
         click.echo(f"answer:   {found!r}, {how}" if found is not None else f"answer:   none, {how}")
+        if found is not None and (end := loaded.prompt.thought_end) and end not in answer:
+            click.echo(f"          A run finds no answer in a completion that does not end its thought with {end}.")
         for side, text in (("read as", found), ("gold", gold)):
             if text is not None:
                 click.echo(f"{side + ':':<9} {reading(verifier, text, pool)}")

@@ -90,14 +90,14 @@ def fork(
     layout, _ = open_run(run_before)
     new = fork_of(layout, at, overrides, lambda name: run or layout.root.parent / name, trust=trust)
     record, where = new.origin.record, site_of_command(site, RunLayout(new.root), layout, trust=trust).checked().site
-    click.echo(f"the new run {new.root} begins with weights version {record.version} of {record.run}")
+    click.echo(f"asked for: a run {new.root} that begins with weights version {record.version} of {record.run}")
     for change in record.changes:
         click.echo(f"  {change['field']}: {change['old']} becomes {change['new']}")
     for file in record.data:
         if file.is_changed:
             click.echo(changed_data(file, layout.train_data))
     iterations, schedule = new.recipe.schedule.iterations, new.recipe.training.schedule
-    click.echo(f"it trains for {iterations} iteration(s) with a new optimiser and a {schedule} learning-rate schedule")
+    click.echo(f"  {iterations} iteration(s) with a new optimiser and a {schedule} learning-rate schedule")
     submit_run(new.recipe, where, new.root, listener(), new.origin)
 
 
@@ -119,20 +119,27 @@ def changed_data(data: ForkedData, copy: Path) -> str:
 @click.command(short_help="Stop a run.")
 @click.argument("run", type=RUN)
 def cancel(run: Path) -> None:
-    """Stop RUN. All results stay, and `mrt-hpc submit RUN` continues from there.
+    """Stop RUN, or all runs of a family. All results stay, and `mrt-hpc submit RUN` continues from there.
 
     \b
     Examples:
       mrt-hpc cancel runs/quickstart
     """
-    from mrt_hpc.backends.queued_jobs import cancel_run
+    from mrt_hpc.backends.queued_jobs import NothingToCancelError, cancel_run
     from mrt_hpc.run.family import runs_of
     from mrt_hpc.run.layout import RunLayout
 
-    for member in runs_of(run):
+    members, idle = runs_of(run), list[NothingToCancelError]()
+    for member in members:
         layout, _ = open_run(member)
-        for sentence in cancel_run(layout):
-            click.echo(sentence)
+        try:
+            for sentence in cancel_run(layout):
+                click.echo(sentence)
+        except NothingToCancelError as error:
+            idle.append(error)
+            if len(idle) == len(members):
+                raise
+            click.echo(f"{member}: {error.what}")
     click.echo(f"finished work is kept; {RunLayout(run).again} continues the run")
 
 

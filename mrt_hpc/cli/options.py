@@ -105,9 +105,9 @@ option_recipe = click.option(
     "--recipe",
     default="quickstart",
     show_default=True,
-    callback=_recipe_file,
-    shell_complete=complete_recipe,
-    help="The recipe that says how.",
+    callback=_recipe_or_run,
+    shell_complete=complete_recipe_or_run,
+    help="The recipe that says how, or a run: its recipe does.",
 )
 recipe_or_run = click.argument(
     "recipe", metavar="RECIPE|RUN", callback=_recipe_or_run, shell_complete=complete_recipe_or_run

@@ -69,6 +69,8 @@ def traces(
         click.echo("there is no such trace: none of them is wrong")
         return
     _print(shown[:most])
+    if wrong:
+        click.echo(f"\nwhy an answer is wrong: mrt-hpc judge ANSWER GOLD --recipe {word(run)}")
     if len(shown) > most:
         click.echo(f"there are more: -n {4 * most}, or mrt-hpc report {word(run)} for a page to read them on")
 
@@ -94,7 +96,8 @@ def _lines(one: AskedTrace) -> Iterator[tuple[str, str]]:
     from mrt_hpc.analysis.report.content import progress_of
 
     trace, advantages = one.trace, one.advantages
-    verdict = f"{'right' if trace.right else 'wrong'}, answer {trace.answer!r}, {trace.tokens} tokens"
+    answer = "no answer found" if trace.answer is None else f"answer {trace.answer!r}"
+    verdict = f"{'right' if trace.right else 'wrong'}, {answer}, {trace.tokens} tokens"
     cut = ", cut by the token limit" if trace.cut else ""
     yield f"\nsample {trace.sample}: {verdict}{cut}", "bold green" if trace.right else "bold red"
     if not trace.marked:
@@ -108,7 +111,8 @@ def _lines(one: AskedTrace) -> Iterator[tuple[str, str]]:
         down = progress is not None and progress <= -NOTICEABLE
         yield text.strip("\n"), "green" if up else "red" if down else ""
     facts = [_fact("V", trace.boundaries[-1].value, ".2f"), _fact("advantage", (advantages or (None,))[-1], "+.3f")]
-    yield f"[after the thought] {', '.join(filter(None, facts))}".rstrip(), "dim"
+    place = "after the thought" if trace.rest.strip() else "the thought did not end, or nothing follows it"
+    yield f"[{place}] {', '.join(filter(None, facts))}".rstrip(), "dim"
     yield trace.rest.strip("\n"), ""
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import click
 
+from mrt_hpc.attempt.ledger import claimed
 from mrt_hpc.backends.backend import Site
 from mrt_hpc.backends.queued_jobs import job_ids_of, live_jobs
 from mrt_hpc.cli.options import run_path, site_of_command
@@ -24,6 +25,7 @@ from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import changed_recipe, read_lock
 from mrt_hpc.recipe.schema import EvaluationRecipe, Recipe
+from mrt_hpc.run.atomic import make_durable
 from mrt_hpc.run.family import RESULTS, Family, read_family, runs_of
 from mrt_hpc.run.layout import RunLayout, existing_run
 from mrt_hpc.submit.submission import Listener, made, start, submit_run
@@ -154,8 +156,19 @@ def _start_each(members: Sequence[_Ready], at_once: int | None, root: Path) -> N
     this machine one after the other, where a run that fails does not hold back the next one.
 
     Raises:
-        UserError: the site refuses, or tasks failed.
+        UserError: another process starts them, the site refuses, or tasks failed.
     """
+    family = RunLayout(root)
+    make_durable(family.jobs)
+    with claimed(family, max(recipe.resilience.heartbeat_limit_s for recipe, *_ in members)):
+        failed = _started(members, at_once)
+    click.echo(f"family: {root}\nfollow it with: mrt-hpc status {word(root)}")
+    if failed:
+        raise failed[0].with_others(failed[1:])
+
+
+def _started(members: Sequence[_Ready], at_once: int | None) -> list[UserError]:
+    """Start them, and return the errors of those that failed on this machine; errors as in :func:`_start_each`."""
     failed: list[UserError] = []
     for number, (recipe, plan, layout, site) in enumerate(members):
         behind: tuple[str, ...] = ()
@@ -168,9 +181,7 @@ def _start_each(members: Sequence[_Ready], at_once: int | None, root: Path) -> N
             if queued:
                 raise
             failed.append(error)
-    click.echo(f"family: {root}\nfollow it with: mrt-hpc status {word(root)}")
-    if failed:
-        raise failed[0].with_others(failed[1:])
+    return failed
 
 
 def listener() -> Listener:

@@ -209,7 +209,8 @@ def _not_found(kind: Kind, name: str, path: Path, within: Path) -> UserError:
     places = {beside: [str(path.parent / file.name) for file in _files(beside.glob("*"))]}
     places |= {folder: names_in(folder) for folder in folders(kind)}
     known = sorted({known for names in places.values() for known in names})
-    guess = nearest(str(path), known) or nearest(str(within.parent / within.stem), known)
+    guess = next((file for file in places[beside] if Path(file).with_suffix("") == path), None)
+    guess = guess or nearest(str(path), known) or nearest(str(within.parent / within.stem), known)
     return UserError(
         f"there is no such {kind.word}",
         value=name,

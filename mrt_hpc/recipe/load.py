@@ -192,6 +192,10 @@ def read_recipe_source(path: Path, *, advice: str, extending: tuple[Path, ...] =
         UserError: a file is missing or holds no fields, or recipes extend each other in a circle.
     """
     source, chain = read_source(path, advice=advice, depth=len(extending)), (*extending, path.resolve())
+    if {"recipe", "packages"} <= source.data.keys():
+        raise UserError(
+            "this is the record of a run, and no recipe", where=path, advice=f"name the run: {word(path.parent)}"
+        )
     if EXTENDS not in source.data:
         return source
     base_path = _base(source.data[EXTENDS], source.places[EXTENDS,], chain)

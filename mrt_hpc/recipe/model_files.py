@@ -136,8 +136,8 @@ class ModelFiles:
                 f"the recipe asks for sequences of {longest:,} tokens, and the model holds {held:,}",
                 where=f"{self.field}, {self.directory / 'config.json'}",
                 expected=f"prompt, trace and forced answer within {held:,} tokens together",
-                advice="lower sampling.max_tokens, sampling.max_prompt_tokens, evaluation.max_tokens, "
-                "prover.max_tokens or the lengths in the mode of a benchmark",
+                advice="lower sampling.max_prompt_tokens, sampling.max_tokens and prover.max_tokens, or "
+                "evaluation.max_tokens and evaluation.prover.max_tokens, or the lengths in the mode of a benchmark",
             )
 
     def _has(self, name: str) -> bool:

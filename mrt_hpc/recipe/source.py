@@ -132,7 +132,8 @@ def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
-        raise UserError(f"not YAML: {error.problem or error.context}", where=where, advice=advice) from error
+        edit = f"correct that line, often its indentation or a missing quote; then {advice}"
+        raise UserError(f"not YAML: {error.problem or error.context}", where=where, advice=edit) from error
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 text: {error}", where=path, advice=advice) from error
     except UNREADABLE as error:

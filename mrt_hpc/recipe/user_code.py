@@ -138,6 +138,9 @@ def own_class(name: str, registries: Mapping[str, Registry[Any]]) -> tuple[str, 
     Raises:
         UserError: there is none of these kinds, or its code could be changed by another user.
     """
+    if ":" not in name:
+        advice = f"{name}:Class, with the name of the class in that module"
+        raise UserError("a class is named with its module", value=name, expected="module:Class", advice=advice)
     import_from(Path.cwd(), {"type": name})
     refused: dict[str, None] = {}
     for section, registry in registries.items():

@@ -16,10 +16,9 @@ from pathlib import Path
 
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import FAMILY, RunLayout
 from mrt_hpc.run.typed_file import Whole, read_if_there
 
-FILE = "family.json"
 RESULTS = "results"
 """The folder that the members share: what one has sampled with weights and settings that another one has too, such as
 weights version 0 with the same seed, is not sampled again."""
@@ -27,6 +26,7 @@ SEED = "seed"
 """The field in which the runs of an arm differ."""
 SYNTAX = "FIELD=VALUE,VALUE,..., or FIELD=0..4 for whole numbers"
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
+_OTHER_RANGE = re.compile(r"(-?\d+)[-:](-?\d+)")
 _SAFE = re.compile(r"[\w.+-]+")
 
 
@@ -47,10 +47,12 @@ class Axis:
         field, _, typed = text.partition("=")
         numbers = _RANGE.fullmatch(typed)
         values = [*map(str, range(int(numbers[1]), int(numbers[2]) + 1))] if numbers else typed.split(",")
-        if not (_SAFE.fullmatch(field) and values and all(map(_SAFE.fullmatch, values))):
-            expected = f"{SYNTAX}; of letters, digits, and . + - _"
+        other = _OTHER_RANGE.fullmatch(typed)
+        if other or not (_SAFE.fullmatch(field) and values and all(map(_SAFE.fullmatch, values))):
+            expected = f"{SYNTAX}, the smaller one first; of letters, digits, and . + - _"
+            meant = f"{field}={other[1]}..{other[2]}" if other else "seed=0..4"
             raise UserError(
-                "this is no sweep", value=text, where="--sweep", expected=expected, advice="--sweep seed=0..4"
+                "this is no sweep", value=text, where="--sweep", expected=expected, advice=f"--sweep {meant}"
             )
         if len(set(values)) < len(values):
             raise UserError("a value stands twice", value=text, where="--sweep", advice="leave one of them out")
@@ -113,7 +115,7 @@ class Family:
 
     def record(self, root: Path) -> None:
         """Write the file of the family, once its members are made."""
-        write_json(root / FILE, asdict(self))
+        write_json(root / FAMILY, asdict(self))
 
 
 def read_family(root: Path) -> Family | None:
@@ -122,10 +124,10 @@ def read_family(root: Path) -> Family | None:
     Raises:
         UnreadableError: its file is damaged.
     """
-    advice = f"rm -r {word(root / FILE)}, and the submit command with its --sweep again"
+    advice = f"rm -r {word(root / FAMILY)}, and the submit command with its --sweep again"
     if not root.is_dir():
         return None
-    return read_if_there(root / FILE, Family, "the record of a family", None, advice=advice)
+    return read_if_there(root / FAMILY, Family, "the record of a family", None, advice=advice)
 
 
 def runs_of(typed: Path) -> list[Path]:

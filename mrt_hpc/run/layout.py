@@ -251,6 +251,10 @@ class RunLayout:
     """The report's figures."""
 
 
+FAMILY = "family.json"
+"""The file that a directory with the runs of a sweep holds."""
+
+
 def existing_run(run: Path) -> RunLayout:
     """The layout of a directory that a command made.
 
@@ -259,6 +263,14 @@ def existing_run(run: Path) -> RunLayout:
     """
     layout = RunLayout(run.absolute())
     if not layout.plan.is_file():
+        if (run / FAMILY).is_file():
+            members = sorted(p.parent for p in run.glob("*/plan.json"))
+            raise UserError(
+                "this is a family of runs, and one run is asked for here",
+                value=str(run),
+                expected=f"one of {', '.join(map(str, members))}",
+                advice=f"the same command with {word(members[0]) if members else 'one of its runs'}",
+            )
         runs = sorted(str(p.parent) for p in run.parent.glob("*/plan.json")) if run.parent.is_dir() else []
         raise UserError(
             "not a run directory: it has no plan.json",

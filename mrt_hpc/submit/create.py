@@ -75,7 +75,11 @@ def create_or_open(
         if origin is not None:
             origin.refuse_another(layout)
         refuse_writable_by_others(layout.root)
-        refuse_other_recipe(layout, recipe)
+        try:
+            refuse_other_recipe(layout, recipe)
+        except UserError:
+            _check_inputs(recipe, origin)  # what is not there has to be mended first
+            raise
         make_durable(layout.root.parent)  # an interrupted submission may have made the run, and not synced its name
         follow_access(layout.root)
         make_results_folder(recipe)
@@ -84,8 +88,7 @@ def create_or_open(
         raise UserError(
             "the run directory exists and is not a run", value=str(root), advice="choose another with --run DIR"
         )
-    data = read_all_data(recipe)
-    check_model(recipe if origin is None else origin.checked(recipe))
+    data = _check_inputs(recipe, origin)
     make_results_folder(recipe)
     make_durable(layout.root.parent)
     temporary = temporary_sibling(layout.root)
@@ -105,6 +108,13 @@ def create_or_open(
     if mine:
         return layout
     return create_or_open(root, recipe, plan, group_access=group_access, origin=origin)  # another submission was faster
+
+
+def _check_inputs(recipe: Experiment, origin: Origin | None) -> RunData:
+    """Read the data of a recipe, and check its model; arguments and errors as in :func:`create_or_open`."""
+    data = read_all_data(recipe)
+    check_model(recipe if origin is None else origin.checked(recipe))
+    return data
 
 
 def make_results_folder(recipe: Experiment) -> None:

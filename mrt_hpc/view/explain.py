@@ -199,6 +199,9 @@ def _unqueued(look: RunLook, job: Job, index: int, record: TaskRecord) -> Explan
         return Explanation(job.name, index, cause, sentence, "nothing: it starts by itself")
     if record.state is TaskState.WAITING and awaited:
         return Explanation(job.name, index, Cause.LATER, f"has not begun: it waits for {awaited}", _again(look))
+    if look.sweeping is not None:
+        sentence = f"waits for its turn in the sweep that process {look.sweeping.pid} runs"
+        return Explanation(job.name, index, Cause.QUEUED, sentence, "nothing: it starts by itself")
     left = _how_it_left(look, job.name, index)
     if look.cancelled is not None:
         at_work = record.state in (TaskState.STOPPED, TaskState.RUNNING)

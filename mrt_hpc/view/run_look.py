@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from mrt_hpc.attempt.ledger import LOCAL, LocalProcess, cancelled_at, shown_process
+from mrt_hpc.attempt.ledger import LOCAL, LocalProcess, cancelled_at, local_process, shown_process
 from mrt_hpc.attempt.run_progress import Records, read_records
 from mrt_hpc.backends.backend import Hold, QueuedTask, QueueState
 from mrt_hpc.backends.queued_jobs import QueueLook
 from mrt_hpc.plan.jobs import Job, Plan
 from mrt_hpc.run.heartbeats import read_beat
-from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import FAMILY, RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, task_file
 from mrt_hpc.run.typed_file import UnreadableError
 from mrt_hpc.view.logs import LogFile, log_files
@@ -33,8 +33,8 @@ class RunState(StrEnum):
     RUNNING = "running"
     """One task or more runs."""
     QUEUED = "queued"
-    """No task runs, and at least one is queued and starts in its turn; or tasks were submitted, and the queue was not
-    reached.
+    """No task runs, and at least one is queued and starts in its turn, or a sweep comes to the run in its turn; or
+    tasks were submitted, and the queue was not reached.
     """
     WAITING = "waiting"
     """No task runs, and free resources would start none: all queued tasks wait for other jobs, a moment or a person."""
@@ -119,6 +119,12 @@ class RunLook:
         return read_beat(self.layout.heart(LOCAL, process.generation)).attempt == process.name
 
     @cached_property
+    def sweeping(self) -> LocalProcess | None:
+        """The process of this machine that runs the family of this run, one member after the other; None without."""
+        family = self.layout.root.parent
+        return local_process(RunLayout(family)) if (family / FAMILY).is_file() else None
+
+    @cached_property
     def queued(self) -> Mapping[tuple[str, int], QueuedTask]:
         """The tasks that are queued or run in a queue, by job and index."""
         return {(job, task.index): task for job, tasks in self.queues.tasks.items() for task in tasks if not task.ended}
@@ -185,7 +191,7 @@ class RunLook:
             return RunState.WAITING if all(map(self._is_held, self.queued)) else RunState.QUEUED
         if any(record.state is TaskState.FAILED for _, _, record in self.tasks()):
             return RunState.FAILED
-        return RunState.QUEUED if self._may_be_queued() else RunState.STOPPED
+        return RunState.QUEUED if self._may_be_queued() or self.sweeping is not None else RunState.STOPPED
 
     def _is_held(self, task: tuple[str, int]) -> bool:
         """Whether a queued task waits for something else than its turn."""

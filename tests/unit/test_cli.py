@@ -74,6 +74,10 @@ def test_a_wrong_input_is_refused_and_leaves_nothing_behind(tmp_path: Path, word
         (["explain", "{run}", "segment-000.inference[9]"], "0 to 0"),
         (["explain", "{run}", "segment-000.inference[x]"], "segment-000.inference is the nearest"),
         (["submit", QUICKSTART, "--set", "training.learning_rate=0.5", "--run", "{run}"], "--run DIR"),
+        (["submit", QUICKSTART, "--set", "data={type: jsonl, path: no.jsonl}", "--run", "{run}"], "no such data file"),
+        (["validate", "{run}/recipe.lock.yaml"], "name the run"),
+        (["fields", "my_method"], "my_method"),
+        (["check", "my_method", "--run", "{run}"], "my_method:Class"),
     ],
 )
 def test_a_wrong_word_is_refused_with_what_to_type(run: RunLayout, words: list[str], fact: str) -> None:
@@ -206,6 +210,17 @@ def test_report_of_a_run_without_results_says_what_is_missing(run: RunLayout) ->
 def test_an_answer_is_judged_with_the_reason(words: tuple[str, ...], facts: tuple[str, ...]) -> None:
     printed = typed("judge", *words).output
     assert [fact for fact in facts if fact not in printed] == [], printed
+
+
+def test_an_answer_is_judged_as_a_run_judges_it(run: RunLayout) -> None:
+    printed = typed("judge", r"Wait, \boxed{3}", "3", "--recipe", run.root).output
+    assert "right" in printed and "does not end its thought with </think>" in printed
+
+
+def test_a_recipe_is_found_by_its_name_without_the_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_online.yaml").write_text("extends: mrt_online\n")
+    assert "my_online.yaml" in typed("validate", "my_online", exits=2).stderr
 
 
 def test_help_has_every_command_in_one_section() -> None:

@@ -106,6 +106,8 @@ def test_commands_of_the_pages_run(page: Path, workplace: Path) -> None:
         if language == "yaml" and (name := NAMED.match(text)):
             (workplace / name[1]).write_text(text)
     for command in rehearsed(page):
+        if (copied := command.words[-1]).startswith("example:"):
+            (workplace / f"{copied.partition(':')[2]}.py").unlink()
         typed(REHEARSED[command.words[0]], *of_one_run(command.words[1:]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from commands import typed
 from evaluated import evaluated_run
 from slurm_texts import squeue_prints
 
-from mrt_hpc.attempt.ledger import submissions
+from mrt_hpc.analysis.arms import split_arms
+from mrt_hpc.attempt.ledger import claimed, submissions
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.family import Axis, Family, arms_of, runs_of
@@ -36,6 +38,8 @@ def test_values_are_ranges_or_lists() -> None:
     assert Axis.of("training.learning_rate=1e-6,2e-6") == Axis("training.learning_rate", ("1e-6", "2e-6"))
     family = Family((Axis.of("seed=3,5"), Axis.of("algorithm.alpha=1,2")))
     assert [member.folder for member in family.members][:2] == ["seed=3+algorithm.alpha=1", "seed=3+algorithm.alpha=2"]
+    with pytest.raises(UserError, match=r"--sweep seed=0\.\.2"):
+        Axis.of("seed=0-2")
     for wrong in ("seed", "seed=", "=1", "seed=2..1", "seed=1,1", "seed=1,", "model.path=/a", "seed=[1,2]", "a b=1"):
         with pytest.raises(UserError):
             Axis.of(wrong)
@@ -110,6 +114,30 @@ def test_a_run_that_has_begun_is_held_back_too(cluster: Path, tmp_path: Path) ->
     assert len(held) == 4 and held[0] and not all(held), "its first jobs that are left, of five one is done"
 
 
+def test_a_member_with_nothing_to_cancel_keeps_no_other(cluster: Path, tmp_path: Path) -> None:
+    root = tmp_path / "family"
+    in_a_process("submit", QUICKSTART, "--run", root, "--site", cluster, "--sweep", "seed=0..1")
+    (tmp_path / "bin" / "queue").write_text(squeue_prints())
+    for member in runs_of(root):
+        assert f"{member}: no job" not in typed("cancel", root).output
+        shutil.rmtree(member / "jobs")
+        (member / "jobs").mkdir()  # as before it was submitted
+    assert "no job and no process" in typed("cancel", root, exits=2).stderr
+
+
+def test_one_process_at_a_time_runs_a_family_and_its_members_wait_for_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = canned_run(tmp_path, monkeypatch)
+    family, words = RunLayout(run.layout.root.parent), ("explain", run.layout.root)
+    Family((Axis.of("seed=0..1"),)).record(family.root)
+    assert "The run has stopped" in typed(*words).output
+    family.jobs.mkdir()
+    with claimed(family, 10.0):
+        monkeypatch.setattr(os, "getpid", lambda: 1)  # as another process sees it
+        assert "waits for its turn in the sweep that process" in typed(*words).output
+
+
 def test_nothing_is_made_where_one_recipe_is_wrong(cluster: Path, tmp_path: Path) -> None:
     root = tmp_path / "family"
     words = ("submit", QUICKSTART, "--run", root, "--site", cluster, "--sweep", "algorithm.alpha=1,-1")
@@ -128,6 +156,8 @@ def test_a_family_is_compared_by_its_arms(tmp_path: Path) -> None:
     assert alone == ["runs/other@3"]
     assert [arm.partition("=")[0] for arm in arms] == ["alpha 1", "alpha 2"]
     assert all(arm.count(str(root)) == 2 for arm in arms)
+    assert "this is a family of runs" in typed("traces", root, exits=2).stderr
+    assert split_arms([f"all={root}", "one=runs/a"]) == {"all": [str(run) for run in runs_of(root)], "one": ["runs/a"]}
     assert str(root / "report.html") in typed("report", root).output
     assert all(member.folder in (root / "report.html").read_text() for member in family.members)
     shutil.copytree(root, other := tmp_path / "other")

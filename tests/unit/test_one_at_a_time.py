@@ -180,7 +180,7 @@ def held(layout: RunLayout, *how: str) -> Iterator[subprocess.Popen[str]]:
 
 def test_a_run_held_by_a_live_process_is_refused_until_that_has_ended(layout: RunLayout) -> None:
     with held(layout) as process:
-        with pytest.raises(UserError, match=f"running in process {process.pid}"), claimed(layout, 10.0):
+        with pytest.raises(UserError, match=f"process {process.pid} on"), claimed(layout, 10.0):
             pass
         found = local_process(layout)
         assert found is not None
@@ -229,7 +229,7 @@ def test_one_that_looked_too_early_looks_again(tmp_path: Path, monkeypatch: pyte
         with claimed(layout, 10.0), monkeypatch.context() as patch:
             for name, look in looks.items():
                 patch.setattr(ledger, name, look)
-            with pytest.raises(UserError, match="already running"), claimed(layout, 10.0):
+            with pytest.raises(UserError, match="runs it already"), claimed(layout, 10.0):
                 pytest.fail("two run the plan")
 
 

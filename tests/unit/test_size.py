@@ -34,7 +34,7 @@ ROOMS: dict[str, Size] = {
     "analysis": Size(4840, 34),  # arms over seeds; the figures and tables of the paper; equivalence
     "attempt": Size(1400, 13),  # claims are looked at back to one that held the run; who cancelled
     "backends": Size(2740, 24),
-    "cli": Size(3500, 26),  # submit RUN, sweeps, judge, traces, check, names of other trainers
+    "cli": Size(3520, 26),  # submit RUN, sweeps, judge, traces, check, names of other trainers
     "cluster": Size(2280, 15),
     "datasets": Size(1200, 6),
     "domains": Size(2420, 22),
@@ -47,10 +47,10 @@ ROOMS: dict[str, Size] = {
     "mrt": Size(560, 14),
     "plan": Size(1280, 9),
     "provers": Size(680, 12),
-    "recipe": Size(2900, 20),  # faults told by own classes, and all at once; the user's data folder
+    "recipe": Size(2920, 20),  # faults told by own classes, and all at once; the user's data folder
     "roles": Size(4360, 31),  # traces for `traces`; what is learnt is on the disk; states are told apart
     "run": Size(
-        3000, 30
+        3020, 30
     ),  # families of runs; groups and likelihoods for analyses; results are synced with their folders
     "submit": Size(1220, 10),  # files of examples and own verifiers are tried before the queue
     "training": Size(2520, 19),
