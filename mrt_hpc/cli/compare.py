@@ -94,8 +94,12 @@ def compared_arms(what: Sequence[str], arms: Sequence[str], *, trust: bool) -> l
         return named
     if len(models) == 1 and models[0].version is None:
         return [NamedArm((replace(models[0], version=version),)) for version in (FIRST, LAST)]
-    one = shlex.quote(alone[0]) if models else shlex.join(what) if what else f"--arm {shlex.quote(arms[0])}"
-    other = _another(models[0]) if models else "FAMILY" if what else "--arm NAME=RUN,RUN"
+    if models:
+        one, other = shlex.quote(alone[0]), _another(models[0])
+    elif what:
+        one, other = shlex.join(what), "FAMILY"
+    else:
+        one, other = f"--arm {shlex.quote(arms[0])}", "--arm NAME=RUN,RUN"
     raise UserError("a comparison needs two models or arms", value=one, advice=f"mrt-hpc compare {one} {other}")
 
 

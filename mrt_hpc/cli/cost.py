@@ -157,9 +157,9 @@ def _print(reckoned: Reckoning, run: Path) -> None:
 
 def price_text(price: PointPrice, *, of_gpus: bool) -> str:
     """What a point of accuracy on a benchmark has cost, in a sentence."""
-    versions = f"{price.benchmark}, weights version {price.first} to {price.last}: {price.gain:+.1f} points"
     from mrt_hpc.cli.tables import hours_text
 
+    versions = f"{price.benchmark}, weights version {price.first} to {price.last}: {price.gain:+.1f} points"
     hours, of_what = (price.gpu_hours, "GPU") if of_gpus else (price.core_hours, "core")
     if hours is None:
         return f"{versions}, so no point was gained"

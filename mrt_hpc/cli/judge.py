@@ -13,7 +13,7 @@ from mrt_hpc.cli import options
 if TYPE_CHECKING:
     from mrt_hpc.domains.base import Verifier
     from mrt_hpc.domains.grader_queue import GraderPool
-    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.schema import EvaluationRecipe, Recipe
 
 WHY = {
     "no_answer": "the text has no answer",
@@ -43,17 +43,11 @@ def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...]) -> N
     """
     import asyncio
 
+    from mrt_hpc.cli.submit import asked_for
     from mrt_hpc.domains.grader_queue import GraderPool
     from mrt_hpc.domains.math.verifier import MathVerifier
-    from mrt_hpc.recipe.load import load_recipe
-    from mrt_hpc.recipe.lock import changed_recipe, read_recipe_lock
-    from mrt_hpc.run.layout import existing_run
 
-    if recipe.is_dir():
-        lock = existing_run(recipe).recipe_lock
-        loaded = changed_recipe(lock, read_recipe_lock(lock), overrides)
-    else:
-        loaded = load_recipe(recipe, overrides)
+    loaded, _ = asked_for(recipe, overrides, data=None, run=None)
     verifier, grading = _verifier(loaded), loaded.grading
     found, how = extracted(verifier, answer, loaded.prompt.thought_end)
     pool_of = partial(GraderPool, time_limit_s=grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib)
@@ -76,7 +70,7 @@ def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...]) -> N
         click.echo(f"error:    {verdict.error}")
 
 
-def _verifier(recipe: Recipe) -> Verifier:
+def _verifier(recipe: Recipe | EvaluationRecipe) -> Verifier:
     """The verifier of the training problems, or else of the first benchmark."""
     from mrt_hpc.domains.verifiers import verifiers_of
     from mrt_hpc.errors import UserError

@@ -70,9 +70,11 @@ class RunLook:
     process: LocalProcess | None
     """The process that held the run last, on any machine."""
     unreadable: tuple[str, ...] = ()
-    """A line for each record of a process, a submission or a cancellation that cannot be read."""
+    """A line for each record of a process, a submission, a cancellation or a sweep that cannot be read."""
     cancelled: float | None = None
     """When the user cancelled the run, seconds since the epoch; None where it was not, or has been submitted since."""
+    sweeping: LocalProcess | None = None
+    """The process of this machine that runs the family of this run, one member after the other; None without."""
 
     @classmethod
     def at(cls, layout: RunLayout, plan: Plan, queues: QueueLook = NO_QUEUES) -> RunLook:
@@ -84,13 +86,15 @@ class RunLook:
             queues: what the queues have said about it.
         """
         process, faults = shown_process(layout)
-        cancelled = None
+        cancelled = sweeping = None
         try:
             cancelled = cancelled_at(layout)
+            if ((family := layout.root.parent) / FAMILY).is_file():
+                sweeping = local_process(RunLayout(family))
         except UnreadableError as error:
             faults = [*faults, error.line]
         records = read_records(plan, layout)
-        return cls(layout, plan, records, queues, process, (*faults, *queues.unreadable), cancelled)
+        return cls(layout, plan, records, queues, process, (*faults, *queues.unreadable), cancelled, sweeping)
 
     @cached_property
     def faults(self) -> tuple[str, ...]:
@@ -117,12 +121,6 @@ class RunLook:
         if process is None or process.host == socket.gethostname():
             return False
         return read_beat(self.layout.heart(LOCAL, process.generation)).attempt == process.name
-
-    @cached_property
-    def sweeping(self) -> LocalProcess | None:
-        """The process of this machine that runs the family of this run, one member after the other; None without."""
-        family = self.layout.root.parent
-        return local_process(RunLayout(family)) if (family / FAMILY).is_file() else None
 
     @cached_property
     def queued(self) -> Mapping[tuple[str, int], QueuedTask]:

@@ -13,11 +13,10 @@ import pytest
 from chaos_faults import FaultKind, strike
 from chaos_target import Target
 from run_of import read_events
-from slurm_cluster import Cluster, is_known_to_have_ended
+from slurm_cluster import Cluster, wait_for_end
 from slurm_submissions import SHRUNK, quickstart
 from submitted import current_ids
 
-from mrt_hpc.backends.slurm.queue import queue_states
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.family import runs_of
 from mrt_hpc.run.layout import RunLayout
@@ -90,17 +89,13 @@ def counting(cluster: Cluster, folder: Path) -> tuple[Path, Path]:
 
 def struck(cluster: Cluster, run: Path, kind: FaultKind) -> str:
     """Hit a run as soon as its tasks have something to lose; what was hit."""
-    target = Target(RunLayout(run), None, cluster, None, focus=("inference", "trainer", "evaluation"))
+    target = Target(RunLayout(run), None, cluster, None)
     rng = random.Random(0)
     return wait_until(lambda: strike(kind, target, rng), reason=f"a task of {run.name}", deadline_s=LONGEST_S)
 
 
 def await_end(runs: list[Path]) -> None:
-    def ended() -> bool:
-        states = queue_states([job_id for run in runs for job_id in current_ids(RunLayout(run))]).values()
-        return all(is_known_to_have_ended(state) for state in states)
-
-    wait_until(ended, reason="the end of the sweep", deadline_s=LONGEST_S)
+    wait_for_end({job_id: job_id for run in runs for job_id in current_ids(RunLayout(run))}, LONGEST_S)
 
 
 @pytest.mark.timeout(3 * LONGEST_S)

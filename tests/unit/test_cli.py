@@ -217,7 +217,7 @@ def test_an_answer_is_judged_as_a_run_judges_it(run: RunLayout) -> None:
     assert "right" in printed and "does not end its thought with </think>" in printed
 
 
-def test_a_recipe_is_found_by_its_name_without_the_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_that_is_typed_without_its_ending_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_online.yaml").write_text("extends: mrt_online\n")
     assert "my_online.yaml" in typed("validate", "my_online", exits=2).stderr

@@ -136,6 +136,8 @@ def test_one_process_at_a_time_runs_a_family_and_its_members_wait_for_their_turn
     with claimed(family, 10.0):
         monkeypatch.setattr(os, "getpid", lambda: 1)  # as another process sees it
         assert "waits for its turn in the sweep that process" in typed(*words).output
+        (family.jobs / "local-00001.json").write_text("damaged")
+        assert "local-00001.json" in typed(*words).output, "a record that cannot be read hides nothing else"
 
 
 def test_nothing_is_made_where_one_recipe_is_wrong(cluster: Path, tmp_path: Path) -> None:

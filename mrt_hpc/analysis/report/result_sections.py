@@ -164,29 +164,36 @@ def _comparisons(records: Sequence[RunRecord]) -> tuple[Table, ...]:
 def _accuracies(arms: Mapping[str, Sequence[RunRecord]], of_last: str) -> Table:
     """A row each benchmark."""
     names = dict.fromkeys(name for runs in arms.values() for run in runs for name in last_by_benchmark(run))
-    rows = tuple((name, *(_accuracy(runs, name) for runs in arms.values())) for name in names)
+    texts = [_accuracy_texts(runs) for runs in arms.values()]
+    rows = tuple((name, *(by_name.get(name, DASH) for by_name in texts)) for name in names)
     return Table(f"pass@1{of_last}, with 95 % intervals", (BENCHMARK, *map(Column, arms)), rows)
 
 
-def _accuracy(runs: Sequence[RunRecord], benchmark: str) -> str:
-    """That of a run or model, or the mean of an arm's runs."""
+def _accuracy_texts(runs: Sequence[RunRecord]) -> dict[str, str]:
+    """The accuracy of a run or model on each benchmark, or the mean of an arm's runs."""
     if len(runs) > 1:
-        shared = _on_the_same_problems([_rewards(run) for run in runs])
-        return DASH if benchmark not in shared else f"{share_text(crossed_share(shared[benchmark]))}, {len(runs)} runs"
-    if (evaluation := last_by_benchmark(runs[0]).get(benchmark)) is None:
-        return DASH
-    version = f", version {evaluation.version}" if runs[0].trained else ""
-    return f"{share_text(accuracy_of(evaluation))}{version}"
+        return {name: f"{share_text(share)}, {len(runs)} runs" for name, share in _shares(runs).items()}
+    trained = runs[0].trained
+    return {
+        name: f"{share_text(accuracy_of(evaluation))}{f', version {evaluation.version}' if trained else ''}"
+        for name, evaluation in last_by_benchmark(runs[0]).items()
+    }
+
+
+def _shares(runs: Sequence[RunRecord]) -> dict[str, IntervalEstimate]:
+    """The mean accuracy of an arm of several runs on each benchmark that all have, over seeds and problems."""
+    shared = _on_the_same_problems([_rewards(run) for run in runs])
+    return {name: crossed_share(values_SP) for name, values_SP in shared.items()}
 
 
 def _outcomes_of_arms(records: Sequence[RunRecord]) -> list[str]:
     """The mean accuracy of each arm of several runs, on each benchmark."""
     return [
-        f"{arm}: {share_text(crossed_share(values_SP))} on {name}, the mean of {len(runs)} runs and its 95 % interval "
-        "over seeds and problems."
+        f"{arm}: {share_text(share)} on {name}, the mean of {len(runs)} runs and its 95 % interval over seeds and "
+        "problems."
         for arm, runs in _arms(records).items()
         if len(runs) > 1
-        for name, values_SP in _on_the_same_problems([_rewards(run) for run in runs]).items()
+        for name, share in _shares(runs).items()
     ]
 
 
