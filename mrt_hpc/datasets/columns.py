@@ -15,7 +15,7 @@ from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.run.records import Gold
 
 PROBLEM_NAMES = ("problem", "question", "prompt", "query")
-ANSWER_NAMES = ("answer", "final_answer", "expected_answer", "gold_answer", "ground_truth")
+ANSWER_NAMES = ("answer", "final_answer", "expected_answer", "gold_answer", "ground_truth", "gold")
 SOLUTION_NAMES = ("solution",)
 r"""Columns of whole solutions, whose last ``\boxed{}`` holds the answer."""
 ID_NAMES = ("id", "unique_id", "problem_id", "question_id")

@@ -230,7 +230,10 @@ def prepare(order: Order) -> Prepared:
     source = open_source(order.source, order.selection)
     _refuse_itself(order.output, source)
     filled = _filled(source, order)
-    columns = find_columns(list(filled), order.columns)
+    try:
+        columns = find_columns(list(filled), order.columns)
+    except UserError as error:
+        raise error.in_other_words(error.what, where=order.source, advice=error.advice) from error
     unread = [] if order.known else unread_columns(filled, columns, order.columns)
     doubtful: list[str] = []
     parsed = _parsed(_outcomes(order, source, columns, doubtful), order.sample)

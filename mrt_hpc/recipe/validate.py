@@ -22,6 +22,7 @@ Model = TypeVar("Model", bound=BaseModel)
 REFUSED = {
     "sampling.top_p": "top-p would make the log-probabilities those of another distribution: it is refused in training",
     "sampling.top_k": "top-k would make the log-probabilities those of another distribution: it is refused in training",
+    "model.path": "the type that has a path: model: {type: hugging_face, path: ...}",
 }
 """Fields that users look for, and why they do not exist."""
 

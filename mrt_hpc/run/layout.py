@@ -272,6 +272,8 @@ def existing_run(run: Path) -> RunLayout:
                 advice=f"the same command with {word(members[0]) if members else 'one of its runs'}",
             )
         runs = sorted(str(p.parent) for p in run.parent.glob("*/plan.json")) if run.parent.is_dir() else []
+        if (within := "runs" / run).joinpath("plan.json").is_file():  # where submit makes them
+            runs = [str(within)]
         raise UserError(
             "not a run directory: it has no plan.json",
             value=str(run),
