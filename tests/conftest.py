@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -58,6 +59,15 @@ def pytest_configure() -> None:
     os.environ["XDG_CONFIG_HOME"] = str(here)
     os.environ.pop("MRT_HPC_DATA", None)
     os.environ["XDG_DATA_HOME"] = str(here / "data")
+
+
+gc.disable()  # half of the time in which the tests are collected, and each process collects all of them
+
+
+def pytest_collection_finish() -> None:
+    """What was made by now stays to the end."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

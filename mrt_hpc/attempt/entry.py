@@ -37,7 +37,7 @@ from mrt_hpc.run.access import follow_access
 from mrt_hpc.run.events import EventKind, EventLog, event_file
 from mrt_hpc.run.heartbeats import Observer, last_beat
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.process import signal_at_parent_end
+from mrt_hpc.run.process import loading, signal_at_parent_end
 from mrt_hpc.run.prompt_files import read_experiment
 from mrt_hpc.run.task_state import MOST_RETURNS, TaskRecord, TaskState, read_task, write_task
 
@@ -312,7 +312,8 @@ def _imported(role: Role) -> RoleFunction:
     """
     try:
         room = "attempt" if role is Role.COLOCATED else "roles"  # a colocated task starts another by this module
-        run: RoleFunction = importlib.import_module(f"mrt_hpc.{room}.{role.value}").run
+        with loading():
+            run: RoleFunction = importlib.import_module(f"mrt_hpc.{room}.{role.value}").run
         return run
     except ModuleNotFoundError as error:
         raise UserError(

@@ -23,7 +23,7 @@ import threading
 import time
 from pathlib import Path
 
-from mrt_hpc.run.process import die_with_parent
+from mrt_hpc.run.process import die_with_parent, loading
 
 OWNER_VARIABLE = "MRT_HPC_SERVER_OWNER"
 """The variable with the owner's process id; the server ends when this is no longer its parent."""
@@ -73,13 +73,14 @@ def main() -> None:
     """Serve until a signal or the end of the owner; end at once where the owner needs no server."""
     if owner := os.environ.get(OWNER_VARIABLE):
         end_with_owner(int(owner), os.environ[DIRECTORY_VARIABLE])
-    from vllm.entrypoints.launchers.api_server.entry import main as serve
-    from vllm.platforms import current_platform
+    with loading():
+        from vllm.entrypoints.launchers.api_server.entry import main as serve
+        from vllm.platforms import current_platform
 
-    if current_platform.is_cpu():
-        from mrt_hpc.inference.vllm_on_cpu import fork_engines
+        if current_platform.is_cpu():
+            from mrt_hpc.inference.vllm_on_cpu import fork_engines
 
-        fork_engines()
+            fork_engines()
     if order := sys.stdin.readline():
         sys.argv[1:], changed = json.loads(order)
         os.environ.update(changed)
@@ -90,5 +91,7 @@ def main() -> None:
 
 if __name__ == "__mp_main__":
     die_with_parent()
+    with loading():
+        import vllm.v1.engine.core  # noqa: F401 - an engine and its workers import it next
 if __name__ == "__main__":
     main()

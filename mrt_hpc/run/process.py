@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import gc
 import multiprocessing
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
@@ -61,6 +63,20 @@ def die_with_pool_owner() -> None:
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
     if wait([pipe], timeout=0):  # the owner died before the pipe was watched
         os._exit(1)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Load the large libraries of a process in this block. They make millions of objects that stay, and Python's
+    collector of unused objects would look at all of them again and again, which takes a third of the time to load vLLM,
+    and once more when the process ends. So it does not run in the block, and leaves out later what was made by then.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 # -- import path -------------------------------------------------------------------------------------------------------

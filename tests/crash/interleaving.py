@@ -16,7 +16,7 @@ import time
 import uuid
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -246,11 +246,11 @@ class Simulation:
     def _simulated(self) -> Iterator[None]:
         clock, names = _Clock(self), count()
         with pytest.MonkeyPatch.context() as patch:
-            for module in [module for name, module in sys.modules.items() if name.startswith("mrt_hpc.")]:
-                if getattr(module, "time", None) is time:
-                    patch.setattr(module, "time", clock)
-                for cached in locked_properties(module):
-                    patch.setattr(cached, "lock", nullcontext())
+            timed, locked = what_is_replaced(len(sys.modules))
+            for module in timed:
+                patch.setattr(module, "time", clock)
+            for cached in locked:
+                patch.setattr(cached, "lock", nullcontext())
             # temporary names begin with the first digits
             patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=next(names) << 80))
             patch.setattr(socket, "gethostname", lambda: f"node{me.number}" if (me := self.running) else "node")
@@ -277,6 +277,16 @@ class NoThread(threading.Thread):
 
     def join(self, timeout: float | None = None) -> None:
         """There is nothing to wait for."""
+
+
+@cache
+def what_is_replaced(loaded: int) -> tuple[list[ModuleType], list[Any]]:
+    """The modules of the package that have ``time``, and the cached properties with a lock, where so many modules are
+    loaded. They are looked for once, as that takes longer than a simulation.
+    """
+    modules = [module for name, module in sys.modules.items() if name.startswith("mrt_hpc.")]
+    timed = [module for module in modules if getattr(module, "time", None) is time]
+    return timed, [found for module in modules for found in locked_properties(module)]
 
 
 def locked_properties(module: ModuleType) -> Iterator[Any]:
