@@ -225,13 +225,12 @@ class ServerCommand:
 
 def _without_gpu(settings: ServerSettings) -> dict[str, object]:
     """The arguments of a server on CPU alone."""
-    classes: dict[str, object] = {
+    cache = settings.kv_cache_gib
+    return {
         "worker-cls": "mrt_hpc.inference.vllm_on_cpu.CountingWorker",
         "scheduler-cls": "mrt_hpc.inference.vllm_on_cpu.HoldingScheduler",
+        **({} if cache is None else {"kv-cache-memory-bytes": int(cache * 2**30)}),
     }
-    if settings.kv_cache_gib is None:
-        return classes
-    return classes | {"kv-cache-memory-bytes": int(settings.kv_cache_gib * 2**30)}
 
 
 def _without_flashinfer() -> dict[str, object]:

@@ -156,7 +156,7 @@ def _read_table(source: Path | BytesIO, where: Path | None, filters: pc.Expressi
         if filters is not None:
             return pq.read_table(source, filters=filters)
         with pq.ParquetFile(source) as file:  # of small files it takes half the time
-            return file.read()
+            return file.read() if file.metadata.num_rows else file.schema_arrow.empty_table()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from invariants import Audit
-from protocols import Deltas, Groups, Training, Versions, group_is_whole, is_whole
+from protocols import Groups, Training, Versions, group_is_whole, is_whole
 from protocols_of_runs import FINGERPRINT, JOB, Making, Stored, recipe_and_plan
 from samples import rollout, sampled
 from tiny_training import NOTICE, TinyRun
@@ -374,30 +374,20 @@ class Trainings(Contest):
     name = "trainings"
     allowed = (UserError,)
     interleavings = 120
-    training: type[Training] = Training
 
     def make(self, layout: RunLayout) -> None:
-        self.training().make(layout)
+        Training().make(layout)
 
     def acts(self, layout: RunLayout) -> list[Callable[[], Any]]:
-        return [partial(self.training().act, layout, lambda _: None) for _ in range(2)]
+        return [partial(Training().act, layout, lambda _: None) for _ in range(2)]
 
     def wrong(self, layout: RunLayout, processes: list[Process]) -> Iterator[str]:
-        training, found = self.training(), Audit()
+        training, found = Training(), Audit()
         training.act(layout, lambda _: None)
         training.check(found, layout)
         yield from found.violations
 
 
-class DeltaTrainings(Trainings):
-    """The same with weights versions of which some are deltas."""
-
-    name = "trainings with deltas"
-    interleavings = 40
-    training = Deltas
-
-
 CONTESTS = (
-    Moving, Trainings, DeltaTrainings, Sampling, Claiming, Attempts, Notices, Submissions, Pruning, Archiving, Makings,
-    Evaluations,
+    Moving, Trainings, Sampling, Claiming, Attempts, Notices, Submissions, Pruning, Archiving, Makings, Evaluations,
 )  # fmt: skip
