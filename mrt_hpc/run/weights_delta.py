@@ -260,15 +260,15 @@ class StoredDelta:
             width: bytes of an element.
 
         Raises:
-            DamagedError: the changes do not fit it.
+            DamagedError: the changes do not fit it, or are not there any more.
         """
         if (part := self.parts.get(name)) is None:
             return
-        packed = np.fromfile(self.directory / CHANGES, np.uint8, part.gaps + part.differences, offset=part.start)
-        gaps, differences = packed[: part.gaps].tobytes(), packed[part.gaps :].tobytes()
         try:
+            packed = np.fromfile(self.directory / CHANGES, np.uint8, part.gaps + part.differences, offset=part.start)
+            gaps, differences = packed[: part.gaps].tobytes(), packed[part.gaps :].tobytes()
             apply_changes(data, BitChanges(part.count, part.gap_width, gaps, differences), width)
-        except ValueError as error:
+        except (*NOT_THERE, ValueError) as error:  # another task may have set it aside meanwhile
             raise DamagedError(f"the changes of tensor {name} do not fit: {error}", where=self.directory) from error
 
 
@@ -410,7 +410,10 @@ def put_together(
         OSError: the folder's disk is full.
     """
     files = weights_files(chain.start)
-    _begin_files(chain.start, files, directory)
+    try:
+        _begin_files(chain.start, files, directory)
+    except NOT_THERE as error:
+        raise DamagedError(f"a file is not there any more: {error}", where=chain.start) from error
     largest_first = sorted((t for file in files for t in file.tensors), key=lambda t: t.size, reverse=True)
     write = partial(_write_tensor, links=chain.links, directory=directory, go_on=go_on)
     with ThreadPoolExecutor(max(1, at_once)) as pool:

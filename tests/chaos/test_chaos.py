@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-KINDS = (FaultKind.KILL_INFERENCE, FaultKind.KILL_SERVER, FaultKind.FULL_DISK, FaultKind.CUT_NODE)
+KINDS = (FaultKind.KILL_SERVER, FaultKind.FULL_DISK, FaultKind.CUT_NODE)
 SEED = 7
 CHANGES = (
     "resources.trainer.ranks=2",

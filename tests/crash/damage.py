@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from file_calls import call_sites
+
+from mrt_hpc.roles.training.artifacts import TrainingArtifacts
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.layout import GROUPS
 from mrt_hpc.run.manifest import MANIFEST, PLACE, json_digest
@@ -83,6 +86,11 @@ def lost(unit: Path, content: Content, random: Random) -> Content:
     return {name: data for name, data in content.items() if name not in gone}
 
 
+def gone(unit: Path, content: Content, random: Random) -> Content:
+    """All of it is missing."""
+    return {}
+
+
 def misstated(unit: Path, content: Content, random: Random) -> Content | None:
     """The manifest says something else of where the directory came from."""
     if MANIFEST not in content:
@@ -139,14 +147,20 @@ class Damaging:
     at: int
     kills: bool
     calls: int = 0
+    published: list[int] = field(default_factory=list)
+    """The calls that published a weights version."""
     unit: Path | None = None
     """What was damaged."""
     what: str = "nothing"
+    _there: frozenset[str] = frozenset()
+    _publishes: bool = False
     _before: Content = field(default_factory=dict)
     _after: Content = field(default_factory=dict)
 
     def call(self, call: FileCall, make: Callable[[], Any]) -> Any:
         self.calls += 1
+        if self.layout.version_of(Path(call.paths[-1])) is not None and call.name == "rename":
+            self.published.append(self.calls)
         if self.calls == self.at:
             self._damage()
             if self.kills:
@@ -154,6 +168,8 @@ class Damaging:
         return make()
 
     def _damage(self) -> None:
+        self._publishes = any(site.endswith(f" {TrainingArtifacts.publish.__name__}") for site in call_sites())
+        self._there = frozenset("-".join(unit.relative_to(self.layout.root).parts) for unit in units(self.layout))
         for unit, kind in self._choices():
             before = content_of(unit)
             if before and (after := kind(unit, before, self.random)) not in (None, before):
@@ -166,6 +182,12 @@ class Damaging:
         there = units(self.layout)
         for _ in range(4 if there else 0):
             yield self.random.choice(there), self.random.choice(KINDS if self.kills else KINDS[:-1])
+
+    @property
+    def set_aside_later(self) -> list[str]:
+        """Finished directories that were set aside and were not begun yet when the damage was done."""
+        found = {path.parent.name for path in self.layout.set_aside.rglob(MANIFEST)}
+        return sorted(found - self._there) if self._there and not self._publishes else []
 
     @property
     def is_still_there(self) -> bool:
@@ -189,3 +211,11 @@ class Damaging:
         place = self.unit or self.layout.root
         name = self.layout.group_archive(0).name
         return place.parent.parent / name if place.parent.name == GROUPS else self.layout.root / name
+
+
+class Losing(Damaging):
+    """Loses the newest weights version as a whole."""
+
+    def _choices(self) -> Iterator[tuple[Path, Callable[..., Content | None]]]:
+        versions = [unit for unit in units(self.layout) if unit.parent == self.layout.weights]
+        yield versions[-1], gone

@@ -18,12 +18,13 @@ import time
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from damage import Damaging, Killed
+from damage import Damaging, Killed, Losing
 from disk import Crash, Recording, crashes, tree_after
 from file_calls import calls_seen_by
 from interleaving import AtCalls, AtRandom, Simulation
@@ -116,28 +117,41 @@ class Exploration:
         return filesystem.calls
 
     def damaged(self, most: int) -> Found:
-        """Damage what is finished, at so many calls."""
+        """Damage what is finished, at so many calls; and lose the newest weights, at a fifth as many calls between two
+        publications.
+        """
         self.protocol.make(self.layout)
         begin = Recording(self.layout.root)
         with calls_seen_by(counter := Damaging(self.layout, self.random, 0, kills=False), self.layout.root):
             self.protocol.act(self.layout, lambda _: None)
         self.wanted = self.protocol.outcome(self.layout)
         for number in range(most):
-            self._build(begin, Crash(0))
             at = self.random.randrange(counter.calls // 8, counter.calls)  # before, nothing is finished
-            damaging = Damaging(self.layout, self.random, at, kills=number % 2 == 0)
-            wrong = self._wrong_after(damaging)
-            self.found.states.add(f"{damaging.at} {damaging.what}".encode())
-            if wrong is not None:
-                self.found.violations.append(f"{self.protocol.name}: {damaging.what} at call {at}: {wrong}")
+            self._damage(begin, Damaging(self.layout, self.random, at, kills=number % 2 == 0))
+        for first, last in pairwise(counter.published):
+            for at in self.random.sample(range(first + 1, last), min(most // 5, last - first - 1)):
+                self._damage(begin, Losing(self.layout, self.random, at, kills=False))
         return self.found
+
+    def _damage(self, begin: Recording, damaging: Damaging) -> None:
+        self._build(begin, Crash(0))
+        wrong = self._wrong_after(damaging)
+        self.found.states.add(f"{damaging.at} {damaging.what}".encode())
+        if wrong is not None:
+            self.found.violations.append(f"{self.protocol.name}: {damaging.what} at call {damaging.at}: {wrong}")
 
     def _wrong_after(self, damaging: Damaging) -> str | None:
         """What is wrong with a run in which damage was done."""
         try:
-            if not any(self._ends(damaging) for _ in range(ATTEMPTS_AT_MOST)):
+            errors = self._errors(damaging)
+            if len(errors) == ATTEMPTS_AT_MOST:
                 return "it does not end"
-            if not any(self._ends(damaging) for _ in range(ATTEMPTS_AT_MOST)):  # it may have been damaged at its end
+            mends = not damaging.kills and self.protocol.mends_itself(self.layout, damaging.unit)
+            if errors and mends and str(damaging.unit) not in str(errors[0]):  # else it was just reading that
+                return f"it takes another attempt: {errors[0]}"
+            if not errors and (later := damaging.set_aside_later):
+                return f"{later}, made after the damage, were set aside"
+            if len(self._errors(damaging)) == ATTEMPTS_AT_MOST:  # it may have been damaged at its end
                 return "it does not end again"
             if damaging.unit is not None and not self.protocol.accepts(self.layout, damaging.unit):
                 damaging.undo()  # what no reader takes makes no difference
@@ -152,20 +166,23 @@ class Exploration:
             return repr(error)
         return None if outcome == self.wanted else f"the outcome is {outcome}, not {self.wanted}"
 
-    def _ends(self, damaging: Damaging) -> bool:
-        """Whether an attempt ends well; where it asks for another one, or is killed, the next one has to."""
-        try:
-            with calls_seen_by(damaging, self.layout.root):
-                self.protocol.act(self.layout, lambda _: None)
-        except Killed:
-            return False
-        except UserError as error:
-            if error.exit_code is not ExitCode.RETRYABLE:
-                raise
-            return False
-        finally:
-            begin_process()
-        return True
+    def _errors(self, damaging: Damaging) -> list[UserError | Killed]:
+        """The ends of the attempts before the one that ends well, which asked for another one or were killed."""
+        errors: list[UserError | Killed] = []
+        while len(errors) < ATTEMPTS_AT_MOST:
+            try:
+                with calls_seen_by(damaging, self.layout.root):
+                    self.protocol.act(self.layout, lambda _: None)
+                break
+            except Killed as killed:
+                errors.append(killed)
+            except UserError as error:
+                if error.exit_code is not ExitCode.RETRYABLE:
+                    raise
+                errors.append(error)
+            finally:
+                begin_process()
+        return errors
 
     def recorded(self, *earlier: Any) -> Recording:
         """The steps of the protocol from what lies at the layout; or after the steps of a process that was killed."""

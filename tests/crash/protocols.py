@@ -59,6 +59,10 @@ class Protocol:
         """Whether readers find what they need beside a task that has come so far."""
         return True
 
+    def mends_itself(self, layout: RunLayout, unit: Path | None) -> bool:
+        """Whether the attempt in which a finished directory is damaged makes it again."""
+        return False
+
     def accepts(self, layout: RunLayout, unit: Path) -> bool:
         """Whether a reader takes a finished directory or archive for whole."""
         try:
@@ -86,7 +90,7 @@ class Groups(Protocol):
     """Claim and commit of the groups of an iteration, and its archive when training has passed it."""
 
     name = "groups"
-    states = 4500
+    states = 4700
     positions = range(3)
 
     def act(self, layout: RunLayout, promise: Promise) -> None:
@@ -141,7 +145,7 @@ class Training(Protocol):
     """
 
     name = "training"
-    states = 700
+    states = 500
     last = 2
     changes: tuple[str, ...] = ()
 
@@ -180,6 +184,10 @@ class Training(Protocol):
             **{path: (path / "model.safetensors").read_bytes() for path in map(layout.weights_version, (0, last))},
             shard_of(layout, last): [r.token_ids for r in read_group(shard_of(layout, last)).rollouts],
         }
+
+    def mends_itself(self, layout: RunLayout, unit: Path | None) -> bool:
+        """It does so with the weights of which samples are wanted."""
+        return unit in map(layout.weights_version, range(1, self.last))
 
     def accepts(self, layout: RunLayout, unit: Path) -> bool:
         if not unit.is_relative_to(layout.root / "iterations"):

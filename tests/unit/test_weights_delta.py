@@ -161,6 +161,15 @@ def test_what_does_not_come_to_the_published_contents_is_refused(layout: RunLayo
         put_together(replace(chain, links=(replace(link, parts=wrong),)), tmp_path / "made")
 
 
+@pytest.mark.parametrize("gone", ["the whole model", "a delta"])
+def test_what_another_task_sets_aside_meanwhile_is_damage(layout: RunLayout, tmp_path: Path, gone: str) -> None:
+    chain = chain_to(layout, 3)
+    shutil.rmtree(chain.start if gone == "the whole model" else chain.links[-1].directory)
+    (tmp_path / "made").mkdir()
+    with pytest.raises(DamagedError, match="not there|do not fit"):
+        put_together(chain, tmp_path / "made")
+
+
 def test_other_tensors_or_many_changes_are_not_worth_a_delta() -> None:
     old, new = as_bytes(tensors(1)), as_bytes(tensors(2))
     turned = [TensorBytes(t.kind._replace(shape=t.kind.shape[::-1]), t.data) for t in new]
