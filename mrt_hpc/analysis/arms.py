@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from mrt_hpc.analysis.model_samples import ModelSamples
 from mrt_hpc.analysis.named_models import NamedModel, named_models, read_models
 from mrt_hpc.analysis.problem_measures import Measure
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.find import expanded
 from mrt_hpc.recipe.lock import FREE_FIELDS, FREE_SECTIONS, RECORDED_SECTIONS, differences
 from mrt_hpc.run.family import runs_of
 
@@ -101,7 +101,7 @@ def split_arms(texts: Sequence[str]) -> dict[str, list[str]]:
         typed = [word.strip() for word in runs.split(",")]
         if not (name.strip() and sign and all(typed)):
             raise UserError("this is no arm", value=text, where="--arm", expected=SYNTAX, advice="--arm NAME=RUN,RUN")
-        words = [str(run) for word in typed for run in runs_of(Path(word))]
+        words = [str(run) for word in typed for run in runs_of(expanded(word))]
         if arms.setdefault(name.strip(), words) is not words:
             advice = f"--arm {name.strip()}-2={runs}"
             raise UserError("two arms have the same name", value=name.strip(), where="--arm", advice=advice)

@@ -55,7 +55,7 @@ def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...]) -> N
         (verdict,) = asyncio.run(pool.grade([(found, gold)], log_failures=False))
         click.echo(f"verifier: {verifier.type}, {verifier.model_dump(mode='json', exclude={'type'}) or 'no fields'}")
         click.echo(f"answer:   {found!r}, {how}" if found is not None else f"answer:   none, {how}")
-        if found is not None and (end := loaded.prompt.thought_end) and end not in answer:
+        if found not in (None, answer) and (end := loaded.prompt.thought_end) and end not in answer:
             click.echo(f"          A run finds no answer in a completion that does not end its thought with {end}.")
         for side, text in (("read as", found), ("gold", gold)):
             if text is not None:

@@ -197,6 +197,7 @@ def test_what_is_no_arm_is_refused(runs: list[Path], tmp_path: Path) -> None:
         (["--arm", f"a={runs[0]},{runs[1]}", "--arm", f"b={runs[1]}"], "named twice"),
         (["--arm", f"a={runs[0]},{again}", "--arm", f"b={runs[1]}"], f"leave {again}@20 out of the arm"),
         (["--arm", f"a={tmp_path}/nothing", runs[0]], f"{tmp_path}/nothing"),
+        (["--arm", "a=~/nothing", runs[0]], f"{Path.home()}/nothing"),
     ):
         assert fact in typed("compare", *arguments, exits=ExitCode.FATAL).stderr
     assert "--arm" in typed("compare", exits=2).stderr

@@ -76,7 +76,7 @@ def test_a_wrong_input_is_refused_and_leaves_nothing_behind(tmp_path: Path, word
         (["submit", QUICKSTART, "--set", "training.learning_rate=0.5", "--run", "{run}"], "--run DIR"),
         (["submit", QUICKSTART, "--set", "data={type: jsonl, path: no.jsonl}", "--run", "{run}"], "no such data file"),
         (["validate", "{run}/recipe.lock.yaml"], "name the run"),
-        (["fields", "my_method"], "my_method"),
+        (["fields", "my_method"], "a recipe has no such field"),
         (["check", "my_method", "--run", "{run}"], "my_method:Class"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import tempfile
@@ -26,6 +27,7 @@ from mrt_hpc.roles.sampling.ray_cluster import node_gpus
 from mrt_hpc.roles.sampling.serving import OwnServers, gpus_of, layout_of
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.access import CACHES, cache_variables
+from mrt_hpc.run.process import loading
 
 MakeTask = Callable[..., Task]
 
@@ -249,3 +251,10 @@ def test_a_server_that_finds_no_compiler_or_may_not_execute_says_what_to_set(sai
     ):
         server._raise_if_dead()
     assert NODE_LACKS[said] in str(ended.value.advice)
+
+
+def test_the_collector_runs_again_after_libraries_were_loaded() -> None:
+    with pytest.raises(ImportError), loading():
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled()

@@ -166,7 +166,7 @@ def test_what_another_task_sets_aside_meanwhile_is_damage(layout: RunLayout, tmp
     chain = chain_to(layout, 3)
     shutil.rmtree(chain.start if gone == "the whole model" else chain.links[-1].directory)
     (tmp_path / "made").mkdir()
-    with pytest.raises(DamagedError, match="not there|do not fit"):
+    with pytest.raises(DamagedError, match=r"not there|do not fit"):
         put_together(chain, tmp_path / "made")
 
 
