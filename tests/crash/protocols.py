@@ -90,7 +90,7 @@ class Groups(Protocol):
     """Claim and commit of the groups of an iteration, and its archive when training has passed it."""
 
     name = "groups"
-    states = 4700
+    states = 6200
     positions = range(3)
 
     def act(self, layout: RunLayout, promise: Promise) -> None:
@@ -145,7 +145,7 @@ class Training(Protocol):
     """
 
     name = "training"
-    states = 500
+    states = 560
     last = 2
     changes: tuple[str, ...] = ()
 

@@ -174,7 +174,7 @@ class Ledger(Protocol):
     """What is submitted: each job that the queue has accepted is recorded before the next one is sent."""
 
     name = "ledger"
-    states = 2000
+    states = 750
 
     def make(self, layout: RunLayout) -> None:
         create_or_open(layout.root, *recipe_and_plan())
