@@ -104,13 +104,23 @@ def _work(task: Task) -> None:
     """A signal may come as soon as the start is noted: a task that saves something heeds safe points from there on."""
     with task.shutdown.at_safe_points() if task.job.name == "saves" else nullcontext():
         _note(str(task.layout.root), "start", task.job.name)
+        _meet(task)
         _act(task, task.job.name)
+
+
+def _meet(task: Task) -> None:
+    """Wait until all ranks have started, as the ranks of a trainer do: a rank that starts when the task is done ends at
+    once and leaves no note.
+    """
+    wait_until(
+        lambda: len({note["rank"] for note in _starts(task)}) == task.world_size, reason="all ranks", deadline_s=300
+    )
 
 
 def _act(task: Task, what: str) -> None:
     if what == "crashes":
         raise RuntimeError("every time")
-    if (_starts(task) == 1 or what == "abandoned") and not what.startswith(("after", "stumbles", "done")):
+    if (len(_starts(task)) == 1 or what == "abandoned") and not what.startswith(("after", "stumbles", "done")):
         if what in AWAITED:
             wait_until(lambda: AWAITED[what] in latest_ids(task.layout), reason="the ledger", deadline_s=60)
             peers = tuple(job for job in task.plan.jobs if job.name == AWAITED[what])
@@ -132,10 +142,10 @@ def _act(task: Task, what: str) -> None:
     _note(str(task.layout.root), "end", what)
 
 
-def _starts(task: Task) -> int:
-    """How often the task was started so far, under whatever id."""
+def _starts(task: Task) -> list[dict[str, object]]:
+    """The notes that the task has started, so far and under whatever id."""
     notes = map(json.loads, (task.layout.root / "notes.jsonl").read_text().splitlines())
-    return sum((n["what"], n["job"], n["index"]) == ("start", task.job.name, task.index) for n in notes)
+    return [n for n in notes if (n["what"], n["job"], n["index"]) == ("start", task.job.name, task.index)]
 
 
 def _time_is_over() -> bool:
@@ -166,6 +176,6 @@ def _spend(task: Task) -> None:
     time.sleep(waiting_s)
     task.spend(Use.GENERATING)
     _note(str(task.layout.root), "goes on", task.job.name)
-    until_told = task.job.name == "requeued" and task.index == 0 and _starts(task) == 1
+    until_told = task.job.name == "requeued" and task.index == 0 and len(_starts(task)) == 1
     time.sleep(600 if until_told else going_on_s)
     task.spend(Use.ENDING)
