@@ -285,8 +285,9 @@ def claimed(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
     """Hold the run for this process during the block; its heartbeat shows other hosts that it runs. A claim is a file
     that is created exclusively, one for each generation: of two processes that claim at the same time, one is refused.
     A process that has claimed and does not beat yet seems dead, or is about to be refused: it looks for a later claim
-    once it beats, and one that claims later looks for its beat once it has claimed, and for those of the claims before
-    it, back to one that held the run.
+    once it beats, and one that claims later looks for its beat once it beats itself, and for those of the claims before
+    it, back to one that held the run. A node of a network filesystem may remember for some seconds that a name is not
+    there, until it changes that folder: so each process looks after it has written there.
 
     Raises:
         UserError: another live process holds the run.
@@ -296,11 +297,12 @@ def claimed(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
     if (holder := next((p for p in before if _lives(layout, p, heartbeat_limit_s)), None)) is not None:
         raise _in_use(layout, holder)
     mine = LocalProcess(os.getpid(), _kernel_start(os.getpid()), socket.gethostname(), generation + 1)
-    won = create_text(_claim(layout, mine.generation), json.dumps(asdict(mine)))
-    if not won or any(_beat(layout, p) not in (beat, NO_BEAT) for p, beat in before.items()):
+    if not create_text(_claim(layout, mine.generation), json.dumps(asdict(mine))):
         raise _in_use(layout, _newest_claim(layout)[1] or mine)
     with Heart(layout.heart(LOCAL, mine.generation), mine.name, heartbeat_limit_s):
         try:
+            if holder := next((p for p, beat in before.items() if _beat(layout, p) not in (beat, NO_BEAT)), None):
+                raise _in_use(layout, holder)
             _refuse_later_claim(layout, mine)
             mine = replace(mine, held=True)
             write_json(_claim(layout, mine.generation), asdict(mine))

@@ -153,7 +153,7 @@ def _remove(layout: RunLayout, iteration: int) -> None:
     for directory in (layout.groups(iteration), layout.leases(iteration)):
         if directory.exists():
             directory.rename(temporary_sibling(directory))
-    for leftover in filter(is_temporary, list_directory(layout.iteration(iteration))):
+    for leftover in filter(is_temporary, _listed(layout, iteration)):
         if leftover.name.startswith(OWN):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
@@ -166,9 +166,15 @@ def sampled_positions(layout: RunLayout, iteration: int) -> set[int]:
     """
     beside = complete_groups(layout.groups(iteration))  # first: directories are removed when the archive is there
     archive = opened(layout, iteration)
-    if archive is None:  # it may have been unpacked and set aside meanwhile
-        return beside or complete_groups(layout.groups(iteration))
-    return beside | set(archive.members)
+    if archive is None and not beside:
+        beside = complete_groups(layout.groups(iteration))  # it may have been unpacked and set aside meanwhile
+        # or a node of a network filesystem remembers that there was no archive, until it lists the folder
+        archive = opened(layout, iteration) if layout.group_archive(iteration) in _listed(layout, iteration) else None
+    return beside if archive is None else beside | set(archive.members)
+
+
+def _listed(layout: RunLayout, iteration: int) -> list[Path]:
+    return list_directory(layout.iteration(iteration))
 
 
 def commit_sampled(layout: RunLayout, iteration: int, position: int, sampled: Sampled, **about: Any) -> bool:
@@ -181,7 +187,7 @@ def commit_sampled(layout: RunLayout, iteration: int, position: int, sampled: Sa
     try:
         return commit_group(layout.group(iteration, position), sampled, **about)
     except FileNotFoundError:
-        if archive not in list_directory(archive.parent):
+        if archive not in _listed(layout, iteration):
             raise
         return False  # the groups were archived meanwhile
 
@@ -198,7 +204,7 @@ def read_sampled(layout: RunLayout, iteration: int, position: int) -> Group:
     try:
         return read_group(layout.group(iteration, position))
     except DamagedError:
-        if archive is not None or path not in list_directory(path.parent):
+        if archive is not None or path not in _listed(layout, iteration):
             raise
         return GroupArchive(path).read(position)  # it was archived while it was read
 

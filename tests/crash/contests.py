@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import os
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from mrt_hpc.run.leases import Holder, Leases, group_leases
 from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.results import StoredSamples
 from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.turns import Turn, remove_abandoned
 from mrt_hpc.run.weights import published_versions
 from mrt_hpc.submit.create import create_or_open
 
@@ -185,6 +187,47 @@ class Attempts(OneAtATime):
         return sole_attempt(replace(TinyRun.of(layout).trainer, attempt=f"{number + 1}.0"))
 
 
+class Turns(OneAtATime):
+    """The two processes of a colocated task, and one that removes the turns of attempts that were killed."""
+
+    name = "turns"
+    interleavings = 300
+
+    @contextmanager
+    def block(self, layout: RunLayout, number: int) -> Iterator[None]:
+        turn = Turn(layout.root / "task.turn")
+        try:
+            while not turn.take():
+                pause()
+            yield
+            turn.pass_on()
+        finally:  # the kernel closes the files of a process that ends
+            if turn._descriptor is not None:
+                os.close(turn._descriptor)
+
+    def acts(self, layout: RunLayout) -> list[Callable[[], Any]]:
+        return [*super().acts(layout)[:2], partial(self._remove, layout)]
+
+    def _remove(self, layout: RunLayout) -> None:
+        remove_abandoned([layout.root / "other.turn"])
+
+    def _until(self, inside: Inside, process: Process) -> float:
+        """A process that stands still has its turn; one that was killed has none."""
+        return min([inside.left, *(start for start, end in process.stood_still if end == float("inf"))])
+
+    def make(self, layout: RunLayout) -> None:
+        super().make(layout)
+        (layout.root / "other.turn").touch()
+
+    def wrong(self, layout: RunLayout, processes: list[Process]) -> Iterator[str]:
+        yield from super().wrong(layout, processes)
+        if (layout.root / "other.turn").exists() and not processes[2].was_killed:
+            yield "the file of an attempt that was killed is left"
+        for process in processes[:2]:
+            if process.outcome != "was inside" and not process.was_killed:
+                yield f"{process.number} had no turn"
+
+
 class Notices(Contest):
     """One of several tasks calls the command that notifies the user."""
 
@@ -268,6 +311,7 @@ class Archiving(Contest):
     name = "archiving"
     allowed = (FileNotFoundError,)
     interleavings = 150
+    kept = ("11 13",)
     positions = range(2)
 
     def make(self, layout: RunLayout) -> None:
@@ -389,5 +433,6 @@ class Trainings(Contest):
 
 
 CONTESTS = (
-    Moving, Trainings, Sampling, Claiming, Attempts, Notices, Submissions, Pruning, Archiving, Makings, Evaluations,
+    Moving, Trainings, Sampling, Claiming, Attempts, Turns, Notices, Submissions, Pruning, Archiving, Makings,
+    Evaluations,
 )  # fmt: skip

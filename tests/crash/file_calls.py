@@ -1,12 +1,14 @@
 """The seam of the simulation: every call of the package on files below a folder is handed to an observer.
 
-The functions of ``os``, ``io.open`` and what is built on them (pathlib, shutil, zipfile) are replaced during a block.
+The functions of ``os``, ``io.open``, ``fcntl.flock`` and what is built on them (pathlib, shutil, zipfile) are replaced
+during a block.
 What a library writes by itself (pyarrow, safetensors) is seen when the package syncs or renames it.
 """
 
 from __future__ import annotations
 
 import builtins
+import fcntl
 import io
 import os
 import sys
@@ -48,7 +50,7 @@ WRITING_MODES = frozenset("wax+")
 def calls_seen_by(observer: Observer, root: Path) -> Iterator[None]:
     """Hand all calls on files below ``root`` to an observer during the block, whichever thread makes them."""
     below, real = f"{root}{os.sep}", {name: getattr(os, name) for name in (*READING, *CHANGING, *ON_NAME, *ON_TWO)}
-    open_descriptor, open_file = os.open, io.open
+    open_descriptor, open_file, lock = os.open, io.open, fcntl.flock
 
     def seen(name: str, paths: tuple[str, ...], changes: bool, make: Callable[[], Any]) -> Any:
         if not any(f"{path}{os.sep}".startswith(below) for path in paths):
@@ -80,10 +82,15 @@ def calls_seen_by(observer: Observer, root: Path) -> Iterator[None]:
         changes = bool(WRITING_MODES & {*mode})
         return seen(OPEN, (_path(file, None),), changes, lambda: open_file(file, mode, *given, **named))
 
+    def flock(file: Any, operation: int) -> None:
+        place = _path(file if isinstance(file, int) else file.fileno(), None)
+        seen("flock", (place,), False, lambda: lock(file, operation))
+
     replaced: dict[tuple[Any, str], Callable[..., Any]] = {
         **{(os, name): on_name(name, name not in READING) for name in (*READING, *CHANGING, *ON_NAME)},
         **{(os, name): on_two(name) for name in ON_TWO},
         (os, "open"): os_open, (io, "open"): io_open, (builtins, "open"): io_open,
+        (fcntl, "flock"): flock,
     }  # fmt: skip
     before = {(module, name): getattr(module, name) for module, name in replaced}
     try:

@@ -7,6 +7,7 @@ What happens follows from the schedule alone, so that each interleaving can be r
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import socket
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from file_calls import FileCall
 
 TICK_S = 0.001  # the simulated time of a call
-REMEMBERED_S = 30.0  # for which a node may remember a listing
+REMEMBERED_S = 30.0  # for which a node may remember a listing, and that a name is not there
+LOOKING = frozenset({"stat", "lstat", "open"})
 MOST_CALLS = 20_000
 DEADLINE_S = 60.0  # real seconds after which processes that wait for each other are an error
 
@@ -54,7 +56,7 @@ class Schedule(Protocol):
         """Seconds for which the running process stands still, infinite for a kill; None for nothing."""
 
     def is_old(self) -> bool:
-        """Whether a node shows a listing that it remembers."""
+        """Whether a node shows what it remembers of a folder."""
 
 
 @dataclass
@@ -120,6 +122,8 @@ class Process:
     """From when to when; to infinity where it was killed."""
     listings: dict[str, tuple[float, list[str]]] = field(default_factory=dict)
     """What its node remembers of folders, and since when."""
+    absent: dict[str, float] = field(default_factory=dict)
+    """The names that its node remembers not to be there, and since when."""
 
     @property
     def was_killed(self) -> bool:
@@ -176,16 +180,37 @@ class Simulation:
         return make()
 
     def _of_its_node(self, me: Process, call: FileCall, make: Callable[[], Any]) -> Any:
-        """A network filesystem: a node may remember a listing for a while, until it changes that folder itself."""
+        """A network filesystem: a node may remember for a while what a folder holds, and which names are not there,
+        until it changes that folder itself.
+        """
         for path in call.paths if call.changes else ():
-            me.listings.pop(os.path.dirname(path), None)
-        if call.name != "listdir":
-            return make()
-        since, names = me.listings.get(call.paths[0], (-REMEMBERED_S, []))
+            self._forget(me, os.path.dirname(path))
+        if call.name == "listdir":
+            return self._listed(me, call.paths[0], make)
+        return self._found(me, call.paths[0], make) if call.name in LOOKING and not call.changes else make()
+
+    def _listed(self, me: Process, folder: str, make: Callable[[], Any]) -> list[str]:
+        since, names = me.listings.get(folder, (-REMEMBERED_S, []))
         if self.now - since < REMEMBERED_S and self.schedule.is_old():
             return list(names)
-        me.listings[call.paths[0]] = self.now, make()
-        return list(me.listings[call.paths[0]][1])
+        self._forget(me, folder)
+        me.listings[folder] = self.now, make()
+        return list(me.listings[folder][1])
+
+    def _found(self, me: Process, path: str, make: Callable[[], Any]) -> Any:
+        if self.now - me.absent.get(path, -REMEMBERED_S) < REMEMBERED_S and self.schedule.is_old():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        try:
+            found = make()
+        except FileNotFoundError:
+            me.absent[path] = self.now
+            raise
+        me.absent.pop(path, None)
+        return found
+
+    def _forget(self, me: Process, folder: str) -> None:
+        me.listings.pop(folder, None)
+        me.absent = {path: since for path, since in me.absent.items() if os.path.dirname(path) != folder}
 
     @property
     def running(self) -> Process | None:

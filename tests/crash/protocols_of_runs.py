@@ -20,7 +20,7 @@ from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.attempt import ledger
 from mrt_hpc.attempt.ledger import claimed, record_site, record_submission, remember_site, submissions
-from mrt_hpc.attempt.notify import forget_notices, is_first_notice, sign, take_back
+from mrt_hpc.attempt.notify import SIGNATURE, forget_notices, is_first_notice, sign, take_back
 from mrt_hpc.attempt.sole_attempt import sole_attempt
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.domains import small_world
@@ -47,6 +47,7 @@ from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.task_state import TaskRecord, TaskState, forget_failures, read_task, write_task
 from mrt_hpc.run.weights import pin, pinned_versions, prune, publish, published_versions, take_over
 from mrt_hpc.submit.create import create_or_open
+from mrt_hpc.submit.extension import extended_recipe
 from mrt_hpc.submit.origin import Origin
 from mrt_hpc.submit.renewal import is_renewed, renew
 
@@ -170,6 +171,26 @@ class Renewal(Protocol):
         return plan, read_lock(layout.recipe_lock), [read_task(layout, job.name, 0).state for job in plan.jobs]
 
 
+class Extension(Training):
+    """A run that has ended gets another iteration, and trains it."""
+
+    name = "extension"
+    states = 120
+    last = 3
+    changes = ("training.schedule=constant",)
+
+    def make(self, layout: RunLayout) -> None:
+        super().make(layout)
+        TinyRun.of(layout).end(lambda _: None)
+        self.extended = extended_recipe(layout, self.last)
+
+    def act(self, layout: RunLayout, promise: Promise) -> None:
+        plan = compile_plan(self.extended, LocalSite())
+        if is_renewed(layout, self.extended, plan):
+            renew(layout, self.extended, plan)
+        TinyRun.of(layout, segment=1).end(promise)
+
+
 class Ledger(Protocol):
     """What is submitted: each job that the queue has accepted is recorded before the next one is sent."""
 
@@ -224,7 +245,8 @@ class Endings(Protocol):
         return read_task(layout, JOB, 0).state is TaskState.DONE
 
     def outcome(self, layout: RunLayout) -> Any:
-        return read_task(layout, JOB, 0).state
+        signatures = list_directory(layout.notices, f"{SIGNATURE}*")
+        return read_task(layout, JOB, 0).state, [(path.name, path.read_text()) for path in signatures]
 
 
 class Damage(Groups):
@@ -354,18 +376,21 @@ class EventFiles(Protocol):
 
     def make(self, layout: RunLayout) -> None:
         super().make(layout)
-        (layout.root / f".left{TEMPORARY_MARK}").touch()
+        layout.event_files_in_work.mkdir()
+        (layout.event_files_in_work / f".left{TEMPORARY_MARK}").touch()
 
     def act(self, layout: RunLayout, promise: Promise) -> None:
-        remove_leftovers(layout.root)
+        remove_leftovers(layout.event_files_in_work)
         write_text(layout.report, "report")
+        promise("report")
         write_events(layout, layout.training_events, [Points(0, {"reward": 1.0}, 0.0)])
 
     def kept(self, layout: RunLayout, promised: str) -> bool:
-        return True
+        return layout.report.read_text() == promised
 
     def outcome(self, layout: RunLayout) -> Any:
-        return [path.name.rpartition(".")[2] for path in layout.training_events.iterdir()]
+        left = [path.name for path in layout.event_files_in_work.iterdir()]
+        return left, [(path.name.rpartition(".")[2], path.stat().st_size) for path in layout.training_events.iterdir()]
 
 
 class Pins(Protocol):
@@ -428,15 +453,20 @@ class Cleaning(Groups):
         promise("removed")
 
     def kept(self, layout: RunLayout, promised: str) -> bool:
-        return all(is_whole(layout.weights_version(version)) for version in published_versions(layout))
+        there = published_versions(layout)
+        return 2 in there and all(is_whole(layout.weights_version(version)) for version in there)
+
+    def stands(self, layout: RunLayout) -> bool:
+        """What stays is there at each moment."""
+        return self.kept(layout, "removed")
 
     def outcome(self, layout: RunLayout) -> Any:
-        return published_versions(layout)
+        return [(v, verify(layout.weights_version(v)).digest) for v in published_versions(layout)]
 
 
 PROTOCOLS = (
-    Groups, Versions, Training, Deltas, Making, Families, Forking, Renewal, Ledger, Endings, Damage, Stored, Spoilt,
-    Regrading, EventFiles, Pins, Cleaning,
+    Groups, Versions, Training, Deltas, Making, Families, Forking, Renewal, Extension, Ledger, Endings, Damage, Stored,
+    Spoilt, Regrading, EventFiles, Pins, Cleaning,
 )  # fmt: skip
 DAMAGED = (Training, Deltas, Spoilt)
 """Those whose tasks mend what is damaged."""

@@ -193,10 +193,10 @@ class TinyRun:
     trainer: Task
 
     @staticmethod
-    def of(layout: RunLayout) -> TinyRun:
-        """The next attempts at its tasks."""
+    def of(layout: RunLayout, segment: int = 0) -> TinyRun:
+        """The next attempts at the tasks of a segment."""
         name = ATTEMPTS.new()
-        sampler, learner = (_task(layout, f"segment-000.{role}") for role in ("inference", "trainer"))
+        sampler, learner = (_task(layout, f"segment-{segment:03d}.{role}") for role in ("inference", "trainer"))
         log = Silent(layout.events / f"{name}.jsonl")
         observer = Observer(20.0)
         return TinyRun(*(replace(task, attempt=name, events=log, observer=observer) for task in (sampler, learner)))
