@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from basics import INFERENCE, ROOT, TRAINER
@@ -30,9 +30,6 @@ from mrt_hpc.cluster.doctor.situation import Situation
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WIDE = 160  # columns of a terminal on which a plan is a table
 DAY = r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d\d \w{3} |\d{4}-\d\d-\d\d )?"

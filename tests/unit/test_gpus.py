@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from basics import TRAINER, executable, look_first_in, resources
@@ -22,9 +22,6 @@ from mrt_hpc.plan.jobs import Job, Role
 from mrt_hpc.plan.memory import gpu_memory
 from mrt_hpc.recipe.load import load_site
 from mrt_hpc.run.task_state import TaskState, read_task
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOPPERS = GpuView(
     driver="580.65.06", devices=tuple(f"/dev/nvidia{n}" for n in range(4)), visible="0,1,2,3", container=None,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sympy
@@ -22,9 +23,6 @@ from mrt_hpc.domains.math import equivalence, math_verify_changes
 from mrt_hpc.domains.math.equivalence import Judgement, certain_verdict, judge
 from mrt_hpc.domains.math.numbers import MAX_ANSWER_CHARS, clean
 from mrt_hpc.domains.math.verifier import MathVerifier, may_take_long
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def is_correct(answer: str, gold: str, *, strict: bool = False) -> bool:

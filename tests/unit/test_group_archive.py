@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from samples import rollout, sampled
@@ -18,9 +18,6 @@ from mrt_hpc.run.groups import Group, commit_group, complete_groups, read_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout
 from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.records import PrefixValue
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GROUPS = 5
 

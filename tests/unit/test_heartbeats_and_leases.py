@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +12,6 @@ from mrt_hpc.run.heartbeats import BEATS_A_LIMIT, NO_BEAT, Heart, Observer, read
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Holder, Leases, group_leases
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LIMIT_S = 10.0
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import bench_idle_share as bench
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def simulated(staleness: int, lengths: Callable[[], int], in_flight: bool = False, **changes: Any) -> bench.Shares:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from basics import executable
@@ -18,10 +19,6 @@ from mrt_hpc.cli.main import main
 from mrt_hpc.cluster import login_node
 from mrt_hpc.cluster.login_node import LoginNode, module_of, mounts_by_kernel
 from mrt_hpc.cluster.questions import Wishes, open_questions, with_proposals
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 NODE = LoginNode("/shared/env/bin/python", modules="LMOD_CMD=/opt/lmod")
 TYPED = {"nodes": [("gpu|gpu:2|4", "gpu|gpu:a100:4(S:0-1)|2|64|512000\ngpu|gpu:h100:8|4")]}

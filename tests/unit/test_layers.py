@@ -5,14 +5,11 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from basics import ROOT
 from commands import HELP
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PACKAGE = ROOT / "mrt_hpc"
 LEAVES = {"cluster", "view", "evaluate", "images", "datasets"}

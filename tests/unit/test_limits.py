@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 from basics import QUICKSTART, ROLES
 from commands import typed
 
@@ -16,12 +17,8 @@ from mrt_hpc.backends.slurm.cluster_limits import beyond, closed_partitions, clu
 from mrt_hpc.backends.slurm.site import Partitions, SlurmSite
 from mrt_hpc.backends.slurm.survey import ClusterSettings, PartitionFacts
 from mrt_hpc.plan.compile import build_plan, compile_plan
+from mrt_hpc.plan.jobs import Plan
 from mrt_hpc.recipe.load import load_recipe
-
-if TYPE_CHECKING:
-    import pytest
-
-    from mrt_hpc.plan.jobs import Plan
 
 CONFIG = "Configuration data as of 2026-01-01\nMaxArraySize            = 10\nMaxJobCount             = 60\n"
 LISTING = (

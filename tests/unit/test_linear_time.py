@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import time
 import timeit
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -24,10 +25,7 @@ from mrt_hpc.recipe.kinds import VERIFIERS
 from mrt_hpc.recipe.registry import imported
 from mrt_hpc.recipe.sections import Episodes
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    Seeing = Callable[[str], object]
+Seeing = Callable[[str], object]
 
 ATOMS = (
     " ", "\n", "\t", "\r\n", "\u00a0", "\n\n", "\\", "\\\\", "\\ ", "\\,", "\\!", "{", "}", "{}", "\\{", "\\}", "(",

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,16 +28,11 @@ from mrt_hpc.roles.training import artifacts
 from mrt_hpc.roles.training.artifacts import Publisher
 from mrt_hpc.run import weights_delta
 from mrt_hpc.run.atomic import checksum
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, read_manifest, verify
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import CHANGES, Weights, is_delta, published_versions
 from mrt_hpc.run.weights_delta import BrokenChainError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from mrt_hpc.run.layout import RunLayout
 
 SEGMENT = ("schedule.iterations=12", "schedule.iterations_per_job=12", "training.keep_weights=3")
 FILE = "model-2.safetensors"

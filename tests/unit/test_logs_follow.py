@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from basics import INFERENCE, TRAINER
@@ -15,10 +16,6 @@ from commands import typed
 
 from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.view.logs import AT_ONCE, LogFollower, last_traceback, log_files, traceback_in
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 SERVER = f"{INFERENCE}.00003.12_3.0.server.log"
 RANK = f"{TRAINER}.00000.a.rank0.log"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, get_type_hints
+from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -21,9 +22,6 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.records import FinishReason, Rollout
 from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
 from mrt_hpc.training.update_statistics import UpdateStats
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 METRICS = IterationMetrics(
     iteration=3, reward_mean=0.5, tokens_per_rollout=120.5, seconds={Phase.GENERATION: 1.5, Phase.OPTIMISATION: 2.0},

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import huggingface_hub.constants as hub_constants
 import numpy as np
@@ -32,9 +32,6 @@ from mrt_hpc.recipe.hub_models import CachedModel, HubModel, cache_directory, fo
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.submit.changes import changes
 from mrt_hpc.submit.submission import kept_recipe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 AWAY = "http://127.0.0.1:9"
 NAME = "lab/tiny-0.1B"

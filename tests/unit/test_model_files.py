@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,6 @@ from safetensors.numpy import save_file
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.model_files import context_length
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,10 +18,10 @@ from run_of import run_of
 from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.inference.protocol import SamplingSettings
+from mrt_hpc.inference.protocol import Request, SamplingSettings
 from mrt_hpc.inference.sampler import RolloutPlan, TraceCutter
 from mrt_hpc.inference.tokens import TokenBytes
-from mrt_hpc.inference.traces import PromptedGroup, Start
+from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
 from mrt_hpc.modes.base import Mode
 from mrt_hpc.modes.budget_forcing import BudgetForcing
 from mrt_hpc.modes.extrapolation import Extrapolation
@@ -33,12 +34,6 @@ from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.parquet import read_records, write_records
 from mrt_hpc.run.records import FinishReason, Problem, Rollout
 from mrt_hpc.run.seeds import derive_seed
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from mrt_hpc.inference.protocol import Request
-    from mrt_hpc.inference.traces import SampledTrace
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "my_mode.py"
 TOKENIZER = build_tokenizer()

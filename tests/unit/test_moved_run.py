@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from commands import refusal
@@ -26,9 +26,6 @@ from mrt_hpc.run.leases import Holder, group_leases
 from mrt_hpc.run.manifest import commit_whole
 from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 JOB = job_of("a", Role.REPORT)
 

@@ -8,8 +8,8 @@ import ast
 import re
 import shlex
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import pytest
@@ -28,9 +28,6 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.run.layout import RunLayout, existing_run
 from mrt_hpc.submit.extension import extended_recipe
 from mrt_hpc.submit.origin import fork_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NEXT = re.compile(r"\bnext:\s+(.+)$", re.MULTILINE)
 PLACEHOLDER = re.compile(r"(?:^|[.=/])[A-Z]{3,}\b")

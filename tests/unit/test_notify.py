@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
@@ -29,18 +30,13 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.peers import PeersAwayError
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import NO_INODES, retrying
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.layout import RunLayout
 
 HERE = Placement(0, 1, 0, "12.0")
 SECOND = "segment-001.trainer"

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from threading import Barrier
-from typing import TYPE_CHECKING
 
 import pytest
 from basics import TRAINER
@@ -32,17 +33,12 @@ from mrt_hpc.backends.slurm.after_srun import main as after_srun
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.heartbeats import BEATS_A_LIMIT, NO_BEAT, Heart, read_beat
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.submit.renewal import is_renewed, renew
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.layout import RunLayout
 
 LIMIT_S = 0.5
 

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,9 +29,6 @@ from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.recipe.user_code import changed, own_code
 from mrt_hpc.roles.training.iteration_data import RolloutReader
 from mrt_hpc.run.groups import commit_group
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EXAMPLE = ROOT / "tests" / "examples" / "my_method.py"
 

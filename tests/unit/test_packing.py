@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,6 @@ from hypothesis import strategies as st
 from mrt_hpc.training.packing import MicroStep, blocks_of, pack, pack_end_to_end, pack_shared, padded_tokens
 from mrt_hpc.training.packing import split_by_group as split
 from mrt_hpc.training.prefixes import SharedRow, SortedSequences
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=80)
 IDS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), max_size=30)

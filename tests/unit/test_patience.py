@@ -9,7 +9,8 @@ import os
 import subprocess
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest.mock import DEFAULT, Mock
 
 import pytest
@@ -28,9 +29,6 @@ from mrt_hpc.run.retries import FULL_DISK, NO_INODES, RetryPolicy, Shortage, err
 from mrt_hpc.run.retries import shortage as shortage_of
 from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 QUICK = RetryPolicy(full_limit_s=30, full_pause_s=0.001, fleeting_tries=4, fleeting_pause_s=0.0001)
 

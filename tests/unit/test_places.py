@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import samples
@@ -24,10 +25,6 @@ from mrt_hpc.run.manifest import DamagedError, commit_whole, verify
 from mrt_hpc.run.problems import draw_problems, read_problems
 from mrt_hpc.run.results import StoredSamples
 from mrt_hpc.run.weights import publish
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 SEED, GROUPS = 3, 3
 ANOTHER_PLACE = "belongs to another place"

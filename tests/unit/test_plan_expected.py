@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from basics import EVALUATION
@@ -17,20 +17,22 @@ from mrt_hpc.evaluate.asked_models import models_asked
 from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe
 from mrt_hpc.plan import hours as plan_hours
 from mrt_hpc.plan.compile import compile_plan, evaluation_plan
-from mrt_hpc.plan.hours import Throughput, expected_hours, expected_uses, model_billions, sampling_seconds, throughput
+from mrt_hpc.plan.hours import (
+    ExpectedHours,
+    Throughput,
+    UseHours,
+    expected_hours,
+    expected_uses,
+    model_billions,
+    sampling_seconds,
+    throughput,
+)
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.recipe.schema import EvaluatedModel
-from mrt_hpc.recipe.site import MeasuredThroughput
+from mrt_hpc.recipe.schema import EvaluatedModel, EvaluationRecipe, Recipe
+from mrt_hpc.recipe.site import MeasuredThroughput, SiteSettings
 from mrt_hpc.roles.report import sampled_rate, trained_rate
 from mrt_hpc.run.events import Use
 from mrt_hpc.run.layout import COLLECTION
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.plan.hours import ExpectedHours, UseHours
-    from mrt_hpc.recipe.schema import EvaluationRecipe, Recipe
-    from mrt_hpc.recipe.site import SiteSettings
 
 H100 = SlurmSite(name="cluster", gpu_type="nvidia_h100_80gb")
 RATES = Throughput(sampled_per_s=1000.0, trained_per_s=2000.0, publish_s=5.0, checkpoint_s=40.0, source="a test")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from basics import executable, resources
@@ -17,13 +17,9 @@ from mrt_hpc.backends.slurm.arrays import sbatch_texts, start_estimates
 from mrt_hpc.backends.slurm.queued_as import MOST_ASKED
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.plan.jobs import Plan
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.plan.jobs import Plan
 
 SITE = SlurmSite(name="cluster", gpu_type="a100", account="us", python="/shared/python", sbatch={"constraint": "ib"})
 MADE = 1_795_608_000

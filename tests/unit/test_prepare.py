@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,17 +24,12 @@ from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.roles import prepare
 from mrt_hpc.roles.prepare_checks import check_prompts, name_unreadable
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
 from mrt_hpc.run.problems import read_problems, write_problems
 from mrt_hpc.run.weights import publish
 from mrt_hpc.training.agreement import make_small
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from mrt_hpc.roles.task.context import Task
 
 BENCHMARK = "evaluation.benchmarks=[{name: held-out, problems: {type: small_world, split: held_out, problems: 20}}]"
 FILES = ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from commands import refusal
@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 from mrt_hpc.run.problems import draw_problems, read_problems, share, write_problems
 from mrt_hpc.run.records import Problem, gold_text
 from mrt_hpc.run.seeds import derive_seed
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROBLEMS = [Problem(f"p{i}", f"What is {i}+1?", str(i + 1)) for i in range(10)]
 

@@ -9,7 +9,7 @@ import sys
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -31,13 +31,11 @@ from mrt_hpc.domains.python import PythonVerifier, assertions
 from mrt_hpc.domains.sandbox import bwrap
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.typed_file import typed
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.submit.submission import objections_to, refuse_objections
-
-if TYPE_CHECKING:
-    from mrt_hpc.recipe.schema import Recipe
 
 pytestmark = needs_sandbox
 
