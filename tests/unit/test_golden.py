@@ -2,8 +2,6 @@
 machine. A change of a sentence is a difference there, which a reviewer reads; ``env/test --update`` writes the files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A task that asked for GPUs looks for them first, and says what it sees where it cannot use them."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@
 math-verify alone says, and the reason. A verdict that the grader cannot give has a ``known_limit``.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The groups of a passed iteration in one file: nothing is lost on the way, and damage is found."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import shutil

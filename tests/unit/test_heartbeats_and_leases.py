@@ -1,7 +1,5 @@
 """Hearts judged by the observer's clock, and leases that pass on when a heart stands still."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The simulation of `tests/benchmarks/bench_idle_share.py`, on runs small enough to be worked out by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import cycle
 from typing import Any

@@ -1,7 +1,5 @@
 """`mrt-hpc init` on clusters that answer with recorded texts: what it writes, asks and refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Imports go only downwards, and the light half of the package loads nothing heavy."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The learning rate schedule, by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

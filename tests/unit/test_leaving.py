@@ -1,7 +1,5 @@
 """A task that is told to leave in the midst of its requests: all that it has started ends, soon and without noise."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

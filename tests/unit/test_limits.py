@@ -1,7 +1,5 @@
 """What a plan asks for is held against what the cluster, or this machine, has before anything is submitted."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Whatever sees a text of the model takes linear time: a text may be long, and the task's heartbeat waits meanwhile."""
 
-from __future__ import annotations
-
 import re
 import time
 import timeit

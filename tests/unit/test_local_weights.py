@@ -2,8 +2,6 @@
 sampling where it can, asks for whole ones where it cannot, and verifies none twice.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

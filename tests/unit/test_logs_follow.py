@@ -1,7 +1,5 @@
 """``mrt-hpc logs --follow``: all logs of a run, with their tasks, until the run has ended."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Votes of k of n answers, against votes counted one by one; answers that say the same vote together."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from itertools import combinations

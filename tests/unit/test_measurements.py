@@ -1,7 +1,5 @@
 """What roles write of a run is what the report reads back, and each figure stands once, under one name."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields, replace
 from pathlib import Path

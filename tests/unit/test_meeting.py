@@ -1,7 +1,5 @@
 """How the ranks of a trainer meet: the folder, the store of several nodes, and what crosses between ranks."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

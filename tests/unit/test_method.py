@@ -2,8 +2,6 @@
 value of the prefix may not change.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

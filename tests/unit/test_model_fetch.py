@@ -1,7 +1,5 @@
 """Models are fetched from the hub into its cache, checked, and found there without a network."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What files alone tell of a model is refused when a run is submitted, before anything is queued."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Ways of evaluating, with a scripted server: what is asked, what is inserted, where the boundaries are."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """A run directory that is moved while tasks write to it: its old place stays empty, and it goes on at the new one."""
 
-from __future__ import annotations
-
 import tempfile
 import threading
 from collections.abc import Callable, Iterator

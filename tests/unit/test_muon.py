@@ -1,7 +1,5 @@
 """The optimiser of the warm start, against its definition and against torch's own, which computes in bfloat16."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn import Parameter
 

@@ -2,8 +2,6 @@
 exists, and what it would begin is accepted.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The command that tells how a run has ended, and that it is stuck."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time

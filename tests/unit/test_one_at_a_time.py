@@ -1,7 +1,5 @@
 """Of two jobs of a task one works at a time, and a run on this machine runs in one place at a time."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

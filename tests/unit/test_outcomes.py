@@ -1,7 +1,5 @@
 """The narrow reading of a shard gives what the whole one gives, and sees the same damage."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An algorithm and a prover that the package does not know: one file beside the recipe, named there."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

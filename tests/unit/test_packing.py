@@ -1,7 +1,5 @@
 """Packing: every sequence once, budgets kept, ranks in step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any

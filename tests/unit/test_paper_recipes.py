@@ -2,8 +2,6 @@
 fits its time limits.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -2,8 +2,6 @@
 smallest ones are worked out by hand.
 """
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

@@ -2,8 +2,6 @@
 for its peers.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

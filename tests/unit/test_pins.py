@@ -1,7 +1,5 @@
 """Weights versions that an evaluation on its own has yet to take over stay in the training run, and no longer."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

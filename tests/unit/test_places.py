@@ -1,7 +1,5 @@
 """A whole directory in another place is not taken: readers compare run, iteration, position, number and problem."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plans: segments, dependencies, evaluations, split arrays, limits and costs."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

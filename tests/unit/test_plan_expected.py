@@ -1,7 +1,5 @@
 """Expected hours of a plan, against arithmetic by hand."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The queue's estimates of when jobs could start, in words of several versions of sbatch, which is a script here."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 model, tokenizer, prompts and gold answers are checked before anything is sampled.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

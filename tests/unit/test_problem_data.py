@@ -1,7 +1,5 @@
 """Problems: wrong data files are refused with line and field; draws depend on the seed alone and repeat nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

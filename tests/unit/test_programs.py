@@ -1,7 +1,5 @@
 """Programs as answers: what proves that one is right, what cannot forge the proof, and what holds it in its sandbox."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

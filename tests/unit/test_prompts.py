@@ -2,8 +2,6 @@
 tokens of a prompt; and solved examples before the problem.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from datetime import date
