@@ -24,18 +24,16 @@ HEAVY = [
 
 
 def imports(path: Path) -> set[str]:
-    """Sub-packages of mrt_hpc that a module imports, wherever in it the import stands."""
+    """Sub-packages of mrt_hpc that a module imports, also within a function."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            above = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            found.update(f"{above}{alias.name}" for alias in node.names)
     return {name.split(".")[1] for name in found if name.startswith("mrt_hpc.")}
 
 
 def test_imports_go_downwards_and_the_core_imports_no_leaf() -> None:
-    """Wherever the import stands: also within a function."""
     for path in sorted(PACKAGE.rglob("*.py")):
         own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         if own not in ("__init__", "__main__"):
@@ -45,9 +43,7 @@ def test_imports_go_downwards_and_the_core_imports_no_leaf() -> None:
 
 
 def test_every_folder_has_a_layer() -> None:
-    folders = {path.parent.name for path in PACKAGE.glob("*/*.py")}
-    modules = {path.stem for path in PACKAGE.glob("[!_]*.py")}
-    assert folders | modules == set(LEVEL)
+    assert {*(p.parent.name for p in PACKAGE.glob("*/*.py")), *(p.stem for p in PACKAGE.glob("[!_]*.py"))} == set(LEVEL)
 
 
 def import_of(room: str) -> str:
@@ -117,13 +113,3 @@ def test_a_light_installation_can_import_what_commands_need_and_read_recipes() -
     done = subprocess.run([sys.executable, "-c", LIGHT, *names], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     assert {*done.stdout.split()} == OF_THE_STACK
-
-
-@pytest.mark.parametrize("path", sorted((PACKAGE / "mrt").glob("[!_]*.py")), ids=lambda p: p.stem)
-def test_every_function_of_the_method_states_its_source_and_its_errors(path: Path) -> None:
-    functions = [f for f in ast.parse(path.read_text()).body if isinstance(f, ast.FunctionDef)]
-    for function in (f for f in functions if not f.name.startswith("_")):
-        stated = ast.get_docstring(function) or ""
-        assert "\nSource: " in stated, f"{function.name} does not say where it is from"
-        raises = any(isinstance(node, ast.Raise) for node in ast.walk(function))
-        assert not raises or "\nRaises:" in stated, f"{function.name} does not state its errors"

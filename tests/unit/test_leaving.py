@@ -72,7 +72,6 @@ def test_a_task_that_gives_its_nodes_back_leaves_no_pending_tasks_behind() -> No
 
 @pytest.fixture
 def deaf_server(tmp_path: Path) -> Iterator[tuple[VllmServer, int]]:
-    """A server that does not heed SIGTERM, and has a child."""
     server = VllmServer(ServerSettings(tmp_path, 8), tmp_path / "log")
     process = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None
@@ -84,7 +83,6 @@ def deaf_server(tmp_path: Path) -> Iterator[tuple[VllmServer, int]]:
 
 
 def test_a_server_that_does_not_heed_the_signal_is_gone_soon(deaf_server: tuple[VllmServer, int]) -> None:
-    """With its children, and it is not started again."""
     server, child = deaf_server
     began = time.monotonic()
     server.close()

@@ -177,27 +177,24 @@ def test_with_extend_the_end_of_the_thought_is_suppressed_up_to_the_largest_budg
     assert [request.settings.max_tokens for request in server.asked[:3]] == left
 
 
-def test_the_second_attempt_sees_the_first_behind_the_same_prompt() -> None:
-    server = Scripted(["x=3</think>3", "x=7</think>7"])
-    first, second = traces(HistoryConditioned(backtrack="Again"), server)
-    attempt = first.completion.token_ids[:-1]
-    assert second.start.context_ids == [*PROMPT, *attempt, END, *ids("\nAgain\n<think>\n")]
-    assert (first.text, second.text) == ("x=3</think>3", "x=7</think>7")
-    assert [(t.sample, t.counts) for t in (first, second)] == [(2, False), (3, True)]
-    assert first.completion.seed == derive_seed(7, "rollout", 0, "p", 1)
-    assert second.completion.seed == derive_seed(7, "round", 0, "p", 1, 1)
-
-
 @pytest.mark.parametrize(
     ("attempt", "mode", "turn"),
     [
+        ("x=3</think>3", HistoryConditioned(backtrack="Again"), "x=3</think>3<|end|>\nAgain\n<think>\n"),
         ("x=3</think>3", HistoryConditioned(backtrack=None), "x=3</think>3<|end|>\nSolve 2*x+1=15\n<think>\n"),
         ("x=3\n\nx=4", HistoryConditioned(backtrack="Again", attempt_tokens=3), "x=3</think><|end|>\nAgain\n<think>\n"),
     ],
 )
-def test_the_problem_is_said_again_and_an_attempt_that_is_cut_is_closed(attempt: str, mode: Mode, turn: str) -> None:
-    _, second = traces(mode, Scripted([attempt, "x=7</think>7"]))
+def test_the_second_attempt_sees_the_first_which_is_closed_where_it_was_cut(
+    attempt: str, mode: Mode, turn: str
+) -> None:
+    first, second = traces(mode, Scripted([attempt, "x=7</think>7"]))
+    assert second.start.context_ids[: len(PROMPT)] == PROMPT
     assert TOKENS.text(second.start.context_ids[len(PROMPT) :]) == turn
+    assert second.text == "x=7</think>7"
+    assert [(t.sample, t.counts) for t in (first, second)] == [(2, False), (3, True)]
+    seeds = [derive_seed(7, "rollout", 0, "p", 1), derive_seed(7, "round", 0, "p", 1, 1)]
+    assert [t.completion.seed for t in (first, second)] == seeds
 
 
 def test_a_prompt_holds_the_last_attempts_of_the_window() -> None:

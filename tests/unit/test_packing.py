@@ -87,14 +87,6 @@ def test_a_shared_row_has_every_prefix_once_and_every_path(ids: list[list[int]])
         assert path[len(path) - own :].tolist() == list(range(end - own, end))
 
 
-@given(IDS, st.data())
-def test_positions_are_counted_without_a_row(ids: list[list[int]], data: st.DataObject) -> None:
-    found = sequences(ids)
-    some = data.draw(st.lists(st.sampled_from(range(len(ids))), unique=True)) if ids else []
-    assert found.positions(found.places(some)) == nodes([ids[i] for i in some])
-    assert found.run_positions(slice(0, len(ids))) == nodes(ids) if ids else True
-
-
 @given(IDS, st.integers(1, 4), st.integers(1, 100))
 def test_shared(ids: list[list[int]], world_size: int, max_tokens: int) -> None:
     """The budget is one of shared positions, and sharing never adds any."""
@@ -130,14 +122,6 @@ def branches(problem: int, prefix: int, count: int, tokens: int) -> list[list[in
 )
 def test_shared_positions_of_each_micro_batch(ids: list[list[int]], ranks: int, most: int, expected: list[int]) -> None:
     assert sorted(positions(ids, pack_shared(sequences(ids), ranks, most))) == sorted(expected)
-
-
-def test_shared_positions_are_even_over_the_ranks() -> None:
-    ids = [tokens for problem in range(1, 9) for tokens in branches(problem, 20 + 3 * problem, 4, 5)]
-    plan = pack_shared(sequences(ids), 4, 10_000)
-    assert len(plan) == 1
-    found = positions(ids, plan)
-    assert sum(found) == nodes(ids) and max(found) <= 1.1 * sum(found) / 4
 
 
 @given(LENGTHS, st.floats(0.1, 1.0))
