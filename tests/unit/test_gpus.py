@@ -117,7 +117,6 @@ int cuDeviceGetName(char *name, int size, int device) { __builtin_snprintf(name,
 
 
 def stand_in(folder: Path, version: int, error: int = 0, seconds: int = 0) -> None:
-    """A library that answers as a driver does."""
     meaning = [f"-DVERSION={version}", f"-DERROR={error}", f"-DSECONDS={seconds}"]
     command = ["g++", "-shared", "-fPIC", *meaning, "-x", "c++", "-", "-o", str(folder / "libcuda.so.1")]
     subprocess.run(command, input=DRIVER, text=True, check=True)

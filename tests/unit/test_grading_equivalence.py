@@ -24,7 +24,6 @@ from mrt_hpc.domains.math.verifier import MathVerifier, may_take_long
 
 
 def is_correct(answer: str, gold: str, *, strict: bool = False) -> bool:
-    """The verdict of the math verifier, in this process."""
     verifier = MathVerifier(strict=strict)
     certain = verifier.certain(answer, gold)
     return verifier.judge(answer, gold).correct if certain is None else certain

@@ -22,7 +22,6 @@ GROUPS = 5
 
 @pytest.fixture
 def layout(tmp_path: Path) -> RunLayout:
-    """Iteration 3 with its groups and leases."""
     made = RunLayout(tmp_path)
     for position in range(GROUPS):
         commit_group(made.group(3, position), sampled(rollout(f"p{position}", 0)), holder={"index": position})

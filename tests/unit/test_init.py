@@ -29,7 +29,6 @@ LIMITED = RecordedSlurm(changes={**TWO_ACCOUNTS, "qos": [("normal|||", "normal|1
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The configuration of the user, who is at a login node."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(survey.User, "current", classmethod(lambda _: USER))
     monkeypatch.setattr(login_node, "look_at_login_node", lambda: NODE)

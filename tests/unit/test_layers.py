@@ -47,7 +47,6 @@ def test_every_folder_has_a_layer() -> None:
 
 
 def import_of(room: str) -> str:
-    """A statement that imports all modules of a room."""
     modules = (PACKAGE / room).rglob("*.py")
     return "import " + ", ".join(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in modules)
 

@@ -53,7 +53,6 @@ def _pieces(text: str) -> list[bytes]:
 
 
 def _of_rules_and_verifiers() -> Iterator[tuple[str, Seeing]]:
-    """What the task asks of each rule and of each verifier that comes with the package."""
     for name, rule in RULES.items():
         yield f"rule {name}", rule
         yield f"rule {name} in a thought", partial(rule, thinking=True)

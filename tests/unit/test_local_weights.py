@@ -1,6 +1,4 @@
-"""Weights versions that a trainer publishes as changes: an inference task puts them together on its node, beside the
-sampling where it can, asks for whole ones where it cannot, and verifies none twice.
-"""
+"""Weights versions that are published as changes: an inference task puts them together and verifies none twice."""
 
 import os
 import subprocess
@@ -38,7 +36,6 @@ FILE = "model-2.safetensors"
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder for temporary files of the node."""
     (folder := tmp_path / "node").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
@@ -46,7 +43,6 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
-    """A run whose trainer has published nothing yet."""
     monkeypatch.setattr(weights_on_node, "LONGEST_LOOK_S", 0.01)
     return run_of(tmp_path / "run", *SEGMENT, "schedule.max_staleness=1", "training.full_weights_every=8")
 
@@ -224,7 +220,6 @@ def test_what_a_killed_task_has_left_is_removed_by_the_next_one(node: Path) -> N
 
 @pytest.fixture
 def worker(layout: RunLayout) -> Worker:
-    """An inference task whose server holds version 0."""
     publish_full(layout, 0)
     zero = layout.weights_version(0)
     return Worker(task_of(layout, INFERENCE), cast("Any", None), None, [], Weights(0, verify(zero).digest, zero))
@@ -244,7 +239,6 @@ def verified_ahead(worker: Worker, publisher: Publisher, version: int) -> Prefet
 
 
 def switched(worker: Worker, version: int) -> list[int]:
-    """The versions that a server is given to load for a round with ``version``."""
     loaded: list[int] = []
 
     class Loads:

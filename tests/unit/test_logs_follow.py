@@ -150,7 +150,6 @@ def test_lines_come_while_the_run_goes_on_until_it_ends_or_the_reader_stops(run:
 
 
 def until(process: subprocess.Popen[str], wanted: Callable[[str], bool]) -> None:
-    """Read the lines that a process prints, up to one that is wanted."""
     assert process.stdout is not None
     printed = []
     for line in process.stdout:

@@ -36,7 +36,6 @@ UNSAFE: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture
 def address(tmp_path: Path) -> Path:
-    """Names the folder."""
     (tmp_path / "address.json").write_text(json.dumps({"folder": str(tmp_path / "folder")}))
     return tmp_path / "address.json"
 

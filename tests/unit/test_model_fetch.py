@@ -51,13 +51,11 @@ NOT_NEEDED = {
 
 
 def tiny(**fields: object) -> Repository:
-    """A model of the hub, with files that are not needed."""
     return Repository(**{"name": NAME, "files": {**NEEDED, **NOT_NEEDED}, "kind": "models", **fields})
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The hub's cache, and a working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path / "hub"
@@ -74,7 +72,6 @@ def fetched(endpoint: str, name: str = NAME) -> Path:
 
 
 def started(endpoint: str, *options: str) -> subprocess.Popen[str]:
-    """The command as a process of its own."""
     env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0"}
     command, pipe = [sys.executable, "-m", "mrt_hpc", "model", "fetch", NAME, *options], subprocess.PIPE
     return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
@@ -203,7 +200,6 @@ def model(text: str) -> str:
 
 
 def put(cache: Path, commit: str = COMMIT, *, ref: str | None = "main") -> Path:
-    """A whole model in the cache, as the hub's client lays it out."""
     cached = CachedModel(HubModel(NAME, ref or commit), cache)
     directory = cached.snapshot(commit)
     directory.mkdir(parents=True)

@@ -24,7 +24,6 @@ HALF = json.dumps({"weight_map": {"a": WEIGHTS, "b": "model-00002-of-00002.safet
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A directory whose files go together."""
     directory = tmp_path / "model"
     directory.mkdir()
     config = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 4096}

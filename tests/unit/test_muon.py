@@ -9,7 +9,6 @@ LEARNING_RATE, MOMENTUM, STEPS = 0.01, 0.9, 4
 
 
 def stepped(make: type[torch.optim.Optimizer], shapes: list[tuple[int, int]], **options: object) -> list[torch.Tensor]:
-    """The matrices after some steps with the same gradients."""
     torch.manual_seed(0)
     matrices = [Parameter(torch.randn(shape)) for shape in shapes]
     before = [matrix.detach().clone() for matrix in matrices]

@@ -1,6 +1,4 @@
-"""What a ``next:`` line says to type works when it is pasted: the command and its options are there, what it names
-exists, and what it would begin is accepted.
-"""
+"""What a ``next:`` line says to type works when it is pasted."""
 
 import ast
 import re
@@ -70,11 +68,6 @@ def parsed(words: list[str]) -> tuple[click.Context, list[str]]:
 
 
 def paste(words: list[str]) -> None:
-    """Type a command that was advised, without starting anything.
-
-    Raises:
-        AssertionError: it does not work.
-    """
     context, words = parsed(words)
     given, command = context.params, words[0]
     named = {param.name for param in context.command.params if isinstance(param.type, RunPath)} & {"run", "run_before"}

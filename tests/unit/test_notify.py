@@ -67,7 +67,6 @@ class Notified:
         run_task(str(self.layout.root), job, 0, place, role)
 
     def returns(self, job: str, place: Placement = HERE, *, finishes: bool = False) -> None:
-        """A task returns its nodes because the other role does not run."""
 
         def role(task: Task) -> None:
             if finishes:
@@ -232,7 +231,6 @@ def test_near_the_time_limit_a_later_attempt_tells_of_the_waits(run: Notified) -
 
 @pytest.fixture
 def long_run(run: Notified) -> Notified:
-    """A run of three segments, each of which is evaluated."""
     changes = ("schedule.iterations=6", "schedule.iterations_per_job=2", "evaluation.every=2")
     write_json(run.layout.plan, compile_plan(load_recipe(QUICKSTART, changes), LocalSite()).as_json())
     return run

@@ -49,7 +49,6 @@ def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The hearts that were read to learn whether another attempt works."""
     read: list[Path] = []
     monkeypatch.setattr(holding, "read_beat", lambda path: read.append(path) or read_beat(path))
     return read

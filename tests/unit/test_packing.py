@@ -73,7 +73,6 @@ def nodes(ids: list[list[int]]) -> int:
 
 
 def positions(ids: list[list[int]], plan: list[MicroStep]) -> list[int]:
-    """Of each micro-batch."""
     return [nodes([ids[i] for i in share]) for step in plan for share in step]
 
 

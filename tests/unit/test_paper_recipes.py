@@ -1,6 +1,4 @@
-"""The recipes at the paper's scale: their variants for other resources state the same method, and every plan of them
-fits its time limits.
-"""
+"""The recipes at the paper's scale: variants state the same method, and every plan fits its time limits."""
 
 import re
 import tomllib
@@ -44,7 +42,6 @@ def folder_of(name: str) -> str:
 
 
 def changed(*names: str) -> set[str]:
-    """The fields in which two recipes differ."""
     return {field for field, _, _ in differences(*(recipe(name).model_dump(mode="json") for name in names))}
 
 

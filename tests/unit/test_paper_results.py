@@ -1,6 +1,4 @@
-"""The figures and tables of the paper: each command makes its own on a small stored evaluation, and the numbers of the
-smallest ones are worked out by hand.
-"""
+"""The figures and tables of the paper: each command makes its own, and small ones are worked out by hand."""
 
 import csv
 from dataclasses import replace

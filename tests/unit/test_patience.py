@@ -1,6 +1,4 @@
-"""A full disk is waited out, a fleeting error is tried again, all else is raised at once; and for how long a task waits
-for its peers.
-"""
+"""A full disk is waited out, a fleeting error is tried again, and a task waits for its peers for so long."""
 
 import errno
 import os
@@ -32,7 +30,6 @@ QUICK = RetryPolicy(full_limit_s=30, full_pause_s=0.001, fleeting_tries=4, fleet
 
 
 def failing(times: int, number: int) -> Mock:
-    """An action that fails so often and then works."""
     return Mock(side_effect=[*[OSError(number, os.strerror(number))] * times, "done"])
 
 
@@ -106,7 +103,6 @@ def test_a_wait_that_ends_may_be_tried_again() -> None:
 
 @pytest.fixture
 def peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Peers:
-    """Two trainers, which are looked at in each check."""
     monkeypatch.setattr(peers_module, "LOOK_EVERY_S", 0.0)
     return Peers(RunLayout(tmp_path), (job_of("trainer", Role.TRAINER, 2),), Observer(limit_s=1000))
 

@@ -29,7 +29,6 @@ ANOTHER_PLACE = "belongs to another place"
 
 
 def run_at(root: Path) -> RunLayout:
-    """A run with the groups of two iterations, as its seed draws them."""
     changes = ("schedule.iterations=2", f"sampling.problems_per_iteration={GROUPS}", "data.problems=32")
     layout = run_of(root, f"seed={SEED}", *changes)
     for iteration in range(2):

@@ -48,7 +48,6 @@ def uses(one: Recipe) -> dict[tuple[Role, Use], UseHours]:
 
 
 def rates_of(one: Recipe | EvaluationRecipe, site: SiteSettings, **measured: float) -> Throughput:
-    """The rates at a site, with those that it has measured."""
     if measured:
         site = site.model_copy(update={"throughput": MeasuredThroughput(**measured)})
     found = throughput(one, site)
@@ -57,7 +56,6 @@ def rates_of(one: Recipe | EvaluationRecipe, site: SiteSettings, **measured: flo
 
 
 def benchmark(name: str, folder: Path, problems: int, samples: int) -> str:
-    """A benchmark of so many problems, as YAML."""
     file = folder / f"{name}.jsonl"
     file.write_text("".join(f'{{"id": "{name}{n}", "problem": "", "answer": ""}}\n' for n in range(problems)))
     return f"{{name: {name}, samples: {samples}, problems: {{type: jsonl, path: {file}}}}}"

@@ -38,7 +38,6 @@ def plan() -> Plan:
 
 
 def sbatch(folder: Path, answer: str) -> None:
-    """Put a script in the place of sbatch, which keeps its options and what it is given."""
     begin = f'cd {folder}\necho "$*" >> calls\nn=$(wc -l < calls)\ncat > script-$n'
     executable(folder / "sbatch", f"{begin}\n{answer}")
 

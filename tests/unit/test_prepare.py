@@ -1,6 +1,4 @@
-"""The first job: weights version 0 is taken from a model directory, which may be a weights version of another run, and
-model, tokenizer, prompts and gold answers are checked before anything is sampled.
-"""
+"""The first job: weights version 0, and the checks of model, tokenizer, prompts and gold answers."""
 
 import json
 import shutil
@@ -53,13 +51,11 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def other(published: Path, tmp_path: Path) -> Path:
-    """A weights version of another run."""
     return shutil.copytree(published, tmp_path / "other" / published.name)
 
 
 @pytest.fixture
 def model(other: Path) -> Path:
-    """A model that no run has made."""
     (other / MANIFEST).unlink()
     return other
 
@@ -70,7 +66,6 @@ def change_tokenizer(model: Path, **changes: object) -> None:
 
 
 def make_lossy(model: Path) -> None:
-    """Let the tokenizer lose spaces."""
     change_tokenizer(model, normalizer={"type": "Replace", "pattern": {"String": " "}, "content": ""})
 
 
@@ -149,7 +144,6 @@ def make_long(path: Path, count: int) -> None:
 
 
 def change_first(task: Task, **changes: Any) -> str:
-    """Change the first training problem; returns its id."""
     first, *others = read_problems(task.layout.train_data)
     write_problems(task.layout.train_data, [replace(first, **changes), *others])
     return first.id

@@ -117,7 +117,6 @@ def test_a_program_is_right_within_its_limits(program: str, correct: bool, reada
 
 
 def of_libc(failed: str) -> str:
-    """An attack by a call of the C library, which fails where this holds."""
     start = "import ctypes\ndef attack():\n    libc = ctypes.CDLL(None, use_errno=True)\n"
     return f"{start}    if {failed}: raise OSError(ctypes.get_errno(), 'refused')\n    return True"
 
@@ -213,7 +212,6 @@ def no_sandbox(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def programs() -> Recipe:
-    """A recipe whose answers are programs."""
     return recipe("small_world/grpo", "data.verifier=python")
 
 

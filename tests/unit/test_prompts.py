@@ -1,6 +1,4 @@
-"""Prompts: what a chat template makes of a question, by jinja2 alone on a login node and by transformers in a task; the
-tokens of a prompt; and solved examples before the problem.
-"""
+"""Prompts: chat templates by jinja2 alone and by transformers, the tokens of a prompt, and solved examples."""
 
 import json
 from contextlib import nullcontext
@@ -34,7 +32,6 @@ CHAT = TURN + "{% if add_generation_prompt %}[assistant]{% endif %}"
 
 
 def opening(text: str) -> str:
-    """A chat that begins the model's turn in this way."""
     return CHAT.replace("[assistant]", f"[assistant]{text}")
 
 
@@ -77,7 +74,6 @@ BAD: dict[str, str] = {
 
 
 def model(directory: Path, template: str | None, **config: Any) -> Path:
-    """A model directory with the tokenizer of the small world."""
     tokenizer = build_tokenizer()
     tokenizer.chat_template = template
     tokenizer.save_pretrained(directory)
