@@ -50,10 +50,6 @@ def init(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return typed
 
 
-def profile(home: Path, name: str) -> str:
-    return (home / "sites" / f"{name}.yaml").read_text()
-
-
 @pytest.mark.parametrize(
     ("words", "slurm", "values", "line"),
     [
@@ -77,7 +73,7 @@ def test_a_profile_has_the_values_of_the_cluster_and_says_whence(
     site = find_site("mine")
     assert isinstance(site, SlurmSite)
     assert values.items() <= site.model_dump().items()
-    text = profile(home, "mine")
+    text = (home / "sites" / "mine.yaml").read_text()
     assert line in text
     plain = [line for line in text.splitlines() if not line.startswith(("#", "type:", "partitions:", "container:"))]
     assert [line for line in plain if " # " not in line] == [], "each value has its reason"
@@ -105,11 +101,11 @@ def test_what_is_refused_writes_nothing(init: Callable[..., str], home: Path) ->
 def test_a_profile_is_replaced_only_when_asked_to(init: Callable[..., str], home: Path) -> None:
     init("--yes", slurm=RecordedSlurm(changes={"config": [("= onehost", "= local")]}))
     assert find_site(None).name == "cluster", "not the name of this machine"
-    before = profile(home, "cluster")
+    before = (profile := home / "sites" / "cluster.yaml").read_text()
     assert "--force" in init("cluster", "--yes", slurm=PLAIN, code=2)
-    assert profile(home, "cluster") == before
+    assert profile.read_text() == before
     init("cluster", "--yes", "--force", slurm=PLAIN)
-    assert "max_array_size: 10 #" in profile(home, "cluster")
+    assert "max_array_size: 10 #" in profile.read_text()
     (home / "settings.yaml").write_text("sites: x\n")
     init("fourth", "--yes", code=2)
 
@@ -138,7 +134,7 @@ def test_choices_are_asked_at_a_terminal(init: Callable[..., str], home: Path) -
     assert isinstance(site, SlurmSite)
     assert (site.account, site.partitions.cpu, site.partitions.gpu) == ("teaching", "cpu", "gpu")
     assert site.gpu_type == "a100"
-    assert "account: teaching # chosen; yours are lab, teaching" in profile(home, "asked")
+    assert "account: teaching # chosen; yours are lab, teaching" in (home / "sites" / "asked.yaml").read_text()
 
 
 def test_what_is_proposed_and_what_is_asked_for() -> None:

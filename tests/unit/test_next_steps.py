@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -29,6 +30,7 @@ NEXT = re.compile(r"\bnext:\s+(.+)$", re.MULTILINE)
 PLACEHOLDER = re.compile(r"(?:^|[.=/])[A-Z]{3,}\b")
 SHOWS = {"status", "explain", "logs", "report", "runs", "recipes", "fields", "cost", "plan", "validate"}
 """The commands that are run as they are."""
+OTHERS = {"cancel", "clean", "sync", "regrade", "serve", "init", "doctor", "model", "data", "compare"}
 
 
 def advised(printed: str) -> Iterator[list[str]]:
@@ -42,16 +44,11 @@ def words_of(text: str) -> Iterator[str]:
     """The words of a shell up to the end of a clause."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars="();`")
     lexer.whitespace_split, lexer.commenters = True, ""
-    while True:
-        try:
-            word = lexer.get_token()
-        except ValueError:  # an apostrophe of the prose
-            return
-        if word is None or set(word) <= set("();`"):
-            return
-        yield word.rstrip(",:")
-        if word.endswith((",", ":")):
-            return
+    with suppress(ValueError):  # an apostrophe of the prose
+        while (word := lexer.get_token()) and not set(word) <= set("();`"):
+            yield word.rstrip(",:")
+            if word.endswith((",", ":")):
+                return
 
 
 def parsed(words: list[str]) -> tuple[click.Context, list[str]]:
@@ -85,18 +82,7 @@ def paste(words: list[str]) -> None:
     elif command == "eval":
         typed(*words, "--plan")
     else:
-        assert command in (
-            "cancel",
-            "clean",
-            "sync",
-            "regrade",
-            "serve",
-            "init",
-            "doctor",
-            "model",
-            "data",
-            "compare",
-        ), command
+        assert command in OTHERS, command
 
 
 def paste_all(printed: str) -> None:

@@ -54,17 +54,13 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return read
 
 
-def task(layout: RunLayout, attempt: str) -> Task:
-    return task_of(layout, TRAINER, attempt=attempt)
-
-
 @pytest.mark.parametrize("second", ["47.0", "45_0.0", "44.3"])
 def test_a_second_job_does_nothing(layout: RunLayout, monkeypatch: pytest.MonkeyPatch, second: str) -> None:
     write_task(layout, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt="46.0"))
     began: list[Task] = []
     monkeypatch.setenv("SLURM_JOB_ID", second.partition(".")[0])
     monkeypatch.setenv("SLURM_RESTART_COUNT", second[-1])
-    with sole_attempt(task(layout, "46.0")):
+    with sole_attempt(task_of(layout, TRAINER, attempt="46.0")):
         with pytest.raises(UserError) as refused:
             run_task(str(layout.root), TRAINER, 0, Placement(0, 1, 0, second), began.append)
         outcome = after_srun([str(layout.root), TRAINER, "0", "143"])  # of a rank that was ended with the first one
@@ -82,25 +78,25 @@ def test_a_killed_attempt_is_taken_over(
     layout: RunLayout, looks: list[Path], left: str, taker: str, at_once: bool
 ) -> None:
     """At once by the next attempt of the same job; by another job when the heart has stood still for long enough."""
-    with sole_attempt(task(layout, left)):
+    with sole_attempt(task_of(layout, TRAINER, attempt=left)):
         kept = {path: path.read_bytes() for path in layout.heart(TRAINER, 0).parent.iterdir()}
     for path, content in kept.items():  # its claim, and a heart that stands still
         path.write_bytes(content)
     began = time.monotonic()
-    with pytest.raises(ValueError, match="ends"), sole_attempt(task(layout, taker)):
+    with pytest.raises(ValueError, match="ends"), sole_attempt(task_of(layout, TRAINER, attempt=taker)):
         assert (not looks) == at_once
         assert at_once or time.monotonic() - began >= LIMIT_S
         looks.clear()
         raise ValueError("ends")
-    with sole_attempt(task(layout, "99.0")):
+    with sole_attempt(task_of(layout, TRAINER, attempt="99.0")):
         assert not looks, "the end is written whatever ends the attempt"
 
 
 def test_one_that_is_just_ending_is_waited_for(layout: RunLayout) -> None:
     with ThreadPoolExecutor(1) as pool, ExitStack() as other:
-        other.enter_context(sole_attempt(task(layout, "45.0")))
+        other.enter_context(sole_attempt(task_of(layout, TRAINER, attempt="45.0")))
         ending = pool.submit(lambda: (time.sleep(LIMIT_S / 2), other.close()))
-        with sole_attempt(task(layout, "47.0")):
+        with sole_attempt(task_of(layout, TRAINER, attempt="47.0")):
             assert "45.0" not in {path.read_text() for path in layout.heart(TRAINER, 0).parent.iterdir()}
         ending.result()
 
@@ -111,11 +107,11 @@ def test_one_that_beats_too_late_is_refused(layout: RunLayout, monkeypatch: pyte
         class Slow(Heart):
             def __enter__(self) -> Heart:
                 if self.attempt == "45.0":
-                    other.enter_context(sole_attempt(task(layout, "47.0")))
+                    other.enter_context(sole_attempt(task_of(layout, TRAINER, attempt="47.0")))
                 return super().__enter__()
 
         monkeypatch.setattr(holding, "Heart", Slow)
-        with pytest.raises(UserError) as refused, sole_attempt(task(layout, "45.0")):
+        with pytest.raises(UserError) as refused, sole_attempt(task_of(layout, TRAINER, attempt="45.0")):
             pytest.fail("two work at once")
         assert refused.value.exit_code is ExitCode.GIVE_BACK
 
@@ -138,7 +134,7 @@ def test_of_many_that_begin_at_once_never_two_work_together(layout: RunLayout) -
     with ThreadPoolExecutor(jobs) as pool:
         for turn in range(5):
             start = Barrier(jobs)
-            tasks = [task(layout, f"{100 * turn + number + 1}.0") for number in range(jobs)]
+            tasks = [task_of(layout, TRAINER, attempt=f"{100 * turn + number + 1}.0") for number in range(jobs)]
             for one in [pool.submit(work, one, start) for one in tasks]:
                 one.result()
     assert max(most) == 1
@@ -175,9 +171,7 @@ def test_a_run_held_by_a_live_process_is_refused_until_that_has_ended(layout: Ru
     with held(layout) as process:
         with pytest.raises(UserError, match=f"process {process.pid} on"), claimed(layout, 10.0):
             pass
-        found = local_process(layout)
-        assert found is not None
-        assert found.pid == process.pid
+        assert (found := local_process(layout)) and found.pid == process.pid
     assert local_process(layout) is None, "killed"
     with claimed(layout, 10.0):
         assert read_beat(layout.heart(LOCAL, 2)) != NO_BEAT, "the second claim"

@@ -46,10 +46,6 @@ def said(words: str, status: int = 0) -> str:
     return f"{{ echo '{words}' >&2; exit {status}; }}"
 
 
-def calls(folder: Path) -> list[str]:
-    return (folder / "calls").read_text().splitlines()
-
-
 def asked(plan: Plan, tmp_path: Path) -> list[StartEstimate]:
     return start_estimates(plan.jobs, SITE, RunLayout(tmp_path / "run"))
 
@@ -57,7 +53,7 @@ def asked(plan: Plan, tmp_path: Path) -> list[StartEstimate]:
 def test_each_kind_of_job_is_asked_about_once(plan: Plan, tmp_path: Path, folder: Path) -> None:
     sbatch(folder, said(STARTS))
     found = asked(plan, tmp_path)
-    assert calls(folder) == ["--test-only"] * 5
+    assert (folder / "calls").read_text().splitlines() == ["--test-only"] * 5
     kinds = [one.jobs[0] for one in found]
     assert kinds == ["prepare", *(f"segment-000.{role}" for role in ("inference", "trainer", "evaluation")), "report"]
     assert {one.at for one in found} == {float(MADE)}
@@ -110,7 +106,7 @@ def test_an_answer_without_a_time(
     else:
         monkeypatch.setenv("PATH", str(folder))
     (one,) = asked(plan, tmp_path)
-    assert not answer or len(calls(folder)) == questions
+    assert not answer or len((folder / "calls").read_text().splitlines()) == questions
     assert (one.at, sorted(one.jobs)) == (None, sorted(job.name for job in plan.jobs))
     assert one.answer.startswith(shown)
 
