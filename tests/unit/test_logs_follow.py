@@ -102,18 +102,15 @@ def test_a_log_that_grows_fast_is_read_in_parts(run: CannedRun) -> None:
 USER_ERROR = f"{TRACEBACK}UserError: what\n  where:    here\n  next:     go"
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
+def test_the_last_traceback_of_a_text() -> None:
+    for text, found in (
         ("all is well\n", None),
         (f"{TRACEBACK}OldError: 1\n{TRACEBACK}NewError: 2\n2026 INFO\n", f"{TRACEBACK}NewError: 2"),
         ("".join(f"(Engine pid=1) {line}\n" for line in [*TRACEBACK.splitlines(), "E: 2"]), f"{TRACEBACK}E: 2"),
         (f"{USER_ERROR}\n\nmore\n", USER_ERROR),
         (TRACEBACK, TRACEBACK.rstrip()),  # which was cut off
-    ],
-)
-def test_the_last_traceback_of_a_text(text: str, found: str | None) -> None:
-    assert traceback_in(text) == found
+    ):
+        assert traceback_in(text) == found
 
 
 def test_the_log_that_was_written_last_has_the_traceback(run: CannedRun) -> None:

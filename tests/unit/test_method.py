@@ -72,9 +72,8 @@ GROUP = PrefixGroup(
 ALL_WRONG = PrefixGroup(np.zeros(2), np.array([1.0, 0.0]))
 
 
-@pytest.mark.parametrize(
-    ("group", "bonus", "baseline", "divide_by_std", "expected"),
-    [
+def test_what_going_on_brought_by_hand() -> None:
+    for group, bonus, baseline, divide_by_std, expected in (
         # outcome +-0.5, V = 0.25: 0.5 + 2 * 0.75 and -0.5 - 2 * 0.25
         (GROUP, Bonus.END_OF_TRACE, Baseline.GROUP, False, [2.0, 2.0, -1.0, -1.0]),
         # progress 0.75, 0.25, 0, -0.25
@@ -85,13 +84,9 @@ ALL_WRONG = PrefixGroup(np.zeros(2), np.array([1.0, 0.0]))
         (GROUP, Bonus.END_OF_TRACE, Baseline.GROUP, True, [2.5, 2.5, -1.5, -1.5]),
         # what stopping would have brought is a signal where all went wrong
         (ALL_WRONG, Bonus.END_OF_TRACE, Baseline.GROUP, False, [-1.0, -1.0]),
-    ],
-)
-def test_what_going_on_brought_by_hand(
-    group: PrefixGroup, bonus: Bonus, baseline: Baseline, divide_by_std: bool, expected: list[float]
-) -> None:
-    got = continued_advantages(group, alpha=2.0, bonus=bonus, baseline=baseline, divide_by_std=divide_by_std)
-    assert got == pytest.approx(expected, rel=1e-5)
+    ):
+        got = continued_advantages(group, alpha=2.0, bonus=bonus, baseline=baseline, divide_by_std=divide_by_std)
+        assert got == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_next_episode_needs_its_values() -> None:

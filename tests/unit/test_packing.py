@@ -1,11 +1,9 @@
 """Packing: every sequence once, budgets kept, ranks in step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,9 +41,8 @@ def test_end_to_end(lengths: list[int], world_size: int, max_tokens: int) -> Non
     assert max_tokens < 300 or len(plan) <= 2 * -(-sum(lengths) // (max_tokens * world_size))
 
 
-@pytest.mark.parametrize(
-    ("how", "lengths", "ranks", "most", "plan"),
-    [
+def test_plans_by_hand() -> None:
+    for how, lengths, ranks, most, plan in (
         (pack, [10, 2, 9, 2, 2], 1, 20, [((0, 2),), ((1, 3, 4),)]),  # like lengths go together
         (pack, [8, 8, 8, 8], 2, 1000, [((0, 1), (2, 3))]),  # two ranks share the work that one pass could hold
         (pack, [5], 3, 100, [((0,), (), ())]),  # a rank without work gets a filler
@@ -55,12 +52,8 @@ def test_end_to_end(lengths: list[int], world_size: int, max_tokens: int) -> Non
         (pack_end_to_end, [8, 7, 2, 1], 2, 1000, [((0, 3), (1, 2))]),
         (split, ["a", "a", "b", "c", "c"], [5, 5, 4, 3, 3], 2, [[0, 1], [2, 3, 4]]),  # of like size
         (split, ["a", "a"], [1, 1], 3, [[0, 1]]),  # no more mini-batches than groups
-    ],
-)
-def test_plans_by_hand(
-    how: Callable[..., Any], lengths: list[int], ranks: int, most: int, plan: list[MicroStep]
-) -> None:
-    assert how(lengths, ranks, most) == plan
+    ):
+        assert how(lengths, ranks, most) == plan
 
 
 def sequences(ids: list[list[int]]) -> SortedSequences:
@@ -101,9 +94,8 @@ def branches(problem: int, prefix: int, count: int, tokens: int) -> list[list[in
     return [[start] * prefix + [start + 1 + n] * tokens for n in range(count)]
 
 
-@pytest.mark.parametrize(
-    ("ids", "ranks", "most", "expected"),
-    [
+def test_shared_positions_of_each_micro_batch() -> None:
+    for ids, ranks, most, expected in (
         # branches of one prefix stay together and share it
         ([branches(problem, 50, 5, 10)[n] for n in range(5) for problem in (1, 2)], 1, 120, [100, 100]),
         # a prefix too long for one micro-batch is computed as seldom as the budget allows
@@ -117,10 +109,8 @@ def branches(problem: int, prefix: int, count: int, tokens: int) -> list[list[in
         ([[1, 1, *[10 + n] * 40] for n in range(3)] + [[2, 2, *[20] * 54]], 1, 100, [82, 98]),
         ([[1, 2, 3]], 3, 100, [3, 0, 0]),
         ([], 3, 100, []),
-    ],
-)
-def test_shared_positions_of_each_micro_batch(ids: list[list[int]], ranks: int, most: int, expected: list[int]) -> None:
-    assert sorted(positions(ids, pack_shared(sequences(ids), ranks, most))) == sorted(expected)
+    ):
+        assert sorted(positions(ids, pack_shared(sequences(ids), ranks, most))) == sorted(expected)
 
 
 @given(LENGTHS, st.floats(0.1, 1.0))

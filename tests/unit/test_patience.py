@@ -69,18 +69,15 @@ def test_a_fleeting_error_is_tried_again_within_a_bound_and_no_other_is(number: 
         retrying(lambda: 1 / 0, "x", QUICK)
 
 
-@pytest.mark.parametrize(
-    ("error", "number"),
-    [
+def test_the_number_is_found_also_where_a_library_has_put_it_into_text() -> None:
+    for error, number in (
         (OSError(errno.ENOSPC, "full"), errno.ENOSPC),
         (RuntimeError("I/O error: No space left on device (os error 28)"), errno.ENOSPC),
         (RuntimeError("[enforce fail] write failed: No space left on device"), errno.ENOSPC),
         (OSError("[Errno 122] Disk quota exceeded"), errno.EDQUOT),
         (RuntimeError("shape mismatch"), None),
-    ],
-)
-def test_the_number_is_found_also_where_a_library_has_put_it_into_text(error: Exception, number: int | None) -> None:
-    assert error_number(error) == number
+    ):
+        assert error_number(error) == number
 
 
 def test_a_listing_is_tried_again_and_never_taken_for_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

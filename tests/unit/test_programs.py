@@ -59,17 +59,14 @@ CONTAINS = "class A:\n    def __contains__(self, x): return True\ndef f(x): retu
 DEQUE = "from collections import deque\n"
 
 
-@pytest.mark.parametrize(
-    ("answer", "gold", "fact"),
-    [
+def test_what_the_gold_answer_may_not_do_is_said_and_is_no_verdict() -> None:
+    for answer, gold, fact in (
         ("def f(g): return g(1)", "assert f(lambda x: x + 1) == 2", "a function"),
         (CONTAINS, "assert 7 in f(1)", "only the answer"),
         (f"{DEQUE}def f(x): return deque([x])", f"{DEQUE}assert f(1) == deque([1])", "deque"),
-    ],
-)
-def test_what_the_gold_answer_may_not_do_is_said_and_is_no_verdict(answer: str, gold: str, fact: str) -> None:
-    verdict = QUICK.judge(answer, gold)
-    assert (verdict.correct, verdict.readable, fact in str(verdict.error)) == (False, False, True)
+    ):
+        verdict = QUICK.judge(answer, gold)
+        assert (verdict.correct, verdict.readable, fact in str(verdict.error)) == (False, False, True)
 
 
 GOLDS = {
@@ -100,20 +97,17 @@ def test_a_gold_answer_is_read_where_its_assertions_depend_on_the_answer(gold: s
         assert not PythonVerifier().judge("def f(x): return x", gold).correct
 
 
-@pytest.mark.parametrize(
-    ("program", "correct", "readable"),
-    [
+def test_a_program_is_right_within_its_limits() -> None:
+    for program, correct, readable in (
         (TRIPLE, False, True),
         ("def double(x:\n    return x", False, False),
         ("return 1", False, True),
         (f"x = 'a' * 10**10\n{DOUBLE}", False, True),
         (f"open('big', 'wb').write(bytes(20 * 2**20))\n{DOUBLE}", False, True),
         (f"import os\nassert os.listdir() == []\n{DOUBLE}", True, True),
-    ],
-)
-def test_a_program_is_right_within_its_limits(program: str, correct: bool, readable: bool) -> None:
-    judged = QUICK.judge(program, GOLD)
-    assert (judged.correct, judged.readable) == (correct, readable)
+    ):
+        judged = QUICK.judge(program, GOLD)
+        assert (judged.correct, judged.readable) == (correct, readable)
 
 
 def of_libc(failed: str) -> str:

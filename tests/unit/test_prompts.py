@@ -208,26 +208,23 @@ def test_prompts_and_conversations_begin_once_with_the_tokens_that_the_tokenizer
     assert "twice" in refusal(beginning(tmp_path, "{{ bos_token }}{{ bos_token }}" + CHAT).encoded, "1+1").message()
 
 
-@pytest.mark.parametrize(
-    ("between", "at_end", "added"),
-    [
+def test_the_end_of_a_turn_stops_a_completion(tmp_path: Path) -> None:
+    for between, at_end, added in (
         ("<|turn|>\n", "<|turn|>\n<|end|>", ["<|turn|>"]),  # as Phi-3 without generation_config.json
         ("<|end|>", "<|end|>", []),
         ("<|turn|><|end|>", "<|turn|><|end|>", []),  # the end of the answer, and then that of the turn
         ("<|turn|>", "<|end|>", []),  # the last turn ends in another way than a channel does
         ("<|next|>", "", ["<|next|>"]),  # the next turn's token is all that shows the end
         ("\nUser: ", "\n", []),
-    ],
-)  # fmt: skip
-def test_the_end_of_a_turn_stops_a_completion(between: str, at_end: str, added: list[str], tmp_path: Path) -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>", "<|next|>"]})
-    ended = f"{{{{ '{at_end}' if loop.last else '{between}' }}}}".replace("\n", "\\n")
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}" + ended + "{% endfor %}"
-    tokenizer.save_pretrained(tmp_path)
-    found = Prompter.of(tmp_path, Prompt())
-    names = found.tokenizer.convert_ids_to_tokens(found.stop_token_ids)
-    assert names == ["<|end|>", *added]
+    ):  # fmt: skip
+        tokenizer = build_tokenizer()
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>", "<|next|>"]})
+        ended = f"{{{{ '{at_end}' if loop.last else '{between}' }}}}".replace("\n", "\\n")
+        tokenizer.chat_template = "{% for m in messages %}{{ m.content }}" + ended + "{% endfor %}"
+        tokenizer.save_pretrained(tmp_path)
+        found = Prompter.of(tmp_path, Prompt())
+        names = found.tokenizer.convert_ids_to_tokens(found.stop_token_ids)
+        assert names == ["<|end|>", *added]
 
 
 def test_special_tokens_are_found_in_a_text_and_so_is_a_tag_that_is_no_token(tmp_path: Path) -> None:
