@@ -1,7 +1,6 @@
 """A run directory that is moved while tasks write to it: its old place stays empty, and it goes on at the new one."""
 
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,11 +13,10 @@ from mrt_hpc.attempt.notify import sign
 from mrt_hpc.attempt.ranks import start_ranks
 from mrt_hpc.backends.local.backend import LocalRun, run_plan
 from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import Plan, Role
 from mrt_hpc.roles.tracking import write_events
 from mrt_hpc.run.events import EventKind, EventLog
-from mrt_hpc.run.heartbeats import Heart, Observer
+from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Holder, group_leases
 from mrt_hpc.run.manifest import commit_whole
@@ -71,36 +69,6 @@ def test_nothing_is_written_where_a_moved_run_was(layout: RunLayout, write: Call
     assert (str(refused.where), "mrt-hpc submit NEWPATH" in str(refused.advice)) == (str(layout.root), True)
     assert not layout.root.exists()
     write(moved)
-
-
-def test_a_run_that_is_moved_at_any_moment_is_never_made_again(layout: RunLayout) -> None:
-    """Writers go on until the move refuses them; they may meet the moment itself, which the system refuses."""
-    refused: list[UserError] = []
-
-    def write_on(name: str) -> None:
-        while True:
-            try:
-                WRITERS[name](layout)
-            except UserError as error:
-                refused.append(error)
-                return
-            except FileNotFoundError:
-                continue
-
-    names = ("state", "event", "lease", "job", "notice")
-    threads = [threading.Thread(target=write_on, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    with Heart(layout.heart("a", 0), "1", 0.05):
-        moved = move(layout)
-        for thread in threads:
-            thread.join(60)
-        for _ in range(50):
-            refusal(WRITERS["event"], layout)
-    assert len(refused) == len(names)
-    assert not layout.root.exists()
-    assert moved.recipe_lock.is_file()
-    WRITERS["event"](moved)
 
 
 def test_the_command_that_runs_a_moved_run_ends_and_another_goes_on_at_the_new_place(layout: RunLayout) -> None:
