@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from threading import Barrier
+from types import ModuleType
 
 import pytest
 from basics import TRAINER
@@ -101,17 +102,23 @@ def test_one_that_is_just_ending_is_waited_for(layout: RunLayout) -> None:
         ending.result()
 
 
+def slow_to_beat(patch: pytest.MonkeyPatch, module: ModuleType, attempt: str, meanwhile: Callable[[], object]) -> None:
+    """An attempt that has claimed, and before its first beat another one works."""
+
+    class Slow(Heart):
+        def __enter__(self) -> Heart:
+            if self.attempt.startswith(attempt):
+                meanwhile()
+            return super().__enter__()
+
+    patch.setattr(module, "Heart", Slow)
+
+
 def test_one_that_beats_too_late_is_refused(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (task_of(layout, TRAINER, attempt=attempt) for attempt in ("45.0", "47.0"))
     with ExitStack() as other:
-
-        class Slow(Heart):
-            def __enter__(self) -> Heart:
-                if self.attempt == "45.0":
-                    other.enter_context(sole_attempt(task_of(layout, TRAINER, attempt="47.0")))
-                return super().__enter__()
-
-        monkeypatch.setattr(holding, "Heart", Slow)
-        with pytest.raises(UserError) as refused, sole_attempt(task_of(layout, TRAINER, attempt="45.0")):
+        slow_to_beat(monkeypatch, holding, "45.0", lambda: other.enter_context(sole_attempt(second)))
+        with pytest.raises(UserError) as refused, sole_attempt(first):
             pytest.fail("two work at once")
         assert refused.value.exit_code is ExitCode.GIVE_BACK
 
@@ -192,17 +199,13 @@ def test_a_cancelled_process_has_ended(layout: RunLayout, monkeypatch: pytest.Mo
 
 
 def test_of_two_hosts_the_first_to_beat_goes_on(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first has claimed and does not beat yet, so that it seems dead to the second."""
     with ExitStack() as second:
 
-        class Slow(Heart):
-            def __enter__(self) -> Heart:
-                if self.attempt.startswith("first:"):
-                    monkeypatch.setattr(ledger.socket, "gethostname", lambda: "second")
-                    second.enter_context(claimed(layout, 10.0))
-                return super().__enter__()
+        def claims() -> None:
+            monkeypatch.setattr(ledger.socket, "gethostname", lambda: "second")
+            second.enter_context(claimed(layout, 10.0))
 
-        monkeypatch.setattr(ledger, "Heart", Slow)
+        slow_to_beat(monkeypatch, ledger, "first:", claims)
         monkeypatch.setattr(ledger.socket, "gethostname", lambda: "first")
         with pytest.raises(UserError, match="on second"), claimed(layout, 10.0):
             pytest.fail("two run the plan")
