@@ -1,12 +1,15 @@
-"""The losses against numbers computed by hand."""
+"""The losses and the learning rate by hand, and the optimiser of the warm start against that of torch."""
 
 import math
 
 import pytest
 import torch
+from torch.nn import Parameter
 
+from mrt_hpc.domains.small_world.warm_start import Muon
 from mrt_hpc.recipe.sections import Training
 from mrt_hpc.training.losses import SUMS, TokenLoss, likelihood_loss, policy_loss
+from mrt_hpc.training.settings import learning_rate
 
 CLIPS = Training(learning_rate=1e-6, clip_low=0.2, clip_high=0.3, importance_cap=2.0, kl_coefficient=0.0)
 
@@ -109,3 +112,53 @@ def test_no_tokens_give_a_zero_that_can_be_differentiated() -> None:
     assert loss.total.item() == 0.0
     assert weight.grad is not None and weight.grad.tolist() == [0.0, 0.0, 0.0]
     assert loss.sums.tolist() == [0.0] * len(SUMS)
+
+
+def rates(steps: int = 10, **section: object) -> list[float]:
+    """The rates of so many steps and of one too many, peak 1."""
+    training = Training(**({"learning_rate": 1.0, "warmup_ratio": 0.2} | section))  # type: ignore[arg-type]
+    return [learning_rate(step, steps, training) for step in range(steps + 1)]
+
+
+def test_the_schedule_by_hand() -> None:
+    """Linear to the peak, which it stays at or leaves by a cosine, so that the first step and the last one teach."""
+    assert rates()[:3] == [0.5, 1.0, 1.0]
+    assert rates()[9] == pytest.approx(0.5 * (1 + math.cos(math.pi * 7 / 8)))
+    assert rates()[1:] == sorted(rates()[1:], reverse=True)
+    course = rates(minimum_ratio=0.1)
+    assert course[6] == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 2)))
+    assert course[10] == pytest.approx(0.1)
+    assert rates(4, warmup_ratio=0.5) == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.0])
+    assert rates(2, warmup_ratio=0.0) == pytest.approx([1.0, 0.5, 0.0])  # half a cosine over two steps
+    assert rates(schedule="constant")[1:] == [1.0] * 10
+    assert rates(1, warmup_ratio=0.0, learning_rate=0.3)[0] == 0.3
+
+
+@pytest.mark.parametrize(("steps", "warmup_ratio"), [(1, 0.1), (2, 0.0), (2, 1.0), (248, 0.1)])
+def test_every_step_has_a_rate_above_zero(steps: int, warmup_ratio: float) -> None:
+    course = rates(steps, warmup_ratio=warmup_ratio)[:steps]
+    assert min(course) > 0
+    assert max(course) == 1.0
+
+
+LEARNING_RATE, MOMENTUM, STEPS = 0.01, 0.9, 4
+
+
+def stepped(make: type[torch.optim.Optimizer], shapes: list[tuple[int, int]], **options: object) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    matrices = [Parameter(torch.randn(shape)) for shape in shapes]
+    before = [matrix.detach().clone() for matrix in matrices]
+    optimiser = make(matrices, LEARNING_RATE, momentum=MOMENTUM, **options)  # type: ignore[call-arg]
+    for _ in range(STEPS):
+        for matrix in matrices:
+            matrix.grad = torch.randn_like(matrix)
+        optimiser.step()
+    return [matrix.detach() - start for matrix, start in zip(matrices, before, strict=True)]
+
+
+def test_matrices_of_several_shapes_move_as_with_the_optimiser_of_torch() -> None:
+    shapes = [(24, 64), (64, 24), (24, 64), (24, 24)]
+    mine = stepped(Muon, shapes)
+    other = stepped(torch.optim.Muon, shapes, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    for one, two in zip(mine, other, strict=True):
+        assert torch.linalg.norm(one - two) < 0.02 * torch.linalg.norm(two)  # bfloat16 has three digits

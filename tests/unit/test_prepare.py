@@ -104,11 +104,11 @@ def test_a_model_that_cannot_be_used_is_never_published(
     assert not task.layout.weights_version(0).exists()
 
 
-@pytest.mark.parametrize(("name", "trained", "fact"), [("NoSuch", True, "transf"), ("Qwen22", False, "Qwen2ForCausal")])
-def test_an_unknown_architecture_is_refused(name: str, trained: bool, fact: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": [f"{name}ForCausalLM"]}))
-    refused = refusal(partial(prepare.check_architecture, tmp_path, "model.path", trained=trained)).message()
-    assert name in refused and fact in refused
+def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
+    for name, trained, fact in (("NoSuch", True, "transf"), ("Qwen22", False, "Qwen2ForCausal")):
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [f"{name}ForCausalLM"]}))
+        refused = refusal(partial(prepare.check_architecture, tmp_path, "model.path", trained=trained)).message()
+        assert name in refused and fact in refused
 
 
 def test_a_model_that_is_not_trained_as_it_is_sampled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
