@@ -36,9 +36,7 @@ def everything(layout: RunLayout) -> dict[int, Group]:
 
 
 @pytest.mark.parametrize("lost_at", ["_write", "_remove", "rmtree"])
-def test_archived_groups_are_what_they_were_also_where_archiving_was_lost(
-    layout: RunLayout, monkeypatch: pytest.MonkeyPatch, lost_at: str
-) -> None:
+def test_archived_groups_are_what_they_were(layout: RunLayout, monkeypatch: pytest.MonkeyPatch, lost_at: str) -> None:
     before = {position: read_group(layout.group(3, position)) for position in range(GROUPS)}
     archive_groups(layout, 3, GROUPS + 1)
     archive_groups(layout, COLLECTION, 0)  # which was never sampled

@@ -81,9 +81,7 @@ def test_changes_are_published_between_whole_models(publisher: Publisher, monkey
 
 
 @pytest.mark.parametrize("other", [False, True])
-def test_no_delta_is_made_of_what_is_gone_or_another(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, other: bool
-) -> None:
+def test_no_delta_of_a_base_gone_or_another(publisher: Publisher, monkeypatch: pytest.MonkeyPatch, other: bool) -> None:
     publish(publisher, 1, 2)
     lose(publisher, 2)
     if other:
@@ -121,9 +119,7 @@ def versions_on(node: Path) -> list[int]:
     return sorted(int(path.name[1:7]) for path in node.glob(f"{PREFIX}*/v*"))
 
 
-def test_versions_are_put_together_and_those_before_the_one_served_make_room(
-    publisher: Publisher, local: LocalWeights, node: Path
-) -> None:
+def test_versions_are_put_together_and_make_room(publisher: Publisher, local: LocalWeights, node: Path) -> None:
     publish(publisher, *range(1, 7))
     layout = publisher.task.layout
     assert local.of(1).directory == layout.weights_version(1)
@@ -179,9 +175,7 @@ def test_a_damaged_link_is_set_aside_with_all_that_follow(publisher: Publisher, 
         verified_weights(task, 5)  # as evaluations ask
 
 
-def test_a_version_that_was_published_again_meanwhile_stays(
-    publisher: Publisher, local: LocalWeights, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_published_again_stays(publisher: Publisher, local: LocalWeights, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(publisher, *range(1, 5))
 
     def slow(version: int) -> Weights:
@@ -248,9 +242,7 @@ def switched(worker: Worker, version: int) -> list[int]:
     return loaded
 
 
-def test_what_was_verified_or_put_together_while_sampling_is_loaded_without_reading_it_again(
-    worker: Worker, publisher: Publisher, node: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_none_is_read_twice(worker: Worker, publisher: Publisher, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with worker.local.open():
         for version in (1, 2, 3):
             ahead = verified_ahead(worker, publisher, version)
@@ -267,9 +259,7 @@ def test_what_was_verified_or_put_together_while_sampling_is_loaded_without_read
     assert list(node.iterdir()) == []
 
 
-def test_a_round_verifies_what_is_published_meanwhile(
-    worker: Worker, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_verifies_what_appears(worker: Worker, publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     async def sample(worker: Worker, *_: object) -> None:
         publish(publisher, 1)
         ahead = worker.prefetch

@@ -111,9 +111,7 @@ def test_the_report_tells_how_a_run_has_ended_and_nobody_else(run: Notified) -> 
     assert run.told == ["failed", "finished"]
 
 
-def test_a_command_that_fails_or_prints_harms_nothing(
-    run: Notified, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_may_fail(run: Notified, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
     write_task(run.layout, "report", 0, TaskRecord(TaskState.DONE))
     run.command("/no/such/command")
     notify_end(run.layout, "report", 0)
@@ -125,9 +123,7 @@ def test_a_command_that_fails_or_prints_harms_nothing(
     assert (printed.out, printed.err) == ("", f"123 {run.layout.root} finished\n"), "no answer of the job script"
 
 
-def test_a_command_that_hangs_is_ended_with_what_it_has_started(
-    run: Notified, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_hung_command_ends(run: Notified, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(notify, "LONGEST_S", 2.0)
     started, child = time.monotonic(), run.folder / "child"
     run.command("sh", "-c", f"sleep 600 & echo $! > {child}; wait")

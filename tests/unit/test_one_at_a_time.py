@@ -75,9 +75,7 @@ def test_a_second_job_does_nothing(layout: RunLayout, monkeypatch: pytest.Monkey
     ("left", "taker", "at_once"),
     [("45.0", "45.1", True), ("45_3.0", "45_3.1", True), ("45.0", "47.0", False), ("1234abcd", "5678abcd", True)],
 )
-def test_a_killed_attempt_is_taken_over(
-    layout: RunLayout, looks: list[Path], left: str, taker: str, at_once: bool
-) -> None:
+def test_a_killed_one_is_taken_over(layout: RunLayout, looks: list[Path], left: str, taker: str, at_once: bool) -> None:
     """At once by the next attempt of the same job; by another job when the heart has stood still for long enough."""
     with sole_attempt(task_of(layout, TRAINER, attempt=left)):
         kept = {path: path.read_bytes() for path in layout.heart(TRAINER, 0).parent.iterdir()}

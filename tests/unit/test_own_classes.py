@@ -143,9 +143,7 @@ def test_a_way_of_evaluating_and_a_function_are_checked_as_classes_are(tmp_path:
         ("from mrt_hpc.provers.base import SamplingProver\nclass Mine(SamplingProver):\n    type: str\n", "is none"),
     ],
 )  # fmt: skip
-def test_a_module_that_fails_and_a_class_that_lacks_something_are_refused(
-    recipe_file: Path, code: str, told: str
-) -> None:
+def test_a_module_that_fails_or_lacks_something_is_refused(recipe_file: Path, code: str, told: str) -> None:
     name = f"broken_{recipe_file.parent.name}"
     (recipe_file.parent / f"{name}.py").write_text(code)
     refused = refusal(load_recipe, recipe_file, (f"algorithm.type={name}:Mine",))

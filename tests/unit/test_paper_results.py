@@ -81,9 +81,7 @@ MADE = {result.name: result.command for result in RESULTS if result.command is n
 
 
 @pytest.mark.parametrize("command", sorted(set(MADE.values())))
-def test_every_command_of_the_list_makes_its_figure(
-    places: dict[str, str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command(places: dict[str, str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = [places.get(word, word) for word in command.removeprefix("mrt-hpc ").split()]
     out = ["--out", tmp_path] if words[0] == "analyze" else []

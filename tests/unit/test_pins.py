@@ -61,9 +61,7 @@ def submitted(root: Path, name: str, warnings: list[str] | None = None) -> RunLa
     return RunLayout(root)
 
 
-def test_a_version_that_is_pinned_stays_whether_it_is_there_or_to_come(
-    run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pinned_version_stays(run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[set[int]] = []
     monkeypatch.setattr(evaluation_alone, "start", lambda *_: kept.append(pinned_versions(run)))
     train(run, 20)
@@ -87,9 +85,7 @@ def test_the_first_job_takes_the_weights_over_and_releases_them(run: RunLayout, 
     assert pinned_versions(run) == set()
 
 
-def test_a_version_that_was_removed_before_or_during_the_submission_is_refused(
-    run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_that_is_gone_is_refused(run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(run, 40)
     refused = refusal(submitted, tmp_path / "eval", f"{run.root}@20")
     assert "20 is not there: it was pruned" in refused.what
@@ -143,7 +139,7 @@ def test_a_cancelled_evaluation_keeps_nothing(run: RunLayout, tmp_path: Path, mo
     assert pinned_versions(run) == {7, 20}, "the same command continues"
 
 
-def test_of_a_run_that_is_closed_only_versions_that_are_there_or_stay_anyway_are_taken(
+def test_of_a_closed_run_versions_there_are_taken(
     run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run of somebody else. The tests may run as root, to whom nothing is closed."""

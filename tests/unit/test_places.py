@@ -127,9 +127,7 @@ def test_stored_samples_of_another_problem_are_damaged(tmp_path: Path) -> None:
         store.read(mine, [0])
 
 
-def test_a_run_that_is_moved_or_copied_is_the_same_and_one_without_its_name_is_not_damaged(
-    layout: RunLayout, tmp_path: Path
-) -> None:
+def test_a_run_that_is_moved_or_copied_or_has_no_name_is_not_damaged(layout: RunLayout, tmp_path: Path) -> None:
     moved = RunLayout(layout.root.rename(tmp_path / "moved"))
     assert is_complete(moved)
     layout = RunLayout(shutil.copytree(moved.root, tmp_path / "copy"))

@@ -94,9 +94,7 @@ def test_a_run_starts_from_a_weights_version_of_another_unless_it_is_damaged(oth
         (make_lossy, "prover.model", "prover.model"),
     ],
 )
-def test_a_model_that_cannot_be_used_is_never_published(
-    model: Path, tmp_path: Path, damage: Callable[[Path], None], field: str, fact: str
-) -> None:
+def test_unusable_models(model: Path, tmp_path: Path, damage: Callable[[Path], None], field: str, fact: str) -> None:
     damage(model)
     value = f"{{type: hugging_face, path: {model}}}" if field == "model" else model
     task = prepare_task(tmp_path / "run", f"{field}={value}", name="small_world/mrt_online")

@@ -46,9 +46,7 @@ def test_a_wrong_line_is_named_and_so_is_a_missing_or_empty_file(tmp_path: Path)
 
 
 @given(seed=st.integers(0, 99), iteration=st.integers(0, 30), count=st.integers(1, 10))
-def test_a_draw_repeats_no_problem_and_a_pass_through_the_data_meets_each_once(
-    seed: int, iteration: int, count: int
-) -> None:
+def test_a_draw_repeats_no_problem_and_a_pass_meets_each_once(seed: int, iteration: int, count: int) -> None:
     drawn = draw_problems(PROBLEMS, seed, iteration, count)
     assert len({p.id for p in drawn}) == count
     assert drawn == draw_problems(PROBLEMS, seed, iteration, count), "the same every time"

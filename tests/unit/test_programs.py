@@ -158,9 +158,7 @@ assert stopped
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
-def test_a_program_does_not_get_out_of_its_sandbox(
-    attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_program_gets_out_of_its_sandbox(attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     canary = tmp_path / "canary"
     canary.touch(0o600)
     monkeypatch.setenv("WANDB_API_KEY", "secret")
@@ -218,9 +216,7 @@ def test_without_a_sandbox_nothing_is_judged(no_sandbox: str) -> None:
         pass
 
 
-def test_submit_and_plan_refuse_where_tasks_would_run_without_a_sandbox(
-    programs: Recipe, no_sandbox: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_submit_refuses_without_sandbox(programs: Recipe, no_sandbox: str, capsys: pytest.CaptureFixture[str]) -> None:
     local, cluster = LocalSite().backend(), SlurmSite(name="c", python="/shared/env/bin/python").backend()
     plan = compile_plan(programs, LocalSite())
     with pytest.raises(UserError, match=no_sandbox):
@@ -233,9 +229,7 @@ def test_submit_and_plan_refuse_where_tasks_would_run_without_a_sandbox(
     assert no_sandbox in " ".join(capsys.readouterr().out.split())
 
 
-def test_doctor_finds_it_here_and_a_node_tries_the_verifiers_of_its_jobs(
-    programs: Recipe, no_sandbox: str, tmp_path: Path
-) -> None:
+def test_doctor_finds_it_here_and_a_node_tries_its_verifiers(programs: Recipe, no_sandbox: str, tmp_path: Path) -> None:
     situation = Situation(SlurmSite(name="c"), programs, tmp_path)
     (here,) = local_checks.verifiers(Situation(LocalSite(), programs, tmp_path))
     (there,) = local_checks.verifiers(situation)

@@ -267,9 +267,7 @@ def few_shot(examples: Path, shots: int, template: bool = True) -> Prompter:
         ("5+5", 1, False, "1+1?\nIt is 2\n\n"),
     ],
 )
-def test_examples_stand_before_the_problem_which_is_none_of_them(
-    examples: Path, problem: str, shots: int, template: bool, before: str
-) -> None:
+def test_examples_stand_before_problems(examples: Path, problem: str, shots: int, template: bool, before: str) -> None:
     assert few_shot(examples, shots, template).text(problem) == f"{before}{problem}?\n<think>\n"
 
 
