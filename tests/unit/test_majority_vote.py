@@ -1,6 +1,5 @@
 """Votes of k of n answers, against votes counted one by one; answers that say the same vote together."""
 
-import math
 from collections import Counter
 from itertools import combinations
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import branch_with
 
 from mrt_hpc.inference.traces import BoundaryPlan
 from mrt_hpc.mrt.votes import AnswerCounts, cleaned_answer, majority_at_k
@@ -15,7 +15,6 @@ from mrt_hpc.provers.base import GradedBoundary
 from mrt_hpc.provers.branches import Branches
 from mrt_hpc.provers.majority import MajorityVote
 from mrt_hpc.roles.sampling.grading import pairs_to_compare, representatives
-from mrt_hpc.run.records import Branch, FinishReason
 
 RIGHT = "right"
 
@@ -73,14 +72,7 @@ REWARDS = {"1/2": 0.0, "0.5": 0.0, "3": 1.0, "3.0": 1.0, "7": 0.0}
 
 
 def vote(answers: list[str | None], same: dict[str, str]) -> float:
-    branches = [
-        Branch(
-            iteration=0, problem_id="p", sample=0, boundary=0, branch=0, seed=0, weights_version=0, token_ids=[1],
-            logprobs=[math.log(0.5)], finish_reason=FinishReason.STOP, text="", answer=answer,
-            reward=0.0 if answer is None else REWARDS[answer], known=False, look_ahead=0.0, prompt_tokens=1,
-            cached_tokens=None,
-        ) for answer in answers
-    ]  # fmt: skip
+    branches = [branch_with([1], answer=answer, reward=REWARDS.get(str(answer), 0.0)) for answer in answers]
     prover = MajorityVote(Branches(None), len(answers))  # type: ignore[arg-type]  # nothing is asked
     return prover.estimate(GradedBoundary(BoundaryPlan(0, len(answers), 0.0), branches, [], same)).value
 

@@ -7,6 +7,7 @@ from typing import get_type_hints
 
 import numpy as np
 from commands import refusal
+from samples import rollout_with
 
 from mrt_hpc.algorithms.batch import Batch, Learnt
 from mrt_hpc.analysis.collect import as_ranges, read_measurements
@@ -16,7 +17,6 @@ from mrt_hpc.recipe.sections import Training
 from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
 from mrt_hpc.run.evaluation_settings import EvaluationSettings
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.records import FinishReason, Rollout
 from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
 from mrt_hpc.training.update_statistics import UpdateStats
 
@@ -63,12 +63,7 @@ STATS = UpdateStats(**NUMBERS)  # type: ignore[arg-type]
 SEQUENCE = TrainingSequence(
     [1], [2, 3], np.ones(2, np.float32), np.zeros(2, np.float32), np.ones(2, dtype=bool), group="0"
 )
-ROLLOUT = Rollout(
-    iteration=0, problem_id="p", sample=0, seed=0, weights_version=0, prompt_ids=[1], forced=0, token_ids=[2, 3],
-    logprobs=[-0.5] * 2, finish_reason=FinishReason.STOP, text="7", answer="7", reward=1.0, boundaries=[0, 2],
-    started=0.0, seconds=0.0,
-)  # fmt: skip
-ROLLOUTS = Batch([ROLLOUT], [{}], [], "digest", np.zeros(0), [])
+ROLLOUTS = Batch([rollout_with([2, 3])], [{}], [], "digest", np.zeros(0), [])
 
 
 def metrics_of(batch: Batch | None = ROLLOUTS, **stats: float) -> IterationMetrics:

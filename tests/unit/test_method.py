@@ -64,11 +64,8 @@ def test_mrt_online_adds_progress_to_the_outcome_of_each_episode_and_alpha_zero_
         assert a == pytest.approx(b)
 
 
-GROUP = PrefixGroup(
-    continued=np.array([1.0, 1.0, 0.0, 0.0]),
-    terminated=np.array([1.0, 0.0, 0.0, 0.0]),
-    next_values=np.array([1.0, 0.5, 0.25, 0.0]),
-)
+CONTINUED, TERMINATED = np.array([1.0, 1.0, 0.0, 0.0]), np.array([1.0, 0.0, 0.0, 0.0])
+GROUP = PrefixGroup(CONTINUED, TERMINATED, next_values=np.array([1.0, 0.5, 0.25, 0.0]))
 ALL_WRONG = PrefixGroup(np.zeros(2), np.array([1.0, 0.0]))
 
 
@@ -87,12 +84,9 @@ def test_what_going_on_brought_by_hand() -> None:
     ):
         got = continued_advantages(group, alpha=2.0, bonus=bonus, baseline=baseline, divide_by_std=divide_by_std)
         assert got == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_next_episode_needs_its_values() -> None:
-    bonus, group = Bonus.NEXT_EPISODE, PrefixGroup(GROUP.continued, GROUP.terminated)
+    settings = {"bonus": Bonus.NEXT_EPISODE, "baseline": Baseline.GROUP, "divide_by_std": False}
     with pytest.raises(ValueError, match="first new episode"):
-        continued_advantages(group, alpha=2.0, bonus=bonus, baseline=Baseline.GROUP, divide_by_std=False)
+        continued_advantages(PrefixGroup(CONTINUED, TERMINATED), alpha=2.0, **settings)
 
 
 def test_an_answer_is_left_out_of_its_own_baseline_and_the_choice_to_stop_compared_with_going_on() -> None:

@@ -40,9 +40,7 @@ def answering(text: str, start: str = "") -> str:
     return opening(start).replace("{{ m.content", "{{ '" + text + "' if m.role == 'assistant' else '' }}{{ m.content")
 
 
-SWITCHED = (
-    "{% if enable_thinking is defined and enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}"
-)
+SWITCHED = "<think>\n{% if not enable_thinking is defined or not enable_thinking %}\n</think>\n\n{% endif %}"
 OPEN = "[assistant]<think>\n"
 GOOD: dict[str, str] = {
     CHAT: OPEN,
