@@ -46,17 +46,12 @@ def without(name: str) -> Callable[[Path], object]:
     return lambda model: (model / name).unlink()
 
 
+def shortened(model: Path) -> None:
+    (model / WEIGHTS).write_bytes((model / WEIGHTS).read_bytes()[:-10])
+
+
 def holding(name: str, content: bytes) -> Callable[[Path], object]:
     return lambda model: (model / name).write_bytes(content)
-
-
-def renamed(model: Path) -> None:
-    """One shard of two, without index."""
-    (model / WEIGHTS).rename(model / "model-00001-of-00002.safetensors")
-
-
-def truncated(model: Path) -> None:
-    (model / WEIGHTS).write_bytes((model / WEIGHTS).read_bytes()[:-10])
 
 
 @pytest.mark.parametrize(
@@ -66,11 +61,12 @@ def truncated(model: Path) -> None:
         (without("tokenizer.json"), "tokenizer.json"),
         (change(TOKENIZER, chat_template=None), "prompt.chat_template"),
         (without(WEIGHTS), r"\*\.safetensors"),
-        (truncated, "bytes, by its header"),
+        (shortened, "bytes, by its header"),
         (holding(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\n"), "a safetensors file"),
         (holding(WEIGHTS, struct.pack("<Q", 8) + b"no JSON." + bytes(64)), "a safetensors file"),
         (holding(INDEX, HALF), "model-00002-of-00002.safetensors"),
-        (renamed, "model.safetensors is missing"),
+        # one shard of two, without index
+        (lambda m: (m / WEIGHTS).rename(m / "model-00001-of-00002.safetensors"), "model.safetensors is missing"),
         (change(CONFIG, architectures=["Qwen2ForCasualLM"]), "Qwen2ForCasualLM"),
         (change(CONFIG, architectures=None), "architectures"),
         (change(CONFIG, architectures=["BertForMaskedLM"]), "BertForMaskedLM"),
@@ -101,7 +97,7 @@ def test_the_model_of_a_prover_is_looked_at_as_well(model: Path) -> None:
     long = "evaluation.benchmarks=[{name: b, problems: {type: small_world}, mode: {type: extrapolation}}]"
     asked = recipe("small_world/mrt_online", f"prover.model={model}", long)
     run_of(model.parent / "run", recipe=asked)
-    truncated(model)
+    shortened(model)
     assert "prover.model" in str(refusal(lambda: run_of(model.parent / "another", recipe=asked)).where)
 
 

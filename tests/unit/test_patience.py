@@ -93,11 +93,6 @@ def test_a_listing_is_tried_again_and_never_taken_for_empty(tmp_path: Path, monk
     assert list_directory(tmp_path / "absent") == []
 
 
-def test_a_wait_that_ends_may_be_tried_again() -> None:
-    ended = refusal(lambda: wait_until(lambda: None, reason="rank 1", deadline_s=0.0, where="its log"))
-    assert (ended.where, ended.exit_code) == ("its log", ExitCode.RETRYABLE)
-
-
 @pytest.fixture
 def peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Peers:
     monkeypatch.setattr(peers_module, "LOOK_EVERY_S", 0.0)
@@ -134,6 +129,8 @@ def test_a_peer_that_works_or_may_come_back_is_waited_for(peers: Peers) -> None:
     look(PeerWait(peers, Resilience(wait_limit_minutes=0.001), "rollouts"), 0.1)
     are(peers, TaskState.FAILED, TaskState.RETRYING)
     look(PeerWait(peers, Resilience(), "rollouts"), 0.1)
+    ended = refusal(lambda: wait_until(lambda: None, reason="rank 1", deadline_s=0.0, where="its log"))
+    assert (ended.where, ended.exit_code) == ("its log", ExitCode.RETRYABLE)
 
 
 @pytest.mark.parametrize(
