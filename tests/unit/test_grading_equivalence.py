@@ -6,7 +6,6 @@ math-verify alone says, and the reason. A verdict that the grader cannot give ha
 
 import json
 import re
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,20 +48,19 @@ def test_every_verdict_of_the_table(case: dict[str, Any], request: pytest.Fixtur
     assert right is case["right"], case["reason"]
 
 
-@pytest.fixture
-def math_verify_alone() -> Iterator[Callable[[str, str], bool]]:
-    """math-verify as it is installed, with its defaults: each answer in a box, or a whole completion."""
+def test_what_math_verify_alone_says() -> None:
+    """As it is installed, with its defaults: each answer in a box, or a whole completion."""
+    read = partial(parse, parsing_timeout=None)
     math_verify_changes.uninstall_two_stages()
     math_verify_changes.uninstall_values()
-    read = partial(parse, parsing_timeout=None)
-    yield lambda gold, text: bool(verify(read(f"\\boxed{{{gold}}}"), read(text), timeout_seconds=None))
-    math_verify_changes.install_two_stages()
-    math_verify_changes.install_values()
-
-
-def test_what_math_verify_alone_says(math_verify_alone: Callable[[str, str], bool]) -> None:
-    said = {c["id"]: math_verify_alone(c["gold"], c.get("completion") or f"\\boxed{{{c['answer']}}}") for c in CASES}
-    assert {case["id"]: case["math_verify"] for case in CASES} == said
+    try:
+        for case in CASES:
+            text = case.get("completion") or f"\\boxed{{{case['answer']}}}"
+            said = bool(verify(read(f"\\boxed{{{case['gold']}}}"), read(text), timeout_seconds=None))
+            assert said is case["math_verify"], case["id"]
+    finally:
+        math_verify_changes.install_two_stages()
+        math_verify_changes.install_values()
 
 
 def test_lists_and_brackets_are_left_alone_and_only_without_strictness_answers_are_evaluated() -> None:

@@ -1,6 +1,7 @@
 """Hearts judged by the observer's clock, and leases that pass on when a heart stands still."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,19 +14,13 @@ from mrt_hpc.run.waiting import wait_until
 LIMIT_S = 10.0
 
 
-class Clock:
-    """Time as a test sets it."""
-
-    now = 100.0
+@pytest.fixture
+def clock() -> SimpleNamespace:
+    return SimpleNamespace(now=100.0)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def observer(clock: Clock) -> Observer:
+def observer(clock: SimpleNamespace) -> Observer:
     return Observer(LIMIT_S, lambda: clock.now)
 
 
@@ -58,7 +53,7 @@ def test_a_heart_that_cannot_be_written_goes_on(tmp_path: Path, caplog: pytest.L
     assert len(caplog.records) == 7  # 1, 2, 4, ... 64
 
 
-def test_a_heart_lives_while_it_moves_and_for_the_limit_after(tmp_path: Path, observer: Observer, clock: Clock) -> None:
+def test_a_heart_lives_while_it_moves_and_longer(tmp_path: Path, observer: Observer, clock: SimpleNamespace) -> None:
     path = tmp_path / "heart.json"
     assert observer.living(path) is None
     beat(path, "a", 1)
@@ -84,7 +79,7 @@ def leases(layout: RunLayout, observer: Observer, index: int, attempt: str = "a"
     return group_leases(layout, 4, Holder(layout.root, "inference", index, attempt), observer)
 
 
-def test_a_group_is_leased_to_one_task_at_a_time(layout: RunLayout, observer: Observer, clock: Clock) -> None:
+def test_a_group_is_leased_to_one_task_at_a_time(layout: RunLayout, observer: Observer, clock: SimpleNamespace) -> None:
     first, second = leases(layout, observer, 0), leases(layout, observer, 1)
     assert first.claim(7)
     assert not second.claim(7)

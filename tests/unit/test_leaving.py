@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -69,20 +68,13 @@ def test_a_task_that_gives_its_nodes_back_leaves_no_pending_tasks_behind() -> No
     assert done.stdout.startswith("recorded ")
 
 
-@pytest.fixture
-def deaf_server(tmp_path: Path) -> Iterator[tuple[VllmServer, int]]:
+def test_a_server_that_does_not_heed_the_signal_is_gone_soon_with_its_children(tmp_path: Path) -> None:
     server = VllmServer(ServerSettings(tmp_path, 8), tmp_path / "log")
     process = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, start_new_session=True)
+    server._process = ServerProcess(process)
     assert process.stdout is not None
     with process.stdout:
         child = int(process.stdout.readline())
-    server._process = ServerProcess(process)
-    yield server, child
-    server.close()
-
-
-def test_a_server_that_does_not_heed_the_signal_is_gone_soon(deaf_server: tuple[VllmServer, int]) -> None:
-    server, child = deaf_server
     began = time.monotonic()
     server.close()
     assert time.monotonic() - began < 15.0, "a task may have two servers"

@@ -1,9 +1,11 @@
 """Weights versions that are published as changes: an inference task puts them together and verifies none twice."""
 
 import os
+import queue
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +24,7 @@ from mrt_hpc.roles.sampling.weights_on_node import MARK, PREFIX, LocalWeights, N
 from mrt_hpc.roles.training import artifacts
 from mrt_hpc.roles.training.artifacts import Publisher
 from mrt_hpc.run import weights_delta
+from mrt_hpc.run.atomic import checksum
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, read_manifest, verify
 from mrt_hpc.run.waiting import wait_until
@@ -304,3 +307,28 @@ def test_damage_that_is_found_ahead_is_left_to_the_switch(worker: Worker, caplog
         wait_until(lambda: "verified again" in caplog.text or None, reason="the warning", deadline_s=20)
     assert ahead.weights(1) is None
     assert path.exists()
+
+
+def test_a_round_that_is_over_waits_for_no_verification(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, may_end = queue.Queue[Path](), threading.Event()
+    monkeypatch.setattr(weights_on_node, "checksum", lambda f: (read.put(f), may_end.wait(20), checksum(f))[-1])
+    publish_full(worker.task.layout, 1)
+    ahead = Prefetch(worker.local, newest=0, last=1)
+    with ahead.running():
+        read.get(timeout=20)
+        (thread,) = (one for one in threading.enumerate() if one.name == "prefetch")
+    assert thread.is_alive(), "leaving the block has not waited for it"
+    may_end.set()
+    thread.join(20)
+    assert (thread.is_alive(), read.empty(), ahead.weights(1)) == (False, True, None), "it reads no further file"
+
+
+@pytest.mark.parametrize(("staleness", "last"), [(1, 11), (0, 0)])
+def test_versions_that_nothing_is_sampled_with_are_not_read(tmp_path: Path, staleness: int, last: int) -> None:
+    """Version 12 ends the segment; and strictly on-policy no version appears while there is something to sample."""
+    layout = run_of(tmp_path / "run", *SEGMENT, f"schedule.max_staleness={staleness}")
+    worker = Worker(task_of(layout, INFERENCE), cast("Any", None), None, [], Weights(0, "", tmp_path))
+    assert worker._last_version(a_round(0, 0)) == last
+    before = set(threading.enumerate())
+    with Prefetch(worker.local, newest=0, last=last).running():
+        assert bool(set(threading.enumerate()) - before) == (staleness > 0)

@@ -4,9 +4,12 @@ import math
 
 import pytest
 import torch
+from basics import RECIPES
 from torch.nn import Parameter
 
 from mrt_hpc.domains.small_world.warm_start import Muon
+from mrt_hpc.recipe.find import OTHER_KINDS
+from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.sections import Training
 from mrt_hpc.training.losses import SUMS, TokenLoss, likelihood_loss, policy_loss
 from mrt_hpc.training.settings import learning_rate
@@ -58,17 +61,6 @@ def test_weight_times_ratio_is_the_ratio_to_the_behaviour_policy_and_a_hopeless_
     assert all(map(math.isfinite, named(loss).values()))
 
 
-def test_kl_to_the_reference_enters_the_loss() -> None:
-    settings = Training(learning_rate=1e-6, kl_coefficient=0.5)
-    logprobs = torch.tensor([-1.0], requires_grad=True)
-    old, none, reference = logprobs.detach(), torch.zeros(1), torch.tensor([-1.5])
-    loss = policy_loss(logprobs, old, torch.tensor([-1.0]), none, none, settings, reference)
-    loss.total.backward()
-    assert logprobs.grad is not None
-    assert [loss.total.item(), logprobs.grad.item()] == pytest.approx([0.5 * 0.5] * 2, rel=1e-6)
-    assert named(loss)["kl_reference"] == pytest.approx(math.exp(-0.5) + 0.5 - 1.0, rel=1e-6)
-
-
 @pytest.mark.parametrize("steps_apart", [False, True], ids=["on policy", "stale, after several steps"])
 def test_the_gradient_of_the_kl_term_is_that_of_the_policy_from_the_reference(steps_apart: bool) -> None:
     """By enumeration of four tokens: the mean over the tokens that the engine samples, each with its probability."""
@@ -81,7 +73,7 @@ def test_the_gradient_of_the_kl_term_is_that_of_the_policy_from_the_reference(st
     apart = 0.3 if steps_apart else 0.0
     old = (logits.detach() + apart * distribution(3)).log_softmax(-1)
     engine = (old + apart * distribution(4)).log_softmax(-1)
-    settings = Training(learning_rate=1e-6, importance_cap=100.0, kl_coefficient=1.0)
+    settings = Training(learning_rate=1e-6, importance_cap=100.0, kl_coefficient=0.5)
     nothing = torch.zeros(1, dtype=torch.float64)
     losses = [
         policy_loss(policy[[a]], old[[a]], engine[[a]], nothing, nothing, settings, reference[[a]]) for a in range(4)
@@ -90,10 +82,10 @@ def test_the_gradient_of_the_kl_term_is_that_of_the_policy_from_the_reference(st
     mean = torch.stack([p * loss.total for p, loss in zip(probability, losses, strict=True)]).sum()
     (actual,) = torch.autograd.grad(mean, logits, retain_graph=True)
     divergence = (policy.exp() * (policy - reference)).sum()
-    (expected,) = torch.autograd.grad(divergence, logits, retain_graph=True)
-    (other,) = torch.autograd.grad((reference.exp() * (reference - policy)).sum(), logits)
+    (expected,) = torch.autograd.grad(0.5 * divergence, logits, retain_graph=True)
+    (other,) = torch.autograd.grad(0.5 * (reference.exp() * (reference - policy)).sum(), logits)
     assert actual.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
-    assert float((expected - other).abs().max()) > 0.02, "the two divergences differ, so that something was told apart"
+    assert float((expected - other).abs().max()) > 0.01, "the two divergences differ, so that something was told apart"
     estimate = sum(float(p) * named(loss)["kl_reference"] for p, loss in zip(probability, losses, strict=True))
     assert estimate == pytest.approx(divergence.item(), abs=1e-9)
 
@@ -162,3 +154,10 @@ def test_matrices_of_several_shapes_move_as_with_the_optimiser_of_torch() -> Non
     other = stepped(torch.optim.Muon, shapes, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
     for one, two in zip(mine, other, strict=True):
         assert torch.linalg.norm(one - two) < 0.02 * torch.linalg.norm(two)  # bfloat16 has three digits
+
+
+def test_every_step_of_a_recipe_of_ours_teaches() -> None:
+    for path in (path for path in sorted(RECIPES.rglob("*.yaml")) if not OTHER_KINDS & set(path.parts)):
+        recipe = load_recipe(path)
+        steps = recipe.schedule.iterations * recipe.training.optimizer_steps_per_iteration
+        assert all(learning_rate(step, steps, recipe.training) > 0 for step in range(steps)), path

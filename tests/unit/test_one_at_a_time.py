@@ -91,15 +91,6 @@ def test_a_killed_one_is_taken_over(layout: RunLayout, looks: list[Path], left: 
         assert not looks, "the end is written whatever ends the attempt"
 
 
-def test_one_that_is_just_ending_is_waited_for(layout: RunLayout) -> None:
-    with ThreadPoolExecutor(1) as pool, ExitStack() as other:
-        other.enter_context(sole_attempt(task_of(layout, TRAINER, attempt="45.0")))
-        ending = pool.submit(lambda: (time.sleep(LIMIT_S / 2), other.close()))
-        with sole_attempt(task_of(layout, TRAINER, attempt="47.0")):
-            assert "45.0" not in {path.read_text() for path in layout.heart(TRAINER, 0).parent.iterdir()}
-        ending.result()
-
-
 def slow_to_beat(patch: pytest.MonkeyPatch, module: ModuleType, attempt: str, meanwhile: Callable[[], object]) -> None:
     """An attempt that has claimed, and before its first beat another one works."""
 
