@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mrt_hpc.run import typed_file
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.heartbeats import BEATS_A_LIMIT, NO_BEAT, Heart, Observer, read_beat
 from mrt_hpc.run.layout import RunLayout
@@ -94,6 +95,18 @@ def test_a_group_is_leased_to_one_task_at_a_time(layout: RunLayout, observer: Ob
     assert not first.claim(7)
     same = layout.leases(4) / "00009.000"
     assert (first._create(same), second._create(same)) == (True, False), "of two who see a free group one gets it"
+
+
+def test_a_look_reads_each_file_once(layout: RunLayout, observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    for index in range(4):
+        assert all(map(leases(layout, observer, index).claim, range(100 * index, 100 * (index + 1))))
+    another, opened = leases(layout, observer, 4), typed_file._opened
+    monkeypatch.setattr(typed_file, "_opened", lambda path: (read.append(path), opened(path))[1])
+    for number in (404, 4):
+        read.clear()
+        assert another.free(list(range(500))) == list(range(400, 500))
+        assert len(read) == number
 
 
 def test_the_lease_of_an_attempt_that_has_ended_passes_on_at_once(layout: RunLayout, observer: Observer) -> None:
