@@ -95,28 +95,23 @@ def test_damage_is_found_and_the_groups_without_it_are_given_back(layout: RunLay
     assert complete_groups(layout.groups(3)) == set()
 
 
-@pytest.mark.parametrize(
-    ("record", "field", "value"),
-    [
-        ("rollouts", "reward", math.nan),
-        *(("rollouts", "logprobs", [-0.5, wrong, -0.5]) for wrong in (math.nan, -math.inf, 0.01)),
-        *(("values", *wrong) for wrong in (("value", math.nan), ("value", math.inf), ("baseline", math.nan))),
-    ],
-)
-def test_a_group_with_a_number_that_cannot_be_learnt_is_neither_kept_nor_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str, field: str, value: object
-) -> None:
+def test_a_group_with_a_number_that_cannot_be_learnt_is_neither_kept_nor_taken(tmp_path: Path) -> None:
     estimate = PrefixValue(0, "p-7", 2, 0, 1.25, variance=math.nan, progress_variance=math.nan, branches=1, baseline=0)
     good = dataclasses.replace(sampled(rollout("p-7", 2)), values=[estimate])
     commit_group(tmp_path / "good", good)
     assert read_group(tmp_path / "good").values[0].value == 1.25, "an unbiased estimate may be above 1"
-    changed = dataclasses.replace(getattr(good, record)[0], **{field: value})
-    bad = dataclasses.replace(good, **{record: [changed]})  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="iteration 0, problem p-7, sample 2"):
-        commit_group(tmp_path / "bad", bad)
-    assert not (tmp_path / "bad").exists()
-    with monkeypatch.context() as earlier:  # as a version wrote it that did not look
-        earlier.setattr(groups, "wrong_number", lambda _: None)
-        commit_group(tmp_path / "bad", bad)
-    with pytest.raises(DamagedError, match="problem p-7"):
-        read_group(tmp_path / "bad")
+    for number, (record, field, value) in enumerate((
+        ("rollouts", "reward", math.nan),
+        *(("rollouts", "logprobs", [-0.5, wrong, -0.5]) for wrong in (math.nan, -math.inf, 0.01)),
+        *(("values", *wrong) for wrong in (("value", math.nan), ("value", math.inf), ("baseline", math.nan))),
+    )):  # fmt: skip
+        changed = dataclasses.replace(getattr(good, record)[0], **{field: value})
+        bad, path = dataclasses.replace(good, **{record: [changed]}), tmp_path / str(number)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="iteration 0, problem p-7, sample 2"):
+            commit_group(path, bad)
+        assert not path.exists()
+        with pytest.MonkeyPatch.context() as earlier:  # as a version wrote it that did not look
+            earlier.setattr(groups, "wrong_number", lambda _: None)
+            commit_group(path, bad)
+        with pytest.raises(DamagedError, match="problem p-7"):
+            read_group(path)

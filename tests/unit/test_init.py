@@ -50,9 +50,8 @@ def init(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return typed
 
 
-@pytest.mark.parametrize(
-    ("words", "slurm", "values", "line"),
-    [
+def test_a_profile_has_the_values_of_the_cluster_and_says_whence(init: Callable[..., str], home: Path) -> None:
+    cases: list[tuple[str, RecordedSlurm, dict[str, object], str]] = [
         ("--gpu-partition preempt", RecordedSlurm(), {
             "account": "lab", "partitions": {"cpu": "cpu", "gpu": "preempt"}, "max_array_size": 1001,
             "max_submit_jobs": 5000, "max_time_minutes": 2880, "preemption_notice_s": 25,  # GraceTime and KillWait
@@ -64,19 +63,15 @@ def init(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         ("", LIMITED, {"max_submit_jobs": 100, "max_time_minutes": 720}, "MaxSubmitPU of normal\n"),
         ("", PARTS, {"gpu_type": None}, "1g.10gb"),
         ("--image /i/a.sif", RecordedSlurm(), {}, "  unpack: true # not seen"),
-    ],
-)  # fmt: skip
-def test_a_profile_has_the_values_of_the_cluster_and_says_whence(
-    init: Callable[..., str], home: Path, words: str, slurm: RecordedSlurm, values: dict[str, object], line: str
-) -> None:
-    init("mine", "--yes", *words.split(), slurm=slurm)
-    site = find_site("mine")
-    assert isinstance(site, SlurmSite)
-    assert values.items() <= site.model_dump().items()
-    text = (home / "sites" / "mine.yaml").read_text()
-    assert line in text
-    plain = [line for line in text.splitlines() if not line.startswith(("#", "type:", "partitions:", "container:"))]
-    assert [line for line in plain if " # " not in line] == [], "each value has its reason"
+    ]  # fmt: skip
+    for number, (words, slurm, values, line) in enumerate(cases):
+        init(name := f"mine{number}", "--yes", *words.split(), slurm=slurm)
+        site = find_site(name)
+        assert isinstance(site, SlurmSite) and values.items() <= site.model_dump().items()
+        text = (home / "sites" / f"{name}.yaml").read_text()
+        assert line in text
+        plain = [line for line in text.splitlines() if not line.startswith(("#", "type:", "partitions:", "container:"))]
+        assert [line for line in plain if " # " not in line] == [], "each value has its reason"
 
 
 def test_the_profile_becomes_the_site_of_all_commands(init: Callable[..., str], home: Path, tmp_path: Path) -> None:
