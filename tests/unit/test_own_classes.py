@@ -132,22 +132,19 @@ def test_a_way_of_evaluating_and_a_function_are_checked_as_classes_are(tmp_path:
     assert (refused.where, "same_words is the nearest" in str(refused.expected)) == (f"--set {option}", True)
 
 
-@pytest.mark.parametrize(
-    ("code", "told"),
-    [
+def test_a_module_that_fails_or_lacks_something_is_refused(recipe_file: Path) -> None:
+    for number, (code, told) in enumerate((
         ("x = 1\ndef f(:\n", "line 2: SyntaxError"),
         ("x = 1\nimport nowhere_at_all\n", "line 2: ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("x = 1\ny = x / 0\n", "line 2: ZeroDivisionError"),
         ("from mrt_hpc.algorithms.base import RolloutAlgorithm\nclass Mine(RolloutAlgorithm):\n    type: str\n",
          "the method learnt"),
         ("from mrt_hpc.provers.base import SamplingProver\nclass Mine(SamplingProver):\n    type: str\n", "is none"),
-    ],
-)  # fmt: skip
-def test_a_module_that_fails_or_lacks_something_is_refused(recipe_file: Path, code: str, told: str) -> None:
-    name = f"broken_{recipe_file.parent.name}"
-    (recipe_file.parent / f"{name}.py").write_text(code)
-    refused = refusal(load_recipe, recipe_file, (f"algorithm.type={name}:Mine",))
-    assert refused.what.startswith("algorithm.type:") and told in str(refused.expected)
+    )):  # fmt: skip
+        name = f"broken_{number}_{recipe_file.parent.name}"
+        (recipe_file.parent / f"{name}.py").write_text(code)
+        refused = refusal(load_recipe, recipe_file, (f"algorithm.type={name}:Mine",))
+        assert refused.what.startswith("algorithm.type:") and told in str(refused.expected)
 
 
 def test_what_its_check_refuses_is_refused_beside_the_other_faults(recipe_file: Path) -> None:

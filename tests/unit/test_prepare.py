@@ -189,9 +189,9 @@ def test_long_prompts_are_left_out_where_the_recipe_says_so(tmp_path: Path, capl
     assert refusal(check_prompts, none, STARTING_MODEL).advice, "too few are left"
 
 
-@pytest.mark.parametrize("text", ["Say <|end|> twice", "x</think>=3"])
-def test_a_problem_that_holds_a_special_token_is_refused(text: str, task: Task) -> None:
-    assert change_first(task, problem=text) == refusal(check_prompts, task, STARTING_MODEL).value
+def test_a_problem_that_holds_a_special_token_is_refused(task: Task) -> None:
+    for text in ("Say <|end|> twice", "x</think>=3"):
+        assert change_first(task, problem=text) == refusal(check_prompts, task, STARTING_MODEL).value
 
 
 def test_a_problem_that_the_template_changes_is_refused(tmp_path: Path) -> None:
