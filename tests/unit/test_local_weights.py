@@ -265,8 +265,7 @@ def test_none_is_read_twice(worker: Worker, publisher: Publisher, node: Path, mo
 def test_a_round_verifies_what_appears(worker: Worker, publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     async def sample(worker: Worker, *_: object) -> None:
         publish(publisher, 1)
-        ahead = worker.prefetch
-        assert ahead is not None
+        assert (ahead := worker.prefetch)
         wait_until(lambda: ahead.weights(1), reason="the verification", deadline_s=20)
 
     monkeypatch.setattr(Worker, "_sample", sample)

@@ -299,15 +299,11 @@ def test_a_run_keeps_its_own_copies_of_the_files_of_its_prompts(tmp_path: Path, 
     assert read_lock(layout.recipe_lock) == asked, "the lock names the files that were given"
 
 
-@pytest.mark.parametrize("field", ["examples", "chat_template"])
-def test_a_file_of_a_prompt_that_is_not_there_is_refused_before_anything_is_made(tmp_path: Path, field: str) -> None:
-    asked = recipe("quickstart", f"evaluation.prompt={{{field}: {tmp_path}/nowhere}}")
-    assert refusal(lambda: run_of(tmp_path / "run", recipe=asked)).where == f"evaluation.prompt.{field}"
-    assert any("nowhere" in missing for missing in missing_inputs(asked))
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_wrong_file_of_examples_is_refused_before_a_run_is_made(tmp_path: Path) -> None:
+def test_a_wrong_or_missing_file_of_a_prompt_is_refused_before_a_run_is_made(tmp_path: Path) -> None:
+    for field in ("examples", "chat_template"):
+        change = f"evaluation.prompt={{{field}: {tmp_path}/nowhere}}"
+        assert refusal(run_of, tmp_path / "run", change).where == f"evaluation.prompt.{field}"
+        assert any("nowhere" in missing for missing in missing_inputs(recipe("quickstart", change)))
     path = tmp_path / "few.jsonl"
     for line, told in (
         ('{"id": "e", "problem": "What is 1+1?"}', "solution"),
