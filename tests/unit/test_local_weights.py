@@ -265,7 +265,8 @@ def test_none_is_read_twice(worker: Worker, publisher: Publisher, node: Path, mo
 def test_a_round_verifies_what_appears(worker: Worker, publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     async def sample(worker: Worker, *_: object) -> None:
         publish(publisher, 1)
-        assert (ahead := worker.prefetch)
+        ahead = worker.prefetch
+        assert ahead is not None
         wait_until(lambda: ahead.weights(1), reason="the verification", deadline_s=20)
 
     monkeypatch.setattr(Worker, "_sample", sample)
