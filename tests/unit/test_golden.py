@@ -1,8 +1,4 @@
-"""What commands print is kept in tests/golden, one file a command, without places, times, versions and facts of this
-machine. A change of a sentence is a difference there, which a reviewer reads; ``env/test --update`` writes the files.
-"""
-
-from __future__ import annotations
+"""What commands print, compared whole with tests/golden; ``env/test --update`` writes the files."""
 
 import json
 import os
@@ -10,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from basics import INFERENCE, ROOT, TRAINER
@@ -31,16 +27,12 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 WIDE = 160  # columns of a terminal on which a plan is a table
 DAY = r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d\d \w{3} |\d{4}-\d\d-\d\d )?"
 TIMES = re.compile(rf"\b{DAY}\d\d:\d\d(?::\d\d)?\b")
 
 
 def compare(name: str, text: str, **places: object) -> None:
-    """Compare what was printed with a golden file; words stand for places."""
     for word, place in {**places, "CHECKOUT": ROOT, "VERSION": mrt_hpc.__version__}.items():
         text = text.replace(str(place), word)
     lines = [TIMES.sub("TIME", line).rstrip() for line in text.splitlines()]
@@ -101,7 +93,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
 
 
 def at_work(run: CannedRun) -> None:
-    """Two inference tasks run, and the trainer is queued again."""
     run.queue(LATER, *(f"12_{n}|RUNNING|1|None|node{n}" for n in range(2)))
     run.task(TRAINER, TaskState.RETRYING, message="no memory", failures=1)
     for index in range(2):
@@ -115,14 +106,12 @@ def test_status(run: CannedRun, finished: RunLayout) -> None:
 
 
 def fields(value: object, at: str) -> set[str]:
-    """The paths of all fields of a JSON value."""
     if isinstance(value, dict):
         return {at} | {path for name, inner in value.items() for path in fields(inner, f"{at}.{name}")}
     return {path for inner in value for path in fields(inner, f"{at}[]")} if isinstance(value, list) else {at}
 
 
 def test_json(run: CannedRun, finished: RunLayout) -> None:
-    """The fields of what programs read."""
     at_work(run)
     asked = [*(("status", str(root)) for root in (run.layout.root, finished.root)), ("runs", str(finished.root))]
     asked += [("cost", str(finished.root)), ("plan", "quickstart", "--site", "example"), ("recipes", "list")]

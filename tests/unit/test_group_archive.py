@@ -1,11 +1,10 @@
 """The groups of a passed iteration in one file: nothing is lost on the way, and damage is found."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import shutil
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from samples import rollout, sampled
@@ -19,15 +18,11 @@ from mrt_hpc.run.layout import COLLECTION, RunLayout
 from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.records import PrefixValue
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 GROUPS = 5
 
 
 @pytest.fixture
 def layout(tmp_path: Path) -> RunLayout:
-    """Iteration 3 with its groups and leases."""
     made = RunLayout(tmp_path)
     for position in range(GROUPS):
         commit_group(made.group(3, position), sampled(rollout(f"p{position}", 0)), holder={"index": position})
@@ -40,18 +35,12 @@ def everything(layout: RunLayout) -> dict[int, Group]:
     return {position: read_sampled(layout, 3, position) for position in sampled_positions(layout, 3)}
 
 
-def test_nothing_is_archived_while_a_group_is_missing(layout: RunLayout) -> None:
+@pytest.mark.parametrize("lost_at", ["_write", "_remove", "rmtree"])
+def test_archived_groups_are_what_they_were(layout: RunLayout, monkeypatch: pytest.MonkeyPatch, lost_at: str) -> None:
+    before = {position: read_group(layout.group(3, position)) for position in range(GROUPS)}
     archive_groups(layout, 3, GROUPS + 1)
     archive_groups(layout, COLLECTION, 0)  # which was never sampled
-    assert not layout.group_archive(3).exists() and not layout.iteration(COLLECTION).exists()
-    assert complete_groups(layout.groups(3)) == set(range(GROUPS))
-
-
-@pytest.mark.parametrize("lost_at", ["_write", "_remove", "rmtree"])
-def test_archived_groups_are_what_they_were_also_where_archiving_was_lost(
-    layout: RunLayout, monkeypatch: pytest.MonkeyPatch, lost_at: str
-) -> None:
-    before = {position: read_group(layout.group(3, position)) for position in range(GROUPS)}
+    assert not layout.group_archive(3).exists() and not layout.iteration(COLLECTION).exists(), "a group is missing"
 
     def lost(*_: object) -> None:
         raise KeyboardInterrupt
@@ -78,14 +67,21 @@ def test_a_group_that_is_archived_while_it_is_read_is_found(layout: RunLayout, m
     assert read_sampled(layout, 3, 1) == expected
 
 
+def changed(path: Path, whole: bytes, at: int, bits: int) -> None:
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ bits]) + whole[at + 1 :])
+
+
 def test_damage_is_found_and_the_groups_without_it_are_given_back(layout: RunLayout) -> None:
     before = everything(layout)
     archive_groups(layout, 3, GROUPS)
     path = layout.group_archive(3)
     whole = path.read_bytes()
-    data = bytearray(whole)
-    data[whole.index(b"00002/rollouts.parquet") + 200] ^= 1
-    path.write_bytes(data)
+    start = whole.index(b"PK\1\2")
+    for bit in range(8 * start, 8 * whole.index(b"PK\1\2", start + 1)):  # of the first of the names
+        changed(path, whole, bit // 8, 1 << bit % 8)
+        with suppress(DamagedError):
+            assert read_sampled(layout, 3, 0) == before[0]
+    changed(path, whole, whole.index(b"00002/rollouts.parquet") + 200, 1)
     with pytest.raises(DamagedError):
         read_sampled(layout, 3, 2)
     unpack(layout, 3)
@@ -99,44 +95,23 @@ def test_damage_is_found_and_the_groups_without_it_are_given_back(layout: RunLay
     assert complete_groups(layout.groups(3)) == set()
 
 
-def test_whatever_bit_is_changed_among_the_names_an_archive_is_whole_or_damaged(layout: RunLayout) -> None:
-    before = everything(layout)
-    archive_groups(layout, 3, GROUPS)
-    path = layout.group_archive(3)
-    data = path.read_bytes()
-    start = data.index(b"PK\1\2")
-    for bit in range(8 * (data.index(b"PK\1\2", start + 1) - start)):
-        changed = bytearray(data)
-        changed[start + bit // 8] ^= 1 << bit % 8
-        path.write_bytes(changed)
-        try:
-            assert read_sampled(layout, 3, 0) == before[0]
-        except DamagedError:
-            continue
-
-
-@pytest.mark.parametrize(
-    ("record", "field", "value"),
-    [
-        ("rollouts", "reward", math.nan),
-        *(("rollouts", "logprobs", [-0.5, wrong, -0.5]) for wrong in (math.nan, -math.inf, 0.01)),
-        *(("values", *wrong) for wrong in (("value", math.nan), ("value", math.inf), ("baseline", math.nan))),
-    ],
-)
-def test_a_group_with_a_number_that_cannot_be_learnt_is_neither_kept_nor_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str, field: str, value: object
-) -> None:
+def test_a_group_with_a_number_that_cannot_be_learnt_is_neither_kept_nor_taken(tmp_path: Path) -> None:
     estimate = PrefixValue(0, "p-7", 2, 0, 1.25, variance=math.nan, progress_variance=math.nan, branches=1, baseline=0)
     good = dataclasses.replace(sampled(rollout("p-7", 2)), values=[estimate])
     commit_group(tmp_path / "good", good)
     assert read_group(tmp_path / "good").values[0].value == 1.25, "an unbiased estimate may be above 1"
-    changed = dataclasses.replace(getattr(good, record)[0], **{field: value})
-    bad = dataclasses.replace(good, **{record: [changed]})  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="iteration 0, problem p-7, sample 2"):
-        commit_group(tmp_path / "bad", bad)
-    assert not (tmp_path / "bad").exists()
-    with monkeypatch.context() as earlier:  # as a version wrote it that did not look
-        earlier.setattr(groups, "wrong_number", lambda _: None)
-        commit_group(tmp_path / "bad", bad)
-    with pytest.raises(DamagedError, match="problem p-7"):
-        read_group(tmp_path / "bad")
+    for number, (record, field, value) in enumerate((
+        ("rollouts", "reward", math.nan),
+        *(("rollouts", "logprobs", [-0.5, wrong, -0.5]) for wrong in (math.nan, -math.inf, 0.01)),
+        *(("values", *wrong) for wrong in (("value", math.nan), ("value", math.inf), ("baseline", math.nan))),
+    )):  # fmt: skip
+        changed = dataclasses.replace(getattr(good, record)[0], **{field: value})
+        bad, path = dataclasses.replace(good, **{record: [changed]}), tmp_path / str(number)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="iteration 0, problem p-7, sample 2"):
+            commit_group(path, bad)
+        assert not path.exists()
+        with pytest.MonkeyPatch.context() as earlier:  # as a version wrote it that did not look
+            earlier.setattr(groups, "wrong_number", lambda _: None)
+            commit_group(path, bad)
+        with pytest.raises(DamagedError, match="problem p-7"):
+            read_group(path)

@@ -1,8 +1,7 @@
 """Hearts judged by the observer's clock, and leases that pass on when a heart stands still."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,25 +12,16 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Holder, Leases, group_leases
 from mrt_hpc.run.waiting import wait_until
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 LIMIT_S = 10.0
 
 
-class Clock:
-    """Time as a test sets it."""
-
-    now = 100.0
+@pytest.fixture
+def clock() -> SimpleNamespace:
+    return SimpleNamespace(now=100.0)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def observer(clock: Clock) -> Observer:
+def observer(clock: SimpleNamespace) -> Observer:
     return Observer(LIMIT_S, lambda: clock.now)
 
 
@@ -64,7 +54,7 @@ def test_a_heart_that_cannot_be_written_goes_on(tmp_path: Path, caplog: pytest.L
     assert len(caplog.records) == 7  # 1, 2, 4, ... 64
 
 
-def test_a_heart_lives_while_it_moves_and_for_the_limit_after(tmp_path: Path, observer: Observer, clock: Clock) -> None:
+def test_a_heart_lives_while_it_moves_and_longer(tmp_path: Path, observer: Observer, clock: SimpleNamespace) -> None:
     path = tmp_path / "heart.json"
     assert observer.living(path) is None
     beat(path, "a", 1)
@@ -90,7 +80,7 @@ def leases(layout: RunLayout, observer: Observer, index: int, attempt: str = "a"
     return group_leases(layout, 4, Holder(layout.root, "inference", index, attempt), observer)
 
 
-def test_a_group_is_leased_to_one_task_at_a_time(layout: RunLayout, observer: Observer, clock: Clock) -> None:
+def test_a_group_is_leased_to_one_task_at_a_time(layout: RunLayout, observer: Observer, clock: SimpleNamespace) -> None:
     first, second = leases(layout, observer, 0), leases(layout, observer, 1)
     assert first.claim(7)
     assert not second.claim(7)
@@ -107,21 +97,16 @@ def test_a_group_is_leased_to_one_task_at_a_time(layout: RunLayout, observer: Ob
     assert (first._create(same), second._create(same)) == (True, False), "of two who see a free group one gets it"
 
 
-def test_a_look_reads_each_heart_once_and_each_lease_once_in_all(
-    layout: RunLayout, observer: Observer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_reads_each_file_once(layout: RunLayout, observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
     for index in range(4):
-        each = leases(layout, observer, index)
-        assert all(each.claim(position) for position in range(100 * index, 100 * (index + 1)))
+        assert all(map(leases(layout, observer, index).claim, range(100 * index, 100 * (index + 1))))
     another, opened = leases(layout, observer, 4), typed_file._opened
     monkeypatch.setattr(typed_file, "_opened", lambda path: (read.append(path), opened(path))[1])
-    looks = []
-    for _ in range(3):
+    for number in (404, 4):
         read.clear()
         assert another.free(list(range(500))) == list(range(400, 500))
-        looks.append(len(read))
-    assert looks == [404, 4, 4]
+        assert len(read) == number
 
 
 def test_the_lease_of_an_attempt_that_has_ended_passes_on_at_once(layout: RunLayout, observer: Observer) -> None:

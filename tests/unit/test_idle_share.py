@@ -1,15 +1,11 @@
 """The simulation of `tests/benchmarks/bench_idle_share.py`, on runs small enough to be worked out by hand."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import bench_idle_share as bench
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def simulated(staleness: int, lengths: Callable[[], int], in_flight: bool = False, **changes: Any) -> bench.Shares:
@@ -20,7 +16,6 @@ def simulated(staleness: int, lengths: Callable[[], int], in_flight: bool = Fals
 
 
 def test_one_version_of_staleness_hides_an_update_that_is_shorter_than_the_sampling() -> None:
-    """Four seconds of sampling, and one of training or loading."""
     on_policy, loading = simulated(0, lambda: 40), simulated(1, lambda: 40, True, load_s=1.0)
     assert (on_policy.seconds, on_policy.idle, loading.idle) == pytest.approx((5.0, 1 / 5, 1 / 5))
     for in_flight in (False, True):

@@ -1,9 +1,8 @@
 """`mrt-hpc init` on clusters that answer with recorded texts: what it writes, asks and refuses."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from basics import executable
@@ -19,10 +18,6 @@ from mrt_hpc.cluster import login_node
 from mrt_hpc.cluster.login_node import LoginNode, module_of, mounts_by_kernel
 from mrt_hpc.cluster.questions import Wishes, open_questions, with_proposals
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 NODE = LoginNode("/shared/env/bin/python", modules="LMOD_CMD=/opt/lmod")
 TYPED = {"nodes": [("gpu|gpu:2|4", "gpu|gpu:a100:4(S:0-1)|2|64|512000\ngpu|gpu:h100:8|4")]}
 TWO_ACCOUNTS = {"associations": [("lab||", "lab||lowly,normal,urgent||200|\nteaching||")]}
@@ -34,7 +29,6 @@ LIMITED = RecordedSlurm(changes={**TWO_ACCOUNTS, "qos": [("normal|||", "normal|1
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The configuration of the user, who is at a login node."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(survey.User, "current", classmethod(lambda _: USER))
     monkeypatch.setattr(login_node, "look_at_login_node", lambda: NODE)
@@ -56,13 +50,8 @@ def init(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return typed
 
 
-def profile(home: Path, name: str) -> str:
-    return (home / "sites" / f"{name}.yaml").read_text()
-
-
-@pytest.mark.parametrize(
-    ("words", "slurm", "values", "line"),
-    [
+def test_a_profile_has_the_values_of_the_cluster_and_says_whence(init: Callable[..., str], home: Path) -> None:
+    cases: list[tuple[str, RecordedSlurm, dict[str, object], str]] = [
         ("--gpu-partition preempt", RecordedSlurm(), {
             "account": "lab", "partitions": {"cpu": "cpu", "gpu": "preempt"}, "max_array_size": 1001,
             "max_submit_jobs": 5000, "max_time_minutes": 2880, "preemption_notice_s": 25,  # GraceTime and KillWait
@@ -74,19 +63,15 @@ def profile(home: Path, name: str) -> str:
         ("", LIMITED, {"max_submit_jobs": 100, "max_time_minutes": 720}, "MaxSubmitPU of normal\n"),
         ("", PARTS, {"gpu_type": None}, "1g.10gb"),
         ("--image /i/a.sif", RecordedSlurm(), {}, "  unpack: true # not seen"),
-    ],
-)  # fmt: skip
-def test_a_profile_has_the_values_of_the_cluster_and_says_whence(
-    init: Callable[..., str], home: Path, words: str, slurm: RecordedSlurm, values: dict[str, object], line: str
-) -> None:
-    init("mine", "--yes", *words.split(), slurm=slurm)
-    site = find_site("mine")
-    assert isinstance(site, SlurmSite)
-    assert values.items() <= site.model_dump().items()
-    text = profile(home, "mine")
-    assert line in text
-    plain = [line for line in text.splitlines() if not line.startswith(("#", "type:", "partitions:", "container:"))]
-    assert [line for line in plain if " # " not in line] == [], "each value has its reason"
+    ]  # fmt: skip
+    for number, (words, slurm, values, line) in enumerate(cases):
+        init(name := f"mine{number}", "--yes", *words.split(), slurm=slurm)
+        site = find_site(name)
+        assert isinstance(site, SlurmSite) and values.items() <= site.model_dump().items()
+        text = (home / "sites" / f"{name}.yaml").read_text()
+        assert line in text
+        plain = [line for line in text.splitlines() if not line.startswith(("#", "type:", "partitions:", "container:"))]
+        assert [line for line in plain if " # " not in line] == [], "each value has its reason"
 
 
 def test_the_profile_becomes_the_site_of_all_commands(init: Callable[..., str], home: Path, tmp_path: Path) -> None:
@@ -111,11 +96,11 @@ def test_what_is_refused_writes_nothing(init: Callable[..., str], home: Path) ->
 def test_a_profile_is_replaced_only_when_asked_to(init: Callable[..., str], home: Path) -> None:
     init("--yes", slurm=RecordedSlurm(changes={"config": [("= onehost", "= local")]}))
     assert find_site(None).name == "cluster", "not the name of this machine"
-    before = profile(home, "cluster")
+    before = (profile := home / "sites" / "cluster.yaml").read_text()
     assert "--force" in init("cluster", "--yes", slurm=PLAIN, code=2)
-    assert profile(home, "cluster") == before
+    assert profile.read_text() == before
     init("cluster", "--yes", "--force", slurm=PLAIN)
-    assert "max_array_size: 10 #" in profile(home, "cluster")
+    assert "max_array_size: 10 #" in profile.read_text()
     (home / "settings.yaml").write_text("sites: x\n")
     init("fourth", "--yes", code=2)
 
@@ -144,7 +129,7 @@ def test_choices_are_asked_at_a_terminal(init: Callable[..., str], home: Path) -
     assert isinstance(site, SlurmSite)
     assert (site.account, site.partitions.cpu, site.partitions.gpu) == ("teaching", "cpu", "gpu")
     assert site.gpu_type == "a100"
-    assert "account: teaching # chosen; yours are lab, teaching" in profile(home, "asked")
+    assert "account: teaching # chosen; yours are lab, teaching" in (home / "sites" / "asked.yaml").read_text()
 
 
 def test_what_is_proposed_and_what_is_asked_for() -> None:

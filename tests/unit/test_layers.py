@@ -1,18 +1,13 @@
 """Imports go only downwards, and the light half of the package loads nothing heavy."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from basics import ROOT
 from commands import HELP
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PACKAGE = ROOT / "mrt_hpc"
 LEAVES = {"cluster", "view", "evaluate", "images", "datasets"}
@@ -29,18 +24,16 @@ HEAVY = [
 
 
 def imports(path: Path) -> set[str]:
-    """Sub-packages of mrt_hpc that a module imports, wherever in it the import stands."""
+    """Sub-packages of mrt_hpc that a module imports, also within a function."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            above = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            found.update(f"{above}{alias.name}" for alias in node.names)
     return {name.split(".")[1] for name in found if name.startswith("mrt_hpc.")}
 
 
 def test_imports_go_downwards_and_the_core_imports_no_leaf() -> None:
-    """Wherever the import stands: also within a function."""
     for path in sorted(PACKAGE.rglob("*.py")):
         own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         if own not in ("__init__", "__main__"):
@@ -50,13 +43,10 @@ def test_imports_go_downwards_and_the_core_imports_no_leaf() -> None:
 
 
 def test_every_folder_has_a_layer() -> None:
-    folders = {path.parent.name for path in PACKAGE.glob("*/*.py")}
-    modules = {path.stem for path in PACKAGE.glob("[!_]*.py")}
-    assert folders | modules == set(LEVEL)
+    assert {*(p.parent.name for p in PACKAGE.glob("*/*.py")), *(p.stem for p in PACKAGE.glob("[!_]*.py"))} == set(LEVEL)
 
 
 def import_of(room: str) -> str:
-    """A statement that imports all modules of a room."""
     modules = (PACKAGE / room).rglob("*.py")
     return "import " + ", ".join(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in modules)
 
@@ -82,53 +72,3 @@ def test_the_light_half_of_the_package_and_what_only_looks_load_nothing_heavy(wh
     command = [sys.executable, "-c", f"{code}\n{check}"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert result.returncode == 0, result.stderr
-
-
-LIGHT = """
-import importlib, sys, tomllib
-from pathlib import Path
-project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-stack = {line.partition(">")[0].replace("-", "_") for line in project["optional-dependencies"]["stack"]} | {"vllm"}
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name in stack:
-            raise ModuleNotFoundError(name)
-
-sys.meta_path.insert(0, Absent())
-for name in sys.argv[1:]:
-    try:
-        importlib.import_module(name)
-    except ImportError:
-        print(name)
-from mrt_hpc.recipe.load import load_recipe
-for recipe in ("quickstart", "mrt_online", "backtracking"):
-    load_recipe(Path("recipes", f"{recipe}.yaml"))
-"""
-ON_NODES = {"training", "inference", "roles"}
-"""Rooms that only tasks on compute nodes import."""
-GRADERS = {"grader_queue", "spread_lane", "math.equivalence", "math.math_verify_changes", "math.preload"}
-OF_THE_STACK = {
-    "mrt_hpc.run.weights_delta", "mrt_hpc.evaluate.regrade", "mrt_hpc.evaluate.class_check",
-    "mrt_hpc.evaluate.class_contracts", "mrt_hpc.domains.small_world.model",
-    "mrt_hpc.domains.small_world.warm_start", *(f"mrt_hpc.domains.{name}" for name in GRADERS),
-}  # fmt: skip
-"""All other modules that a light installation cannot import: what commands need is not among them."""
-
-
-def test_a_light_installation_can_import_what_commands_need_and_read_recipes() -> None:
-    files = [path.relative_to(ROOT).with_suffix("") for path in PACKAGE.rglob("[!_]*.py")]
-    names = sorted(".".join(file.parts) for file in files if file.parts[1] not in ON_NODES)
-    done = subprocess.run([sys.executable, "-c", LIGHT, *names], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    assert {*done.stdout.split()} == OF_THE_STACK
-
-
-@pytest.mark.parametrize("path", sorted((PACKAGE / "mrt").glob("[!_]*.py")), ids=lambda p: p.stem)
-def test_every_function_of_the_method_states_its_source_and_its_errors(path: Path) -> None:
-    functions = [f for f in ast.parse(path.read_text()).body if isinstance(f, ast.FunctionDef)]
-    for function in (f for f in functions if not f.name.startswith("_")):
-        stated = ast.get_docstring(function) or ""
-        assert "\nSource: " in stated, f"{function.name} does not say where it is from"
-        raises = any(isinstance(node, ast.Raise) for node in ast.walk(function))
-        assert not raises or "\nRaises:" in stated, f"{function.name} does not state its errors"

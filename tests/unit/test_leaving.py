@@ -1,13 +1,10 @@
 """A task that is told to leave in the midst of its requests: all that it has started ends, soon and without noise."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,10 +14,6 @@ from mrt_hpc.inference.server_start import ServerProcess, ServerSettings
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested, ShutdownRequest, run_until_asked_to_leave
 from mrt_hpc.run.waiting import wait_until
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-SOON_S = 15.0
 DEAF = """
 import signal, subprocess, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -75,25 +68,16 @@ def test_a_task_that_gives_its_nodes_back_leaves_no_pending_tasks_behind() -> No
     assert done.stdout.startswith("recorded ")
 
 
-@pytest.fixture
-def deaf_server(tmp_path: Path) -> Iterator[tuple[VllmServer, int]]:
-    """A server that does not heed SIGTERM, and has a child."""
+def test_a_server_that_does_not_heed_the_signal_is_gone_soon_with_its_children(tmp_path: Path) -> None:
     server = VllmServer(ServerSettings(tmp_path, 8), tmp_path / "log")
     process = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, start_new_session=True)
+    server._process = ServerProcess(process)
     assert process.stdout is not None
     with process.stdout:
         child = int(process.stdout.readline())
-    server._process = ServerProcess(process)
-    yield server, child
-    server.close()
-
-
-def test_a_server_that_does_not_heed_the_signal_is_gone_soon(deaf_server: tuple[VllmServer, int]) -> None:
-    """With its children, and it is not started again."""
-    server, child = deaf_server
     began = time.monotonic()
     server.close()
-    assert time.monotonic() - began < SOON_S, "a task may have two servers"
+    assert time.monotonic() - began < 15.0, "a task may have two servers"
     assert not server.socket.parent.exists()
     wait_until(lambda: has_ended(child) or None, reason="the child's end", deadline_s=20)
     with pytest.raises(UserError):  # by a thread that waited for it

@@ -1,7 +1,5 @@
 """A legend hides no line of its figure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,13 +1,12 @@
 """Whatever sees a text of the model takes linear time: a text may be long, and the task's heartbeat waits meanwhile."""
 
-from __future__ import annotations
-
 import re
 import time
 import timeit
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -24,10 +23,7 @@ from mrt_hpc.recipe.kinds import VERIFIERS
 from mrt_hpc.recipe.registry import imported
 from mrt_hpc.recipe.sections import Episodes
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    Seeing = Callable[[str], object]
+Seeing = Callable[[str], object]
 
 ATOMS = (
     " ", "\n", "\t", "\r\n", "\u00a0", "\n\n", "\\", "\\\\", "\\ ", "\\,", "\\!", "{", "}", "{}", "\\{", "\\}", "(",
@@ -57,7 +53,6 @@ def _pieces(text: str) -> list[bytes]:
 
 
 def _of_rules_and_verifiers() -> Iterator[tuple[str, Seeing]]:
-    """What the task asks of each rule and of each verifier that comes with the package."""
     for name, rule in RULES.items():
         yield f"rule {name}", rule
         yield f"rule {name} in a thought", partial(rule, thinking=True)

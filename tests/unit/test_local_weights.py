@@ -1,15 +1,14 @@
-"""Weights versions that a trainer publishes as changes: an inference task puts them together on its node, beside the
-sampling where it can, asks for whole ones where it cannot, and verifies none twice.
-"""
-
-from __future__ import annotations
+"""Weights versions that are published as changes: an inference task puts them together and verifies none twice."""
 
 import os
+import queue
 import subprocess
 import sys
 import tempfile
 import threading
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,16 +25,11 @@ from mrt_hpc.roles.training import artifacts
 from mrt_hpc.roles.training.artifacts import Publisher
 from mrt_hpc.run import weights_delta
 from mrt_hpc.run.atomic import checksum
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, read_manifest, verify
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import CHANGES, Weights, is_delta, published_versions
 from mrt_hpc.run.weights_delta import BrokenChainError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from mrt_hpc.run.layout import RunLayout
 
 SEGMENT = ("schedule.iterations=12", "schedule.iterations_per_job=12", "training.keep_weights=3")
 FILE = "model-2.safetensors"
@@ -43,7 +37,6 @@ FILE = "model-2.safetensors"
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder for temporary files of the node."""
     (folder := tmp_path / "node").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
@@ -51,7 +44,6 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
-    """A run whose trainer has published nothing yet."""
     monkeypatch.setattr(weights_on_node, "LONGEST_LOOK_S", 0.01)
     return run_of(tmp_path / "run", *SEGMENT, "schedule.max_staleness=1", "training.full_weights_every=8")
 
@@ -84,9 +76,6 @@ def failing(error: Exception) -> Callable[..., None]:
     return fail
 
 
-# -- the trainer
-
-
 def test_changes_are_published_between_whole_models(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifacts, "pinned_versions", lambda _: {5})
     assert publish(publisher, *range(1, 11)) == [False, *[True] * 3, False, *[True] * 2, False, *[True] * 2]
@@ -95,9 +84,7 @@ def test_changes_are_published_between_whole_models(publisher: Publisher, monkey
 
 
 @pytest.mark.parametrize("other", [False, True])
-def test_no_delta_is_made_of_what_is_gone_or_another(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, other: bool
-) -> None:
+def test_no_delta_of_a_base_gone_or_another(publisher: Publisher, monkeypatch: pytest.MonkeyPatch, other: bool) -> None:
     publish(publisher, 1, 2)
     lose(publisher, 2)
     if other:
@@ -118,9 +105,6 @@ def test_no_delta_of_a_superseded_attempt_is_committed(publisher: Publisher, mon
     assert published_versions(publisher.task.layout) == [1]
 
 
-# -- the inference task
-
-
 @pytest.fixture
 def local(layout: RunLayout, node: Path) -> Iterator[LocalWeights]:
     local = LocalWeights(layout)
@@ -138,22 +122,13 @@ def versions_on(node: Path) -> list[int]:
     return sorted(int(path.name[1:7]) for path in node.glob(f"{PREFIX}*/v*"))
 
 
-def test_versions_are_put_together_one_after_the_other(publisher: Publisher, local: LocalWeights, node: Path) -> None:
-    publish(publisher, *range(1, 6))
+def test_versions_are_put_together_and_make_room(publisher: Publisher, local: LocalWeights, node: Path) -> None:
+    publish(publisher, *range(1, 7))
     layout = publisher.task.layout
     assert local.of(1).directory == layout.weights_version(1)
     assert versions_on(node) == [], "a whole model is not copied"
-    for version in (3, 4, 5):
-        weights = local.of(version)
-        assert holds(weights, version)
-        assert weights.digest == read_manifest(layout.weights_version(version)).digest
-        assert local.of(version) == weights
-    assert versions_on(node) == [3, 4, 5]
-
-
-def test_the_versions_before_the_one_served_make_room(publisher: Publisher, local: LocalWeights, node: Path) -> None:
-    publish(publisher, *range(1, 7))
     two, three = (local.of(version) for version in (2, 3))
+    assert (three.digest, local.of(3)) == (read_manifest(layout.weights_version(3)).digest, three)
     files = [path.stat().st_ino for path in sorted(two.directory.iterdir())]
     for served in (two, three):
         local.served(served)
@@ -203,9 +178,7 @@ def test_a_damaged_link_is_set_aside_with_all_that_follow(publisher: Publisher, 
         verified_weights(task, 5)  # as evaluations ask
 
 
-def test_a_version_that_was_published_again_meanwhile_stays(
-    publisher: Publisher, local: LocalWeights, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_published_again_stays(publisher: Publisher, local: LocalWeights, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(publisher, *range(1, 5))
 
     def slow(version: int) -> Weights:
@@ -231,8 +204,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_what_a_killed_task_has_left_is_removed_by_the_next_one(node: Path) -> None:
     mine = NodeFolder.make()
     subprocess.run([sys.executable, "-c", LEFT, str(node)], check=False, env=dict(os.environ))
-    assert len(left := [path for path in node.iterdir() if path != mine.path]) == 1
-    assert (left[0] / "model").exists()
+    (left,) = (path for path in node.iterdir() if path != mine.path)
+    assert (left / "model").exists()
     next_one = NodeFolder.make()
     assert sorted(node.iterdir()) == sorted([mine.path, next_one.path]), "that of the living task stays"
     for folder in (mine, next_one):
@@ -240,12 +213,8 @@ def test_what_a_killed_task_has_left_is_removed_by_the_next_one(node: Path) -> N
     assert list(node.iterdir()) == []
 
 
-# -- beside the sampling
-
-
 @pytest.fixture
 def worker(layout: RunLayout) -> Worker:
-    """An inference task whose server holds version 0."""
     publish_full(layout, 0)
     zero = layout.weights_version(0)
     return Worker(task_of(layout, INFERENCE), cast("Any", None), None, [], Weights(0, verify(zero).digest, zero))
@@ -265,7 +234,6 @@ def verified_ahead(worker: Worker, publisher: Publisher, version: int) -> Prefet
 
 
 def switched(worker: Worker, version: int) -> list[int]:
-    """The versions that a server is given to load for a round with ``version``."""
     loaded: list[int] = []
 
     class Loads:
@@ -277,9 +245,7 @@ def switched(worker: Worker, version: int) -> list[int]:
     return loaded
 
 
-def test_what_was_verified_or_put_together_while_sampling_is_loaded_without_reading_it_again(
-    worker: Worker, publisher: Publisher, node: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_none_is_read_twice(worker: Worker, publisher: Publisher, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with worker.local.open():
         for version in (1, 2, 3):
             ahead = verified_ahead(worker, publisher, version)
@@ -296,9 +262,7 @@ def test_what_was_verified_or_put_together_while_sampling_is_loaded_without_read
     assert list(node.iterdir()) == []
 
 
-def test_a_round_verifies_what_is_published_meanwhile(
-    worker: Worker, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_verifies_what_appears(worker: Worker, publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     async def sample(worker: Worker, *_: object) -> None:
         publish(publisher, 1)
         ahead = worker.prefetch
@@ -337,8 +301,7 @@ def test_nothing_more_is_sampled_with_weights_that_were_set_aside(worker: Worker
 
 def test_damage_that_is_found_ahead_is_left_to_the_switch(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
     publish_full(worker.task.layout, 1)
-    path = worker.task.layout.weights_version(1)
-    flip(path / FILE)
+    flip((path := worker.task.layout.weights_version(1)) / FILE)
     ahead = Prefetch(worker.local, newest=0, last=1)
     with ahead.running():
         wait_until(lambda: "verified again" in caplog.text or None, reason="the warning", deadline_s=20)
@@ -347,26 +310,17 @@ def test_damage_that_is_found_ahead_is_left_to_the_switch(worker: Worker, caplog
 
 
 def test_a_round_that_is_over_waits_for_no_verification(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, reading, may_end = [], threading.Event(), threading.Event()
-
-    def slowly(file: Path) -> str:
-        read.append(file.name)
-        reading.set()
-        assert may_end.wait(20)
-        return checksum(file)
-
-    monkeypatch.setattr(weights_on_node, "checksum", slowly)
+    read, may_end = queue.Queue[Path](), threading.Event()
+    monkeypatch.setattr(weights_on_node, "checksum", lambda f: (read.put(f), may_end.wait(20), checksum(f))[-1])
     publish_full(worker.task.layout, 1)
     ahead = Prefetch(worker.local, newest=0, last=1)
     with ahead.running():
-        assert reading.wait(20)
+        read.get(timeout=20)
         (thread,) = (one for one in threading.enumerate() if one.name == "prefetch")
-    assert thread.is_alive(), "leaving the block has waited for it"
+    assert thread.is_alive(), "leaving the block has not waited for it"
     may_end.set()
     thread.join(20)
-    assert not thread.is_alive()
-    assert len(read) == 1
-    assert ahead.weights(1) is None
+    assert (thread.is_alive(), read.empty(), ahead.weights(1)) == (False, True, None), "it reads no further file"
 
 
 @pytest.mark.parametrize(("staleness", "last"), [(1, 11), (0, 0)])

@@ -1,12 +1,11 @@
 """``mrt-hpc logs --follow``: all logs of a run, with their tasks, until the run has ended."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from basics import INFERENCE, TRAINER
@@ -15,10 +14,6 @@ from commands import typed
 
 from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.view.logs import AT_ONCE, LogFollower, last_traceback, log_files, traceback_in
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 SERVER = f"{INFERENCE}.00003.12_3.0.server.log"
 RANK = f"{TRAINER}.00000.a.rank0.log"
@@ -99,27 +94,23 @@ def test_a_log_that_grows_fast_is_read_in_parts(run: CannedRun) -> None:
     assert list(follower.new_lines()) == []
     lines = AT_ONCE // 10 + 5
     path.write_text("".join(f"{n:09d}\n" for n in range(lines)))
-    first = [line.text for line in follower.new_lines()]
+    first, rest = ([line.text for line in read()] for read in (follower.new_lines, follower.last_lines))
     assert len(first) < lines
-    rest = [line.text for line in follower.last_lines()]
     assert [int(text) for text in (*first, *rest)] == list(range(lines))
 
 
 USER_ERROR = f"{TRACEBACK}UserError: what\n  where:    here\n  next:     go"
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
+def test_the_last_traceback_of_a_text() -> None:
+    for text, found in (
         ("all is well\n", None),
         (f"{TRACEBACK}OldError: 1\n{TRACEBACK}NewError: 2\n2026 INFO\n", f"{TRACEBACK}NewError: 2"),
         ("".join(f"(Engine pid=1) {line}\n" for line in [*TRACEBACK.splitlines(), "E: 2"]), f"{TRACEBACK}E: 2"),
         (f"{USER_ERROR}\n\nmore\n", USER_ERROR),
         (TRACEBACK, TRACEBACK.rstrip()),  # which was cut off
-    ],
-)
-def test_the_last_traceback_of_a_text(text: str, found: str | None) -> None:
-    assert traceback_in(text) == found
+    ):
+        assert traceback_in(text) == found
 
 
 def test_the_log_that_was_written_last_has_the_traceback(run: CannedRun) -> None:
@@ -156,7 +147,6 @@ def test_lines_come_while_the_run_goes_on_until_it_ends_or_the_reader_stops(run:
 
 
 def until(process: subprocess.Popen[str], wanted: Callable[[str], bool]) -> None:
-    """Read the lines that a process prints, up to one that is wanted."""
     assert process.stdout is not None
     printed = []
     for line in process.stdout:

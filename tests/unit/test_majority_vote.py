@@ -1,8 +1,5 @@
 """Votes of k of n answers, against votes counted one by one; answers that say the same vote together."""
 
-from __future__ import annotations
-
-import math
 from collections import Counter
 from itertools import combinations
 
@@ -10,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import branch_with
 
 from mrt_hpc.inference.traces import BoundaryPlan
 from mrt_hpc.mrt.votes import AnswerCounts, cleaned_answer, majority_at_k
@@ -17,7 +15,6 @@ from mrt_hpc.provers.base import GradedBoundary
 from mrt_hpc.provers.branches import Branches
 from mrt_hpc.provers.majority import MajorityVote
 from mrt_hpc.roles.sampling.grading import pairs_to_compare, representatives
-from mrt_hpc.run.records import Branch, FinishReason
 
 RIGHT = "right"
 
@@ -35,21 +32,6 @@ def outcome(votes: list[str]) -> float:
     return winners.count(RIGHT) / len(winners) if winners else 0.0
 
 
-@pytest.mark.parametrize(
-    ("counts", "k", "expected"),
-    [
-        (AnswerCounts(2, (2, 2)), 6, 1 / 3),  # the tie is shared by three
-        (AnswerCounts(1, (), 3), 4, 1.0),  # those without an answer have no vote
-        (AnswerCounts(0, (), 4), 2, 0.0),
-        (AnswerCounts(2, (2,)), 3, 1 / 2),  # two draws of four leave out a wrong one, and are right
-        (AnswerCounts(3, (1,), 1), 1, 3 / 5),  # maj@1 is pass@1
-        (AnswerCounts(1, (), 2), 2, 2 / 3),  # two of three pairs have the right answer, the other has none
-    ],
-)
-def test_votes_by_hand(counts: AnswerCounts, k: int, expected: float) -> None:
-    assert majority_at_k(counts, k) == pytest.approx(expected, abs=1e-12)
-
-
 @settings(deadline=None, max_examples=150)
 @given(st.integers(0, 4), st.lists(st.integers(1, 3), max_size=3), st.integers(0, 3), st.data())
 def test_the_formula_equals_counting_all_draws(right: int, wrong: list[int], none: int, data: st.DataObject) -> None:
@@ -59,18 +41,15 @@ def test_the_formula_equals_counting_all_draws(right: int, wrong: list[int], non
         assert majority_at_k(counts, k) == pytest.approx(counted(counts, k), abs=1e-10)
 
 
-def test_many_answers_do_not_overflow() -> None:
+def test_many_answers_do_not_overflow_and_more_voters_than_answers_are_refused() -> None:
     """600 right against 400 wrong of 1,000: a vote of 101 is nearly that of independent draws, 0.979."""
     few = majority_at_k(AnswerCounts(600, (400,)), 3)
     assert few == pytest.approx((600 * 599 * 598 + 3 * 600 * 599 * 400) / (1000 * 999 * 998), abs=1e-12)
     assert 0.979 < majority_at_k(AnswerCounts(600, (400,)), 101) < 0.99
     assert majority_at_k(AnswerCounts(600, (400,)), 1000) == pytest.approx(1.0, abs=1e-12)
-
-
-def test_more_voters_than_answers_are_refused() -> None:
-    for k in (0, 4):
+    for k in (0, 1001):
         with pytest.raises(ValueError, match="maj@"):
-            majority_at_k(AnswerCounts(2, (1,)), k)
+            majority_at_k(AnswerCounts(600, (400,)), k)
 
 
 def test_answers_are_counted_by_class() -> None:
@@ -89,21 +68,11 @@ def test_answers_are_counted_by_class() -> None:
         assert cleaned_answer(answer) == cleaned
 
 
-# -- of the branches at a boundary
-
-
 REWARDS = {"1/2": 0.0, "0.5": 0.0, "3": 1.0, "3.0": 1.0, "7": 0.0}
 
 
 def vote(answers: list[str | None], same: dict[str, str]) -> float:
-    branches = [
-        Branch(
-            iteration=0, problem_id="p", sample=0, boundary=0, branch=0, seed=0, weights_version=0, token_ids=[1],
-            logprobs=[math.log(0.5)], finish_reason=FinishReason.STOP, text="", answer=answer,
-            reward=0.0 if answer is None else REWARDS[answer], known=False, look_ahead=0.0, prompt_tokens=1,
-            cached_tokens=None,
-        ) for answer in answers
-    ]  # fmt: skip
+    branches = [branch_with([1], answer=answer, reward=REWARDS.get(str(answer), 0.0)) for answer in answers]
     prover = MajorityVote(Branches(None), len(answers))  # type: ignore[arg-type]  # nothing is asked
     return prover.estimate(GradedBoundary(BoundaryPlan(0, len(answers), 0.0), branches, [], same)).value
 

@@ -1,14 +1,13 @@
 """What roles write of a run is what the report reads back, and each figure stands once, under one name."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, get_type_hints
+from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
-import pytest
 from commands import refusal
+from samples import rollout_with
 
 from mrt_hpc.algorithms.batch import Batch, Learnt
 from mrt_hpc.analysis.collect import as_ranges, read_measurements
@@ -18,12 +17,8 @@ from mrt_hpc.recipe.sections import Training
 from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
 from mrt_hpc.run.evaluation_settings import EvaluationSettings
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.records import FinishReason, Rollout
 from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
 from mrt_hpc.training.update_statistics import UpdateStats
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 METRICS = IterationMetrics(
     iteration=3, reward_mean=0.5, tokens_per_rollout=120.5, seconds={Phase.GENERATION: 1.5, Phase.OPTIMISATION: 2.0},
@@ -38,19 +33,14 @@ def test_records_survive_their_files(tmp_path: Path) -> None:
         recipe="r", algorithm="grpo", model="m", iterations_planned=4, iterations=(METRICS,), evaluations=(EVALUATION,),
         cost=RunCost(gpu_hours=1.5), files=(RunFile(what="weights", path="weights"),),
     )  # fmt: skip
-    for record in (METRICS, EVALUATION, run, unmeasured):
-        record.write(tmp_path / "deep" / "file.json")
-        assert repr(type(record).read(tmp_path / "deep" / "file.json")) == repr(record)
-
-
-@pytest.mark.parametrize(
-    "text", ['{"iteration": 1, "reward_mean": 0.5, "tokens_per_rollout": 3, "reward_meen": 1}', '{"iteration": ']
-)
-def test_a_misspelt_field_and_a_broken_file_are_refused_with_their_place(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "metrics.json"
-    path.write_text(text)
-    refused = refusal(IterationMetrics.read, path)
-    assert str(path) in str(refused) and refused.advice
+    path = tmp_path / "deep" / "file.json"
+    for record in (EVALUATION, run, unmeasured):
+        record.write(path)
+        assert repr(type(record).read(path)) == repr(record)
+    for text in ('{"iteration": 1, "tokens_per_rollout": 3, "reward_meen": 1}', '{"iteration": '):
+        path.write_text(text)
+        refused = refusal(IterationMetrics.read, path)
+        assert str(path) in str(refused) and refused.advice
 
 
 def test_measurements_are_collected_and_gaps_are_named(tmp_path: Path) -> None:
@@ -68,24 +58,15 @@ def test_measurements_are_collected_and_gaps_are_named(tmp_path: Path) -> None:
     assert [as_ranges(numbers) for numbers in ([], [3], [0, 1, 2, 5], [1, 3, 4])] == ["", "3", "0-2, 5", "1, 3-4"]
 
 
-# -- the metrics of an iteration
-
-
 NUMBERS = {name: number for number, name in enumerate(f.name for f in fields(UpdateStats))}
 STATS = UpdateStats(**NUMBERS)  # type: ignore[arg-type]
 SEQUENCE = TrainingSequence(
     [1], [2, 3], np.ones(2, np.float32), np.zeros(2, np.float32), np.ones(2, dtype=bool), group="0"
 )
-ROLLOUT = Rollout(
-    iteration=0, problem_id="p", sample=0, seed=0, weights_version=0, prompt_ids=[1], forced=0, token_ids=[2, 3],
-    logprobs=[-0.5] * 2, finish_reason=FinishReason.STOP, text="7", answer="7", reward=1.0, boundaries=[0, 2],
-    started=0.0, seconds=0.0,
-)  # fmt: skip
-ROLLOUTS = Batch([ROLLOUT], [{}], [], "digest", np.zeros(0), [])
+ROLLOUTS = Batch([rollout_with([2, 3])], [{}], [], "digest", np.zeros(0), [])
 
 
 def metrics_of(batch: Batch | None = ROLLOUTS, **stats: float) -> IterationMetrics:
-    """Of an iteration that learnt rollouts, or one given sample."""
     learnt = Learnt([SEQUENCE], digest="digest", batch=batch)
     return iteration_metrics(3, learnt, replace(STATS, **stats), Timeline(), {})  # type: ignore[arg-type]
 
@@ -106,12 +87,8 @@ def test_each_figure_of_the_update_stands_once() -> None:
     assert not get_type_hints(TrainerSettings, localns={"Training": Training}).keys() & Training.model_fields.keys()
 
 
-def test_a_share_of_truncated_rollouts_is_no_share_of_importance_weights() -> None:
-    capped = metrics_of(importance_capped_share=0.5)
-    assert (capped.truncated_share, capped.trainer["importance_capped_share"]) == (0.0, 0.5)
-
-
 def test_what_is_not_finite_is_left_out_as_not_measured() -> None:
-    found = metrics_of(entropy=math.nan, mismatch_max=math.inf, mismatch_kl=math.inf)
+    found = metrics_of(entropy=math.nan, mismatch_max=math.inf, mismatch_kl=math.inf, importance_capped_share=0.5)
     assert (found.entropy, found.mismatch_max, found.loss) == (None, None, STATS.loss)
     assert "mismatch_kl" not in found.trainer and found.skipped_steps == STATS.skipped_steps
+    assert (found.truncated_share, found.trainer["importance_capped_share"]) == (0.0, 0.5), "not the weights' share"

@@ -1,11 +1,10 @@
 """What files alone tell of a model is refused when a run is submitted, before anything is queued."""
 
-from __future__ import annotations
-
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +15,6 @@ from safetensors.numpy import save_file
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.model_files import context_length
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TEMPLATE = "{{ messages[0].content }}"
@@ -28,7 +24,6 @@ HALF = json.dumps({"weight_map": {"a": WEIGHTS, "b": "model-00002-of-00002.safet
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A directory whose files go together."""
     directory = tmp_path / "model"
     directory.mkdir()
     config = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 4096}
@@ -51,17 +46,12 @@ def without(name: str) -> Callable[[Path], object]:
     return lambda model: (model / name).unlink()
 
 
+def shortened(model: Path) -> None:
+    (model / WEIGHTS).write_bytes((model / WEIGHTS).read_bytes()[:-10])
+
+
 def holding(name: str, content: bytes) -> Callable[[Path], object]:
     return lambda model: (model / name).write_bytes(content)
-
-
-def renamed(model: Path) -> None:
-    """One shard of two, without index."""
-    (model / WEIGHTS).rename(model / "model-00001-of-00002.safetensors")
-
-
-def truncated(model: Path) -> None:
-    (model / WEIGHTS).write_bytes((model / WEIGHTS).read_bytes()[:-10])
 
 
 @pytest.mark.parametrize(
@@ -71,11 +61,12 @@ def truncated(model: Path) -> None:
         (without("tokenizer.json"), "tokenizer.json"),
         (change(TOKENIZER, chat_template=None), "prompt.chat_template"),
         (without(WEIGHTS), r"\*\.safetensors"),
-        (truncated, "bytes, by its header"),
+        (shortened, "bytes, by its header"),
         (holding(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\n"), "a safetensors file"),
         (holding(WEIGHTS, struct.pack("<Q", 8) + b"no JSON." + bytes(64)), "a safetensors file"),
         (holding(INDEX, HALF), "model-00002-of-00002.safetensors"),
-        (renamed, "model.safetensors is missing"),
+        # one shard of two, without index
+        (lambda m: (m / WEIGHTS).rename(m / "model-00001-of-00002.safetensors"), "model.safetensors is missing"),
         (change(CONFIG, architectures=["Qwen2ForCasualLM"]), "Qwen2ForCasualLM"),
         (change(CONFIG, architectures=None), "architectures"),
         (change(CONFIG, architectures=["BertForMaskedLM"]), "BertForMaskedLM"),
@@ -106,7 +97,7 @@ def test_the_model_of_a_prover_is_looked_at_as_well(model: Path) -> None:
     long = "evaluation.benchmarks=[{name: b, problems: {type: small_world}, mode: {type: extrapolation}}]"
     asked = recipe("small_world/mrt_online", f"prover.model={model}", long)
     run_of(model.parent / "run", recipe=asked)
-    truncated(model)
+    shortened(model)
     assert "prover.model" in str(refusal(lambda: run_of(model.parent / "another", recipe=asked)).where)
 
 

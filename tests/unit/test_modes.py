@@ -1,15 +1,13 @@
 """Ways of evaluating, with a scripted server: what is asked, what is inserted, where the boundaries are."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.parquet as pq
-import pytest
 import samples
 from commands import recipe, refusal
 from run_of import run_of
@@ -17,10 +15,10 @@ from run_of import run_of
 from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.inference.protocol import SamplingSettings
+from mrt_hpc.inference.protocol import Request, SamplingSettings
 from mrt_hpc.inference.sampler import RolloutPlan, TraceCutter
 from mrt_hpc.inference.tokens import TokenBytes
-from mrt_hpc.inference.traces import PromptedGroup, Start
+from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
 from mrt_hpc.modes.base import Mode
 from mrt_hpc.modes.budget_forcing import BudgetForcing
 from mrt_hpc.modes.extrapolation import Extrapolation
@@ -33,12 +31,6 @@ from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.parquet import read_records, write_records
 from mrt_hpc.run.records import FinishReason, Problem, Rollout
 from mrt_hpc.run.seeds import derive_seed
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from mrt_hpc.inference.protocol import Request
-    from mrt_hpc.inference.traces import SampledTrace
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "my_mode.py"
 TOKENIZER = build_tokenizer()
@@ -90,11 +82,9 @@ def inserted(trace: SampledTrace) -> list[str]:
     return [TOKENS.text(trace.completion.token_ids[at : at + length]) for at, length in trace.inserted]
 
 
-@pytest.mark.parametrize(
-    ("text", "whole"), [(b"a|\n\n|b", 2), (b"a|.\n\n|b|\n\n|c|d", 4), (b"a|\n|\n|b", 3), (b"a|\n\nb|c", 1), (b"a|b", 2)]
-)
-def test_an_unfinished_paragraph_is_what_follows_the_last_blank_line(text: bytes, whole: int) -> None:
-    assert whole_paragraphs(text.split(b"|")) == whole
+def test_an_unfinished_paragraph_is_what_follows_the_last_blank_line() -> None:
+    wholes = {b"a|\n\n|b": 2, b"a|.\n\n|b|\n\n|c|d": 4, b"a|\n|\n|b": 3, b"a|\n\nb|c": 1, b"a|b": 2}
+    assert {text: whole_paragraphs(text.split(b"|")) for text in wholes} == wholes
     gaps = {b"": "", b"so x=7": "\n\n", b"so x=7\n": "\n", b"so x=7\n\n": ""}
     assert {before: paragraph_break(before) for before in gaps} == gaps
 
@@ -184,27 +174,19 @@ def test_with_extend_the_end_of_the_thought_is_suppressed_up_to_the_largest_budg
     assert [request.settings.max_tokens for request in server.asked[:3]] == left
 
 
-def test_the_second_attempt_sees_the_first_behind_the_same_prompt() -> None:
-    server = Scripted(["x=3</think>3", "x=7</think>7"])
-    first, second = traces(HistoryConditioned(backtrack="Again"), server)
-    attempt = first.completion.token_ids[:-1]
-    assert second.start.context_ids == [*PROMPT, *attempt, END, *ids("\nAgain\n<think>\n")]
-    assert (first.text, second.text) == ("x=3</think>3", "x=7</think>7")
-    assert [(t.sample, t.counts) for t in (first, second)] == [(2, False), (3, True)]
-    assert first.completion.seed == derive_seed(7, "rollout", 0, "p", 1)
-    assert second.completion.seed == derive_seed(7, "round", 0, "p", 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("attempt", "mode", "turn"),
-    [
+def test_the_second_attempt_sees_the_first_which_is_closed_where_it_was_cut() -> None:
+    for attempt, mode, turn in (
+        ("x=3</think>3", HistoryConditioned(backtrack="Again"), "x=3</think>3<|end|>\nAgain\n<think>\n"),
         ("x=3</think>3", HistoryConditioned(backtrack=None), "x=3</think>3<|end|>\nSolve 2*x+1=15\n<think>\n"),
         ("x=3\n\nx=4", HistoryConditioned(backtrack="Again", attempt_tokens=3), "x=3</think><|end|>\nAgain\n<think>\n"),
-    ],
-)
-def test_the_problem_is_said_again_and_an_attempt_that_is_cut_is_closed(attempt: str, mode: Mode, turn: str) -> None:
-    _, second = traces(mode, Scripted([attempt, "x=7</think>7"]))
-    assert TOKENS.text(second.start.context_ids[len(PROMPT) :]) == turn
+    ):
+        first, second = traces(mode, Scripted([attempt, "x=7</think>7"]))
+        assert second.start.context_ids[: len(PROMPT)] == PROMPT
+        assert TOKENS.text(second.start.context_ids[len(PROMPT) :]) == turn
+        assert second.text == "x=7</think>7"
+        assert [(t.sample, t.counts) for t in (first, second)] == [(2, False), (3, True)]
+        seeds = [derive_seed(7, "rollout", 0, "p", 1), derive_seed(7, "round", 0, "p", 1, 1)]
+        assert [t.completion.seed for t in (first, second)] == seeds
 
 
 def test_a_prompt_holds_the_last_attempts_of_the_window() -> None:
@@ -232,18 +214,15 @@ def benchmark(mode: str) -> str:
     return f"evaluation.benchmarks=[{{name: b, problems: {{type: small_world, problems: 4}}, mode: {mode}}}]"
 
 
-@pytest.mark.parametrize(
-    ("mode", "fact"),
-    [
+def test_what_cannot_work_is_refused() -> None:
+    for mode, fact in (
         ("{type: budget_forcing, budgets: [64, 32]}", "ascending"),
         ("{type: budget_forcing, budgets: [64], forced_text: Stop.}", "forced_text"),
         ("{type: extrapolation, extensions: 3}", "value_every"),
         ('{type: extrapolation, words: [Wait, ""]}', "is empty"),
         ("{type: linearised, rounds: 1}", "from 2"),
-    ],
-)
-def test_what_cannot_work_is_refused(mode: str, fact: str) -> None:
-    assert fact in refusal(recipe, "quickstart", benchmark(mode)).message()
+    ):
+        assert fact in refusal(recipe, "quickstart", benchmark(mode)).message()
     tagless = 'prompt={instruction: "", thought_start: "", thought_end: ""}'
     refused = refusal(recipe, "quickstart", tagless, benchmark("{type: extrapolation}"))
     assert "prompt.thought_end" in refused.message()

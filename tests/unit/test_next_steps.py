@@ -1,15 +1,12 @@
-"""What a ``next:`` line says to type works when it is pasted: the command and its options are there, what it names
-exists, and what it would begin is accepted.
-"""
-
-from __future__ import annotations
+"""What a ``next:`` line says to type works when it is pasted."""
 
 import ast
 import re
 import shlex
 import shutil
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import pytest
@@ -29,13 +26,11 @@ from mrt_hpc.run.layout import RunLayout, existing_run
 from mrt_hpc.submit.extension import extended_recipe
 from mrt_hpc.submit.origin import fork_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 NEXT = re.compile(r"\bnext:\s+(.+)$", re.MULTILINE)
 PLACEHOLDER = re.compile(r"(?:^|[.=/])[A-Z]{3,}\b")
 SHOWS = {"status", "explain", "logs", "report", "runs", "recipes", "fields", "cost", "plan", "validate"}
 """The commands that are run as they are."""
+OTHERS = {"cancel", "clean", "sync", "regrade", "serve", "init", "doctor", "model", "data", "compare"}
 
 
 def advised(printed: str) -> Iterator[list[str]]:
@@ -49,16 +44,11 @@ def words_of(text: str) -> Iterator[str]:
     """The words of a shell up to the end of a clause."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars="();`")
     lexer.whitespace_split, lexer.commenters = True, ""
-    while True:
-        try:
-            word = lexer.get_token()
-        except ValueError:  # an apostrophe of the prose
-            return
-        if word is None or set(word) <= set("();`"):
-            return
-        yield word.rstrip(",:")
-        if word.endswith((",", ":")):
-            return
+    with suppress(ValueError):  # an apostrophe of the prose
+        while (word := lexer.get_token()) and not set(word) <= set("();`"):
+            yield word.rstrip(",:")
+            if word.endswith((",", ":")):
+                return
 
 
 def parsed(words: list[str]) -> tuple[click.Context, list[str]]:
@@ -75,11 +65,6 @@ def parsed(words: list[str]) -> tuple[click.Context, list[str]]:
 
 
 def paste(words: list[str]) -> None:
-    """Type a command that was advised, without starting anything.
-
-    Raises:
-        AssertionError: it does not work.
-    """
     context, words = parsed(words)
     given, command = context.params, words[0]
     named = {param.name for param in context.command.params if isinstance(param.type, RunPath)} & {"run", "run_before"}
@@ -97,18 +82,7 @@ def paste(words: list[str]) -> None:
     elif command == "eval":
         typed(*words, "--plan")
     else:
-        assert command in (
-            "cancel",
-            "clean",
-            "sync",
-            "regrade",
-            "serve",
-            "init",
-            "doctor",
-            "model",
-            "data",
-            "compare",
-        ), command
+        assert command in OTHERS, command
 
 
 def paste_all(printed: str) -> None:

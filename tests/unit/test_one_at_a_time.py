@@ -1,18 +1,18 @@
 """Of two jobs of a task one works at a time, and a run on this machine runs in one place at a time."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from threading import Barrier
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import pytest
 from basics import TRAINER
@@ -32,17 +32,12 @@ from mrt_hpc.backends.slurm.after_srun import main as after_srun
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.heartbeats import BEATS_A_LIMIT, NO_BEAT, Heart, read_beat
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.submit.renewal import is_renewed, renew
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.layout import RunLayout
 
 LIMIT_S = 0.5
 
@@ -55,14 +50,9 @@ def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The hearts that were read to learn whether another attempt works."""
     read: list[Path] = []
     monkeypatch.setattr(holding, "read_beat", lambda path: read.append(path) or read_beat(path))
     return read
-
-
-def task(layout: RunLayout, attempt: str) -> Task:
-    return task_of(layout, TRAINER, attempt=attempt)
 
 
 @pytest.mark.parametrize("second", ["47.0", "45_0.0", "44.3"])
@@ -71,7 +61,7 @@ def test_a_second_job_does_nothing(layout: RunLayout, monkeypatch: pytest.Monkey
     began: list[Task] = []
     monkeypatch.setenv("SLURM_JOB_ID", second.partition(".")[0])
     monkeypatch.setenv("SLURM_RESTART_COUNT", second[-1])
-    with sole_attempt(task(layout, "46.0")):
+    with sole_attempt(task_of(layout, TRAINER, attempt="46.0")):
         with pytest.raises(UserError) as refused:
             run_task(str(layout.root), TRAINER, 0, Placement(0, 1, 0, second), began.append)
         outcome = after_srun([str(layout.root), TRAINER, "0", "143"])  # of a rank that was ended with the first one
@@ -85,44 +75,39 @@ def test_a_second_job_does_nothing(layout: RunLayout, monkeypatch: pytest.Monkey
     ("left", "taker", "at_once"),
     [("45.0", "45.1", True), ("45_3.0", "45_3.1", True), ("45.0", "47.0", False), ("1234abcd", "5678abcd", True)],
 )
-def test_a_killed_attempt_is_taken_over(
-    layout: RunLayout, looks: list[Path], left: str, taker: str, at_once: bool
-) -> None:
+def test_a_killed_one_is_taken_over(layout: RunLayout, looks: list[Path], left: str, taker: str, at_once: bool) -> None:
     """At once by the next attempt of the same job; by another job when the heart has stood still for long enough."""
-    with sole_attempt(task(layout, left)):
+    with sole_attempt(task_of(layout, TRAINER, attempt=left)):
         kept = {path: path.read_bytes() for path in layout.heart(TRAINER, 0).parent.iterdir()}
     for path, content in kept.items():  # its claim, and a heart that stands still
         path.write_bytes(content)
     began = time.monotonic()
-    with pytest.raises(ValueError, match="ends"), sole_attempt(task(layout, taker)):
+    with pytest.raises(ValueError, match="ends"), sole_attempt(task_of(layout, TRAINER, attempt=taker)):
         assert (not looks) == at_once
         assert at_once or time.monotonic() - began >= LIMIT_S
         looks.clear()
         raise ValueError("ends")
-    with sole_attempt(task(layout, "99.0")):
+    with sole_attempt(task_of(layout, TRAINER, attempt="99.0")):
         assert not looks, "the end is written whatever ends the attempt"
 
 
-def test_one_that_is_just_ending_is_waited_for(layout: RunLayout) -> None:
-    with ThreadPoolExecutor(1) as pool, ExitStack() as other:
-        other.enter_context(sole_attempt(task(layout, "45.0")))
-        ending = pool.submit(lambda: (time.sleep(LIMIT_S / 2), other.close()))
-        with sole_attempt(task(layout, "47.0")):
-            assert "45.0" not in {path.read_text() for path in layout.heart(TRAINER, 0).parent.iterdir()}
-        ending.result()
+def slow_to_beat(patch: pytest.MonkeyPatch, module: ModuleType, attempt: str, meanwhile: Callable[[], object]) -> None:
+    """An attempt that has claimed, and before its first beat another one works."""
+
+    class Slow(Heart):
+        def __enter__(self) -> Heart:
+            if self.attempt.startswith(attempt):
+                meanwhile()
+            return super().__enter__()
+
+    patch.setattr(module, "Heart", Slow)
 
 
 def test_one_that_beats_too_late_is_refused(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (task_of(layout, TRAINER, attempt=attempt) for attempt in ("45.0", "47.0"))
     with ExitStack() as other:
-
-        class Slow(Heart):
-            def __enter__(self) -> Heart:
-                if self.attempt == "45.0":
-                    other.enter_context(sole_attempt(task(layout, "47.0")))
-                return super().__enter__()
-
-        monkeypatch.setattr(holding, "Heart", Slow)
-        with pytest.raises(UserError) as refused, sole_attempt(task(layout, "45.0")):
+        slow_to_beat(monkeypatch, holding, "45.0", lambda: other.enter_context(sole_attempt(second)))
+        with pytest.raises(UserError) as refused, sole_attempt(first):
             pytest.fail("two work at once")
         assert refused.value.exit_code is ExitCode.GIVE_BACK
 
@@ -145,7 +130,7 @@ def test_of_many_that_begin_at_once_never_two_work_together(layout: RunLayout) -
     with ThreadPoolExecutor(jobs) as pool:
         for turn in range(5):
             start = Barrier(jobs)
-            tasks = [task(layout, f"{100 * turn + number + 1}.0") for number in range(jobs)]
+            tasks = [task_of(layout, TRAINER, attempt=f"{100 * turn + number + 1}.0") for number in range(jobs)]
             for one in [pool.submit(work, one, start) for one in tasks]:
                 one.result()
     assert max(most) == 1
@@ -182,9 +167,7 @@ def test_a_run_held_by_a_live_process_is_refused_until_that_has_ended(layout: Ru
     with held(layout) as process:
         with pytest.raises(UserError, match=f"process {process.pid} on"), claimed(layout, 10.0):
             pass
-        found = local_process(layout)
-        assert found is not None
-        assert found.pid == process.pid
+        assert (found := local_process(layout)) and found.pid == process.pid
     assert local_process(layout) is None, "killed"
     with claimed(layout, 10.0):
         assert read_beat(layout.heart(LOCAL, 2)) != NO_BEAT, "the second claim"
@@ -205,17 +188,13 @@ def test_a_cancelled_process_has_ended(layout: RunLayout, monkeypatch: pytest.Mo
 
 
 def test_of_two_hosts_the_first_to_beat_goes_on(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first has claimed and does not beat yet, so that it seems dead to the second."""
     with ExitStack() as second:
 
-        class Slow(Heart):
-            def __enter__(self) -> Heart:
-                if self.attempt.startswith("first:"):
-                    monkeypatch.setattr(ledger.socket, "gethostname", lambda: "second")
-                    second.enter_context(claimed(layout, 10.0))
-                return super().__enter__()
+        def claims() -> None:
+            monkeypatch.setattr(ledger.socket, "gethostname", lambda: "second")
+            second.enter_context(claimed(layout, 10.0))
 
-        monkeypatch.setattr(ledger, "Heart", Slow)
+        slow_to_beat(monkeypatch, ledger, "first:", claims)
         monkeypatch.setattr(ledger.socket, "gethostname", lambda: "first")
         with pytest.raises(UserError, match="on second"), claimed(layout, 10.0):
             pytest.fail("two run the plan")

@@ -1,9 +1,7 @@
 """The narrow reading of a shard gives what the whole one gives, and sees the same damage."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,9 +13,6 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.run.groups import RolloutOutcome, read_group, read_outcomes
 from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.parquet import read_part
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_outcomes_are_those_of_the_whole_records_in_any_order_and_damage_is_seen(tmp_path: Path) -> None:

@@ -1,13 +1,10 @@
 """An algorithm and a prover that the package does not know: one file beside the recipe, named there."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,9 +26,6 @@ from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.recipe.user_code import changed, own_code
 from mrt_hpc.roles.training.iteration_data import RolloutReader
 from mrt_hpc.run.groups import commit_group
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EXAMPLE = ROOT / "tests" / "examples" / "my_method.py"
 
@@ -79,62 +73,43 @@ def test_an_advantage_that_is_not_a_number_is_refused_with_its_place(recipe_file
     assert (refused.where, refused.exit_code) == ("iteration 0, group p-7", ExitCode.FATAL)
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of class of a user's own: where a file names it, and a bound of one of its fields."""
-
-    section: str
-    module: str
-    name: str
-    broken: str
-    """A field with a value beyond its bound."""
-    bound: str
-    near: str
-    """A wrong name of that field."""
-    base: str = "small_world/mrt_online"
-
-    def write(self, folder: Path, module: str, name: str, field: str) -> tuple[Path, int]:
-        """A file that names a class with one of its fields, and the number of the field's line."""
-        lines = {f"{self.section}.type": f'"{module}:{name}"', **dict([(f"{self.section}.{field}").split("=")])}
-        text = [f"extends: {self.base}"] if self.base else ["name: here"]
-        for number, (dotted, value) in enumerate(lines.items()):
-            *above, last = dotted.removeprefix(".").split(".")
-            indents = ["  " * depth + f"{step}:" for depth, step in enumerate(above)] if not number else []
-            text += [*indents, "  " * len(above) + f"{last}: {value}"]
-        path = folder / "mine.yaml"
-        path.write_text("\n".join(text) + "\n")
-        return path, len(text)
+def naming(folder: Path, section: str, *lines: str) -> tuple[Path, int]:
+    """A recipe, or a site, with these lines in a section, and the number of the last line."""
+    above = section.split(".") if section else []
+    text = ["extends: small_world/mrt_online" if section else "name: here"]
+    text += ["  " * depth + f"{step}:" for depth, step in enumerate(above)] + ["  " * len(above) + x for x in lines]
+    (path := folder / "mine.yaml").write_text("\n".join(text) + "\n")
+    return path, len(text)
 
 
-KINDS = (
-    Kind("algorithm", "my_method", "LastEpisode", "weight=-1", "a number of at least 0", "wieght"),
-    Kind("prover", "my_method", "Cautious", "branches=0", "from 1 to 1,000,000", "branchs"),
-    Kind("evaluation.prover", "my_method", "Cautious", "branches=0", "from 1 to 1,000,000", "branchs"),
-    Kind("data.verifier", "my_verifier", "LastLineChoice", "choices=1", "from 2 to 26", "choises"),
-    Kind("", "my_queue", "ScriptSite", "most_scripts=0", "from 1 to 1,000,000", "most_script", base=""),
+@pytest.mark.parametrize(
+    ("section", "file", "name", "field", "beyond", "bound", "near"),
+    [
+        ("algorithm", "my_method", "LastEpisode", "weight", -1, "a number of at least 0", "wieght"),
+        ("prover", "my_method", "Cautious", "branches", 0, "from 1 to 1,000,000", "branchs"),
+        ("evaluation.prover", "my_method", "Cautious", "branches", 0, "from 1 to 1,000,000", "branchs"),
+        ("data.verifier", "my_verifier", "LastLineChoice", "choices", 1, "from 2 to 26", "choises"),
+        ("", "my_queue", "ScriptSite", "most_scripts", 0, "from 1 to 1,000,000", "most_script"),
+    ],
 )
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.section or "site")
 def test_a_fault_in_a_class_of_any_kind_is_named_with_its_line_and_by_the_class_itself(
-    tmp_path: Path, kind: Kind
+    tmp_path: Path, section: str, file: str, name: str, field: str, beyond: int, bound: str, near: str
 ) -> None:
-    module = f"{kind.module}_{tmp_path.name}"
-    shutil.copy(EXAMPLE.with_name(f"{kind.module}.py"), tmp_path / f"{module}.py")
-    field = kind.broken.partition("=")[0]
-    dotted = f"{kind.section}." if kind.section else ""
-    for name, setting, at, told in (
-        (f"{module}:{kind.name}", kind.broken, field, kind.bound),
-        (f"{module}:{kind.name}", f"{kind.near}=2", kind.near, f"{field} is the nearest; one of"),
-        (f"{module}:{kind.name[:-1]}", f"{field}=2", "type", f"{kind.name} is the nearest"),
-        (f"{module[1:]}:{kind.name}", f"{field}=2", "type", f"{module}:{kind.name} is the nearest"),
-        (f"{module}:Path", f"{field}=2", "type", kind.name),
+    module = f"{file}_{tmp_path.name}"
+    shutil.copy(EXAMPLE.with_name(f"{file}.py"), tmp_path / f"{module}.py")
+    for kind, setting, at, told in (
+        (f"{module}:{name}", f"{field}: {beyond}", field, bound),
+        (f"{module}:{name}", f"{near}: 2", near, f"{field} is the nearest; one of"),
+        (f"{module}:{name[:-1]}", f"{field}: 2", "type", f"{name} is the nearest"),
+        (f"{module[1:]}:{name}", f"{field}: 2", "type", f"{module}:{name} is the nearest"),
+        (f"{module}:Path", f"{field}: 2", "type", name),
     ):
-        path, line = kind.write(tmp_path, *name.split(":"), setting)
-        refused = refusal(load_recipe if kind.section else load_site, path)
+        path, line = naming(tmp_path, section, f'type: "{kind}"', setting)
+        refused = refusal(load_recipe if section else load_site, path)
         faults = {fault.what.partition(":")[0]: fault for fault in (refused, *refused.others)}
-        assert told in str(faults[f"{dotted}{at}"].expected), faults
-        assert faults[f"{dotted}{at}"].where == f"{path}, line {line - (at == 'type')}"
+        fault = faults[f"{section}.{at}".removeprefix(".")]
+        assert told in str(fault.expected), faults
+        assert fault.where == f"{path}, line {line - (at == 'type')}"
         assert "alpha" not in refused.message(), "fields of the package's own classes are not named"
 
 
@@ -148,47 +123,36 @@ def test_a_way_of_evaluating_and_a_function_are_checked_as_classes_are(tmp_path:
         ("OneMoreLook", "wrod", "a", "wrod", "word is the nearest; one of type, word"),
         ("OneMoreLok", "word", "a", "type", "OneMoreLook is the nearest"),
     ):
-        refused = refusal(load_recipe, tmp_path / "mine.yaml", (where % (tmp_path.name, name, field, value),))
-        assert (refused.what.partition(":")[0], refused.where) == (
-            f"evaluation.benchmarks.0.mode.{at}",
-            f"--set {where % (tmp_path.name, name, field, value)}",
-        )
-        assert told in str(refused.expected)
+        option = where % (tmp_path.name, name, field, value)
+        refused = refusal(load_recipe, tmp_path / "mine.yaml", (option,))
+        assert refused.what.startswith(f"evaluation.benchmarks.0.mode.{at}:") and told in str(refused.expected)
+        assert refused.where == f"--set {option}"
     option = f"data.verifier=my_verifier_{tmp_path.name}:same_wrds"
     refused = refusal(load_recipe, tmp_path / "mine.yaml", (option,))
     assert (refused.where, "same_words is the nearest" in str(refused.expected)) == (f"--set {option}", True)
 
 
-@pytest.mark.parametrize(
-    ("code", "told"),
-    [
+def test_a_module_that_fails_or_lacks_something_is_refused(recipe_file: Path) -> None:
+    for number, (code, told) in enumerate((
         ("x = 1\ndef f(:\n", "line 2: SyntaxError"),
         ("x = 1\nimport nowhere_at_all\n", "line 2: ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("x = 1\ny = x / 0\n", "line 2: ZeroDivisionError"),
         ("from mrt_hpc.algorithms.base import RolloutAlgorithm\nclass Mine(RolloutAlgorithm):\n    type: str\n",
          "the method learnt"),
         ("from mrt_hpc.provers.base import SamplingProver\nclass Mine(SamplingProver):\n    type: str\n", "is none"),
-    ],
-)  # fmt: skip
-def test_a_module_that_fails_and_a_class_that_lacks_something_are_refused(
-    recipe_file: Path, code: str, told: str
-) -> None:
-    name = f"broken_{recipe_file.parent.name}"
-    (recipe_file.parent / f"{name}.py").write_text(code)
-    refused = refusal(load_recipe, recipe_file, (f"algorithm.type={name}:Mine",))
-    assert refused.what.startswith("algorithm.type:") and told in str(refused.expected)
+    )):  # fmt: skip
+        name = f"broken_{number}_{recipe_file.parent.name}"
+        (recipe_file.parent / f"{name}.py").write_text(code)
+        refused = refusal(load_recipe, recipe_file, (f"algorithm.type={name}:Mine",))
+        assert refused.what.startswith("algorithm.type:") and told in str(refused.expected)
 
 
 def test_what_its_check_refuses_is_refused_beside_the_other_faults(recipe_file: Path) -> None:
     settings = ("episodes.max_episodes=1", "training.offload_optimizer=true", "training.zero_stage=0")
     refused = refusal(load_recipe, recipe_file, settings)
-    assert [(fault.what.partition(":")[0], fault.where) for fault in (refused, *refused.others)] == [
-        ("episodes.max_episodes", f"--set {settings[0]}"),
-        ("training.offload_optimizer", f"--set {settings[1]}"),
-    ]
-    assert (
-        refusal(load_recipe, recipe_file, ("algorithm.type=pathlib:Path",)).where == "--set algorithm.type=pathlib:Path"
-    )
+    assert [fault.where for fault in (refused, *refused.others)] == [f"--set {setting}" for setting in settings[:2]]
+    setting = "algorithm.type=pathlib:Path"
+    assert refusal(load_recipe, recipe_file, (setting,)).where == f"--set {setting}"
 
 
 def test_its_fields_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,10 +162,8 @@ def test_its_fields_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     weight = f"algorithm[{module}:LastEpisode].weight"
     for asked in (f"{module}:LastEpisode", f"algorithm.{module}:LastEpisode", weight):
         assert weight in typed("fields", asked).output.splitlines()
-    assert (
-        f"evaluation.prover[{module}:Cautious].branches"
-        in typed("fields", f"evaluation.prover.{module}:Cautious").output.splitlines()
-    )
+    shown = typed("fields", f"evaluation.prover.{module}:Cautious").output
+    assert f"evaluation.prover[{module}:Cautious].branches" in shown.splitlines()
     assert "LastEpisode is the nearest" in typed("fields", f"{module}:LastEpisod", exits=2).stderr
 
 
@@ -222,10 +184,7 @@ def test_a_run_keeps_the_code_and_its_tasks_use_the_copy(recipe_file: Path, tmp_
     original.write_text(original.read_text() + "\n# another day\n")
     assert changed(recipe, layout.code) == [original]
     original.unlink()
-    read = subprocess.run(
-        [sys.executable, "-c", READ, str(layout.recipe_lock)], capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert read.returncode == 0, read.stderr
-    assert read.stdout.split() == [str(layout.code / original.name), "0.5"]
+    command = [sys.executable, "-c", READ, str(layout.recipe_lock)]
+    read = subprocess.check_output(command, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert read.split() == [str(layout.code / original.name), "0.5"]
     assert lock_text(recipe) == layout.recipe_lock.read_text()

@@ -1,21 +1,15 @@
 """Packing: every sequence once, budgets kept, ranks in step."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mrt_hpc.training.packing import MicroStep, blocks_of, pack, pack_end_to_end, pack_shared, padded_tokens
 from mrt_hpc.training.packing import split_by_group as split
 from mrt_hpc.training.prefixes import SharedRow, SortedSequences
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=80)
 IDS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), max_size=30)
@@ -47,9 +41,8 @@ def test_end_to_end(lengths: list[int], world_size: int, max_tokens: int) -> Non
     assert max_tokens < 300 or len(plan) <= 2 * -(-sum(lengths) // (max_tokens * world_size))
 
 
-@pytest.mark.parametrize(
-    ("how", "lengths", "ranks", "most", "plan"),
-    [
+def test_plans_by_hand() -> None:
+    for how, lengths, ranks, most, plan in (
         (pack, [10, 2, 9, 2, 2], 1, 20, [((0, 2),), ((1, 3, 4),)]),  # like lengths go together
         (pack, [8, 8, 8, 8], 2, 1000, [((0, 1), (2, 3))]),  # two ranks share the work that one pass could hold
         (pack, [5], 3, 100, [((0,), (), ())]),  # a rank without work gets a filler
@@ -59,12 +52,8 @@ def test_end_to_end(lengths: list[int], world_size: int, max_tokens: int) -> Non
         (pack_end_to_end, [8, 7, 2, 1], 2, 1000, [((0, 3), (1, 2))]),
         (split, ["a", "a", "b", "c", "c"], [5, 5, 4, 3, 3], 2, [[0, 1], [2, 3, 4]]),  # of like size
         (split, ["a", "a"], [1, 1], 3, [[0, 1]]),  # no more mini-batches than groups
-    ],
-)
-def test_plans_by_hand(
-    how: Callable[..., Any], lengths: list[int], ranks: int, most: int, plan: list[MicroStep]
-) -> None:
-    assert how(lengths, ranks, most) == plan
+    ):
+        assert how(lengths, ranks, most) == plan
 
 
 def sequences(ids: list[list[int]]) -> SortedSequences:
@@ -77,7 +66,6 @@ def nodes(ids: list[list[int]]) -> int:
 
 
 def positions(ids: list[list[int]], plan: list[MicroStep]) -> list[int]:
-    """Of each micro-batch."""
     return [nodes([ids[i] for i in share]) for step in plan for share in step]
 
 
@@ -114,9 +102,8 @@ def branches(problem: int, prefix: int, count: int, tokens: int) -> list[list[in
     return [[start] * prefix + [start + 1 + n] * tokens for n in range(count)]
 
 
-@pytest.mark.parametrize(
-    ("ids", "ranks", "most", "expected"),
-    [
+def test_shared_positions_of_each_micro_batch() -> None:
+    for ids, ranks, most, expected in (
         # branches of one prefix stay together and share it
         ([branches(problem, 50, 5, 10)[n] for n in range(5) for problem in (1, 2)], 1, 120, [100, 100]),
         # a prefix too long for one micro-batch is computed as seldom as the budget allows
@@ -130,18 +117,8 @@ def branches(problem: int, prefix: int, count: int, tokens: int) -> list[list[in
         ([[1, 1, *[10 + n] * 40] for n in range(3)] + [[2, 2, *[20] * 54]], 1, 100, [82, 98]),
         ([[1, 2, 3]], 3, 100, [3, 0, 0]),
         ([], 3, 100, []),
-    ],
-)
-def test_shared_positions_of_each_micro_batch(ids: list[list[int]], ranks: int, most: int, expected: list[int]) -> None:
-    assert sorted(positions(ids, pack_shared(sequences(ids), ranks, most))) == sorted(expected)
-
-
-def test_shared_positions_are_even_over_the_ranks() -> None:
-    ids = [tokens for problem in range(1, 9) for tokens in branches(problem, 20 + 3 * problem, 4, 5)]
-    plan = pack_shared(sequences(ids), 4, 10_000)
-    assert len(plan) == 1
-    found = positions(ids, plan)
-    assert sum(found) == nodes(ids) and max(found) <= 1.1 * sum(found) / 4
+    ):
+        assert sorted(positions(ids, pack_shared(sequences(ids), ranks, most))) == sorted(expected)
 
 
 @given(LENGTHS, st.floats(0.1, 1.0))

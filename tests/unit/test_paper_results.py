@@ -1,10 +1,5 @@
-"""The figures and tables of the paper: each command makes its own on a small stored evaluation, and the numbers of the
-smallest ones are worked out by hand.
-"""
+"""The figures and tables of the paper: each command makes its own, and small ones are worked out by hand."""
 
-from __future__ import annotations
-
-import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +51,7 @@ def attempted(*answers: str) -> EvaluatedTrace:
 
 
 REVISED = {"a": (attempted("X", "R"), attempted("R", "R")), "b": (attempted("R", "X"), attempted("X", "X"))}
+ATTEMPTED = replace(model(REVISED), boundaries=Boundaries.LAST_ATTEMPT)
 
 
 @pytest.fixture(scope="module")
@@ -85,17 +81,12 @@ MADE = {result.name: result.command for result in RESULTS if result.command is n
 
 
 @pytest.mark.parametrize("command", sorted(set(MADE.values())))
-def test_every_command_of_the_list_makes_its_figure(
-    places: dict[str, str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command(places: dict[str, str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    program, *words = [places.get(word, word) for word in command.split()]
-    assert program == "mrt-hpc"
+    words = [places.get(word, word) for word in command.removeprefix("mrt-hpc ").split()]
     out = ["--out", tmp_path] if words[0] == "analyze" else []
     assert typed(*words, *out).output
-    for table in tmp_path.glob("*.csv"):
-        with table.open() as stream:
-            assert list(csv.DictReader(stream)), table.name
+    assert all(len(table.read_text().splitlines()) > 1 for table in tmp_path.glob("*.csv"))
     assert not out or list(tmp_path.glob("*.png"))
 
 
@@ -108,9 +99,6 @@ def test_the_list_and_the_page_have_every_figure_and_table() -> None:
     assert [row for row in rows if row not in page] == [], "docs/paper.md has these rows"
     shown = typed("analyze", "--list").output
     assert [r.name for r in RESULTS if r.name not in shown] == []
-
-
-# -- past the budget of the training
 
 
 def beyond_of(problems: dict[str, tuple[EvaluatedTrace, ...]], name: str = "model") -> object:
@@ -157,9 +145,6 @@ def test_what_is_typed_on_samples_of_another_kind_is_refused_with_a_command_that
     assert "another quantity" in typed("compare", places["EXTRAPOLATED"], "--measure", "regret@64", exits=2).stderr
 
 
-# -- regret against voting
-
-
 def test_regret_against_voting() -> None:
     """Boundary 0: votes of .2, .4, .6 and .8, which is .7 at 6 answers; thinking on leads to .6, so .2, .28, .44, .6.
     The vote is better everywhere: .3, 1.0 and 1.3 less .24, .72 and 1.04. From boundary 1 thinking on is better.
@@ -185,8 +170,7 @@ def test_weighted_votes_are_the_mean_over_all_draws() -> None:
     """
     votes = [Vote("right", 1.0, 1.0), Vote("wrong: 3", 0.0, 0.75), Vote("wrong: 3", 0.0, 0.5)]
     assert [weighted_majority_at_k(votes, k) for k in (1, 2, 3)] == pytest.approx([1 / 3, 2 / 3, 0.0])
-    equal = [replace(vote, weight=1.0) for vote in votes]
-    assert weighted_majority_at_k(equal, 2) == pytest.approx(1 / 3)
+    assert weighted_majority_at_k([replace(vote, weight=1.0) for vote in votes], 2) == pytest.approx(1 / 3)
     for k in (0, 4):
         with pytest.raises(ValueError, match="weighted vote"):
             weighted_majority_at_k(votes, k)
@@ -204,9 +188,6 @@ def test_weights_are_read_from_the_likelihoods_of_the_answers(places: dict[str, 
     assert refusal(require_few_draws, many).where == "--weighted"
 
 
-# -- curves by the number of episodes, votes and attempts
-
-
 def test_traces_of_each_number_of_episodes_have_curves_of_their_own() -> None:
     one, two = by_total(model(PROBLEMS), [])
     assert [(t.episodes, t.traces, t.problems) for t in (one, two)] == [(1, 3, 2), (2, 1, 1)]
@@ -218,8 +199,7 @@ def test_traces_of_each_number_of_episodes_have_curves_of_their_own() -> None:
 
 def test_votes_of_samples_and_of_attempts() -> None:
     """The first attempts to a are right in half of the samples. Both together tie in one sample, and win in one."""
-    revised = replace(model(REVISED), boundaries=Boundaries.LAST_ATTEMPT)
-    points = votes_of_attempts(revised).points
+    points = votes_of_attempts(ATTEMPTED).points
     assert [(p.index, p.tokens, p.by_problem) for p in points] == [
         (1, 10, {"a": 0.5, "b": 0.5}), (2, 20, {"a": 0.75, "b": 0.25}),
     ]  # fmt: skip
@@ -227,9 +207,8 @@ def test_votes_of_samples_and_of_attempts() -> None:
 
 
 def test_the_last_attempt_less_the_first_one() -> None:
-    revised = replace(model(REVISED), boundaries=Boundaries.LAST_ATTEMPT)
-    found = attempts_of_model(revised)
+    found = attempts_of_model(ATTEMPTED)
     assert (found.first, found.last) == ({"a": 0.5, "b": 0.5}, {"a": 1.0, "b": 0.0})
     assert set(found.changes.values()) == {0.25}
     assert {middle: count for middle, count in found.histogram.items() if count} == {-0.4: 1, 0.4: 1}
-    assert sum(row[2] for row in analyse_attempts([revised]).tables[1].rows) == 2
+    assert sum(row[2] for row in analyse_attempts([ATTEMPTED]).tables[1].rows) == 2

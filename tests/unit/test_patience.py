@@ -1,15 +1,12 @@
-"""A full disk is waited out, a fleeting error is tried again, all else is raised at once; and for how long a task waits
-for its peers.
-"""
-
-from __future__ import annotations
+"""A full disk is waited out, a fleeting error is tried again, and a task waits for its peers for so long."""
 
 import errno
 import os
 import subprocess
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest.mock import DEFAULT, Mock
 
 import pytest
@@ -29,14 +26,10 @@ from mrt_hpc.run.retries import shortage as shortage_of
 from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.run.waiting import wait_until
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 QUICK = RetryPolicy(full_limit_s=30, full_pause_s=0.001, fleeting_tries=4, fleeting_pause_s=0.0001)
 
 
 def failing(times: int, number: int) -> Mock:
-    """An action that fails so often and then works."""
     return Mock(side_effect=[*[OSError(number, os.strerror(number))] * times, "done"])
 
 
@@ -76,18 +69,15 @@ def test_a_fleeting_error_is_tried_again_within_a_bound_and_no_other_is(number: 
         retrying(lambda: 1 / 0, "x", QUICK)
 
 
-@pytest.mark.parametrize(
-    ("error", "number"),
-    [
+def test_the_number_is_found_also_where_a_library_has_put_it_into_text() -> None:
+    for error, number in (
         (OSError(errno.ENOSPC, "full"), errno.ENOSPC),
         (RuntimeError("I/O error: No space left on device (os error 28)"), errno.ENOSPC),
         (RuntimeError("[enforce fail] write failed: No space left on device"), errno.ENOSPC),
         (OSError("[Errno 122] Disk quota exceeded"), errno.EDQUOT),
         (RuntimeError("shape mismatch"), None),
-    ],
-)
-def test_the_number_is_found_also_where_a_library_has_put_it_into_text(error: Exception, number: int | None) -> None:
-    assert error_number(error) == number
+    ):
+        assert error_number(error) == number
 
 
 def test_a_listing_is_tried_again_and_never_taken_for_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,14 +93,8 @@ def test_a_listing_is_tried_again_and_never_taken_for_empty(tmp_path: Path, monk
     assert list_directory(tmp_path / "absent") == []
 
 
-def test_a_wait_that_ends_may_be_tried_again() -> None:
-    ended = refusal(lambda: wait_until(lambda: None, reason="rank 1", deadline_s=0.0, where="its log"))
-    assert (ended.where, ended.exit_code) == ("its log", ExitCode.RETRYABLE)
-
-
 @pytest.fixture
 def peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Peers:
-    """Two trainers, which are looked at in each check."""
     monkeypatch.setattr(peers_module, "LOOK_EVERY_S", 0.0)
     return Peers(RunLayout(tmp_path), (job_of("trainer", Role.TRAINER, 2),), Observer(limit_s=1000))
 
@@ -145,6 +129,8 @@ def test_a_peer_that_works_or_may_come_back_is_waited_for(peers: Peers) -> None:
     look(PeerWait(peers, Resilience(wait_limit_minutes=0.001), "rollouts"), 0.1)
     are(peers, TaskState.FAILED, TaskState.RETRYING)
     look(PeerWait(peers, Resilience(), "rollouts"), 0.1)
+    ended = refusal(lambda: wait_until(lambda: None, reason="rank 1", deadline_s=0.0, where="its log"))
+    assert (ended.where, ended.exit_code) == ("its log", ExitCode.RETRYABLE)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Weights versions that an evaluation on its own has yet to take over stay in the training run, and no longer."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -30,9 +28,7 @@ from mrt_hpc.submit.submission import Listener
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
-    """A training run as at the paper's scale that has published nothing yet: four trainer jobs, of which the first
-    publishes the versions 1 to 62 and is queued, with the id 17. The models of these tests are a file.
-    """
+    """Four trainer jobs, of which the first is to publish the versions 1 to 62, and is queued."""
     monkeypatch.setattr(asked_models, "live_jobs", lambda _: {"segment-000.trainer": LiveJob("17", at_work=True)})
     monkeypatch.setattr(create, "check_model", lambda _: None)
     monkeypatch.setattr(evaluation_alone, "start", lambda *_: None)
@@ -53,9 +49,7 @@ def train(run: RunLayout, last: int) -> list[int]:
 
 
 def submitted(root: Path, name: str, warnings: list[str] | None = None) -> RunLayout:
-    """The directory of an evaluation of these models, as a submission leaves it before its first job. The queue of
-    these tests is that of the fixture, so the ids of its jobs are not waited for.
-    """
+    """The directory of an evaluation of these models, as a submission leaves it before its first job."""
     warn = pytest.fail if warnings is None else warnings.append
     listener = Listener(show=print, warn=warn, display=lambda _: nullcontext(lambda: None))
     asked = evaluation_recipe(models_asked([name]), "small_world", results=Path(name).parent / "results")
@@ -63,9 +57,7 @@ def submitted(root: Path, name: str, warnings: list[str] | None = None) -> RunLa
     return RunLayout(root)
 
 
-def test_a_version_that_is_pinned_stays_whether_it_is_there_or_to_come(
-    run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pinned_version_stays(run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[set[int]] = []
     monkeypatch.setattr(evaluation_alone, "start", lambda *_: kept.append(pinned_versions(run)))
     train(run, 20)
@@ -89,9 +81,7 @@ def test_the_first_job_takes_the_weights_over_and_releases_them(run: RunLayout, 
     assert pinned_versions(run) == set()
 
 
-def test_a_version_that_was_removed_before_or_during_the_submission_is_refused(
-    run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_that_is_gone_is_refused(run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(run, 40)
     refused = refusal(submitted, tmp_path / "eval", f"{run.root}@20")
     assert "20 is not there: it was pruned" in refused.what
@@ -127,12 +117,12 @@ def test_a_pin_counts_until_its_evaluation_was_seen_to_be_removed(run: RunLayout
     assert pinned_versions(run) == set()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"evaluation": "/nowhere/eval"}'])
-def test_a_pin_that_cannot_be_read_counts(run: RunLayout, content: str) -> None:
+def test_a_pin_that_cannot_be_read_counts(run: RunLayout) -> None:
     run.pins.mkdir()
-    (run.pins / f"v000007.{'a' * 16}.json").write_text(content)
     (run.pins / f".v000008.{'a' * 16}.json.tmp-1").write_text("{}")
-    assert pinned_versions(run) == {7}
+    for content in ("", "{", "[]", '{"evaluation": "/nowhere/eval"}'):
+        (run.pins / f"v000007.{'a' * 16}.json").write_text(content)
+        assert pinned_versions(run) == {7}
 
 
 def test_a_cancelled_evaluation_keeps_nothing(run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +135,7 @@ def test_a_cancelled_evaluation_keeps_nothing(run: RunLayout, tmp_path: Path, mo
     assert pinned_versions(run) == {7, 20}, "the same command continues"
 
 
-def test_of_a_run_that_is_closed_only_versions_that_are_there_or_stay_anyway_are_taken(
+def test_of_a_closed_run_versions_there_are_taken(
     run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run of somebody else. The tests may run as root, to whom nothing is closed."""

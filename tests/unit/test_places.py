@@ -1,11 +1,10 @@
 """A whole directory in another place is not taken: readers compare run, iteration, position, number and problem."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import samples
@@ -25,16 +24,11 @@ from mrt_hpc.run.problems import draw_problems, read_problems
 from mrt_hpc.run.results import StoredSamples
 from mrt_hpc.run.weights import publish
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
 SEED, GROUPS = 3, 3
 ANOTHER_PLACE = "belongs to another place"
 
 
 def run_at(root: Path) -> RunLayout:
-    """A run with the groups of two iterations, as its seed draws them."""
     changes = ("schedule.iterations=2", f"sampling.problems_per_iteration={GROUPS}", "data.problems=32")
     layout = run_of(root, f"seed={SEED}", *changes)
     for iteration in range(2):
@@ -133,9 +127,7 @@ def test_stored_samples_of_another_problem_are_damaged(tmp_path: Path) -> None:
         store.read(mine, [0])
 
 
-def test_a_run_that_is_moved_or_copied_is_the_same_and_one_without_its_name_is_not_damaged(
-    layout: RunLayout, tmp_path: Path
-) -> None:
+def test_a_run_that_is_moved_or_copied_or_has_no_name_is_not_damaged(layout: RunLayout, tmp_path: Path) -> None:
     moved = RunLayout(layout.root.rename(tmp_path / "moved"))
     assert is_complete(moved)
     layout = RunLayout(shutil.copytree(moved.root, tmp_path / "copy"))

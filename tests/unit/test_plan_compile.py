@@ -1,7 +1,5 @@
 """Plans: segments, dependencies, evaluations, split arrays, limits and costs."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -57,26 +55,19 @@ def test_segments_follow_each_other_by_their_trainers() -> None:
     assert after(in_turn, "segment-001.trainer") == ["afterok:segment-001.inference"]
 
 
-def test_what_a_run_starts_from_is_collected_before_its_first_segment() -> None:
-    plan = built("schedule.iterations_per_job=10", name=MRT)
-    collected = ["afterok:collection.inference"]
-    assert names(plan)[:4] == ["prepare", "collection.inference", "segment-000.inference", "segment-000.trainer"]
-    assert after(plan, "collection.inference") == ["afterok:prepare"]
-    assert after(plan, "segment-000.inference") == after(plan, "segment-000.trainer") == collected
-    again = ["afterok:segment-000.trainer", *collected]
-    assert after(plan, "segment-001.inference") == again, "in case a part of it was damaged"
-
-
-def test_traces_are_collected_again_between_two_segments() -> None:
+def test_traces_are_collected_before_the_first_segment_and_again_between_two() -> None:
     changes = schedule(10, 2, "algorithm.refresh_every=4")
     plan = built(*changes, name=MRT)
     collecting = {job.name: job for job in plan.jobs if is_collection(job.first_iteration)}
     assert [*collecting] == ["collection.inference", "collection-v000004.inference", "collection-v000008.inference"]
     assert [collecting_version(i) for job in collecting.values() for i in job.iterations] == [0, 4, 8]
+    assert names(plan)[:4] == ["prepare", "collection.inference", "segment-000.inference", "segment-000.trainer"]
+    assert after(plan, "collection.inference") == ["afterok:prepare"]
     assert after(plan, "collection-v000004.inference") == ["afterok:segment-001.trainer"]
-    for segment, version in ((2, 4), (3, 4), (4, 8)):
-        awaited = [f"afterok:segment-{segment - 1:03d}.trainer", f"afterok:collection-v{version:06d}.inference"]
-        for role in ("inference", "trainer"):
+    for segment, version in enumerate(("", "", "-v000004", "-v000004", "-v000008")):
+        before = [f"afterok:segment-{segment - 1:03d}.trainer"] if segment else []
+        for role in ("inference", "trainer"):  # after the collection also later, in case a part of it was damaged
+            awaited = [*before, f"afterok:collection{version}.inference"]
             assert after(plan, f"segment-{segment:03d}.{role}") == awaited
     supervised = built(*changes, name=STAR)
     assert [job.name for job in supervised.jobs if is_collection(job.first_iteration)] == [*collecting]

@@ -1,10 +1,8 @@
 """Expected hours of a plan, against arithmetic by hand."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from basics import EVALUATION
@@ -17,20 +15,22 @@ from mrt_hpc.evaluate.asked_models import models_asked
 from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe
 from mrt_hpc.plan import hours as plan_hours
 from mrt_hpc.plan.compile import compile_plan, evaluation_plan
-from mrt_hpc.plan.hours import Throughput, expected_hours, expected_uses, model_billions, sampling_seconds, throughput
+from mrt_hpc.plan.hours import (
+    ExpectedHours,
+    Throughput,
+    UseHours,
+    expected_hours,
+    expected_uses,
+    model_billions,
+    sampling_seconds,
+    throughput,
+)
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.recipe.schema import EvaluatedModel
-from mrt_hpc.recipe.site import MeasuredThroughput
+from mrt_hpc.recipe.schema import EvaluatedModel, EvaluationRecipe, Recipe
+from mrt_hpc.recipe.site import MeasuredThroughput, SiteSettings
 from mrt_hpc.roles.report import sampled_rate, trained_rate
 from mrt_hpc.run.events import Use
 from mrt_hpc.run.layout import COLLECTION
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.plan.hours import ExpectedHours, UseHours
-    from mrt_hpc.recipe.schema import EvaluationRecipe, Recipe
-    from mrt_hpc.recipe.site import SiteSettings
 
 H100 = SlurmSite(name="cluster", gpu_type="nvidia_h100_80gb")
 RATES = Throughput(sampled_per_s=1000.0, trained_per_s=2000.0, publish_s=5.0, checkpoint_s=40.0, source="a test")
@@ -48,7 +48,6 @@ def uses(one: Recipe) -> dict[tuple[Role, Use], UseHours]:
 
 
 def rates_of(one: Recipe | EvaluationRecipe, site: SiteSettings, **measured: float) -> Throughput:
-    """The rates at a site, with those that it has measured."""
     if measured:
         site = site.model_copy(update={"throughput": MeasuredThroughput(**measured)})
     found = throughput(one, site)
@@ -57,7 +56,6 @@ def rates_of(one: Recipe | EvaluationRecipe, site: SiteSettings, **measured: flo
 
 
 def benchmark(name: str, folder: Path, problems: int, samples: int) -> str:
-    """A benchmark of so many problems, as YAML."""
     file = folder / f"{name}.jsonl"
     file.write_text("".join(f'{{"id": "{name}{n}", "problem": "", "answer": ""}}\n' for n in range(problems)))
     return f"{{name: {name}, samples: {samples}, problems: {{type: jsonl, path: {file}}}}}"
@@ -174,16 +172,14 @@ def test_the_rates_that_a_run_measured_by_hand() -> None:
     assert (sampled_rate([untimed], tasks=2), trained_rate([untimed], ranks=3)) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("notice_s", "gb_per_second", "late"), [(30, 1.0, True), (30, 2.0, False), (None, 0.01, False)]
-)
-def test_a_checkpoint_longer_than_the_notice_is_doubted(notice_s: int, gb_per_second: float, late: bool) -> None:
+def test_a_checkpoint_longer_than_the_notice_is_doubted() -> None:
     """27 s for a billion parameters at 1 GB/s: 40.5 s for 1.5 billion, 20.25 s at 2 GB/s."""
-    site = H100.model_copy(update={"preemption_notice_s": notice_s})
-    one = recipe("mrt_online", "training.checkpoint_every=4")
-    words = plan_hours.late_checkpoint(one, site, rates_of(one, site, checkpoint_gb_per_second=gb_per_second)) or ""
-    facts = ("40 s", "30 s", "4 update", "--set training.checkpoint_every=1")
-    assert [fact in words for fact in facts] == [late] * len(facts)
+    for notice_s, gb_per_second, late in ((30, 1.0, True), (30, 2.0, False), (None, 0.01, False)):
+        site = H100.model_copy(update={"preemption_notice_s": notice_s})
+        one = recipe("mrt_online", "training.checkpoint_every=4")
+        words = plan_hours.late_checkpoint(one, site, rates_of(one, site, checkpoint_gb_per_second=gb_per_second)) or ""
+        facts = ("40 s", "30 s", "4 update", "--set training.checkpoint_every=1")
+        assert [fact in words for fact in facts] == [late] * len(facts)
 
 
 def test_the_uses_of_a_segment_by_hand() -> None:

@@ -1,9 +1,7 @@
 """The queue's estimates of when jobs could start, in words of several versions of sbatch, which is a script here."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from basics import executable, resources
@@ -20,12 +18,8 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.plan.jobs import Plan
-
 SITE = SlurmSite(name="cluster", gpu_type="a100", account="us", python="/shared/python", sbatch={"constraint": "ib"})
+PLAN = compile_plan(recipe("mrt_online"), SITE)
 MADE = 1_795_608_000
 """A moment, in seconds since the epoch."""
 STARTS = f"sbatch: Job 1234 to start at {MADE} using 8 processors on nodes n1 in partition gpu"
@@ -38,13 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return commands_first(tmp_path / "commands", monkeypatch)
 
 
-@pytest.fixture
-def plan() -> Plan:
-    return compile_plan(recipe("mrt_online"), SITE)
-
-
 def sbatch(folder: Path, answer: str) -> None:
-    """Put a script in the place of sbatch, which keeps its options and what it is given."""
     begin = f'cd {folder}\necho "$*" >> calls\nn=$(wc -l < calls)\ncat > script-$n'
     executable(folder / "sbatch", f"{begin}\n{answer}")
 
@@ -53,24 +41,20 @@ def said(words: str, status: int = 0) -> str:
     return f"{{ echo '{words}' >&2; exit {status}; }}"
 
 
-def calls(folder: Path) -> list[str]:
-    return (folder / "calls").read_text().splitlines()
+def asked(tmp_path: Path) -> list[StartEstimate]:
+    return start_estimates(PLAN.jobs, SITE, RunLayout(tmp_path / "run"))
 
 
-def asked(plan: Plan, tmp_path: Path) -> list[StartEstimate]:
-    return start_estimates(plan.jobs, SITE, RunLayout(tmp_path / "run"))
-
-
-def test_each_kind_of_job_is_asked_about_once(plan: Plan, tmp_path: Path, folder: Path) -> None:
+def test_each_kind_of_job_is_asked_about_once(tmp_path: Path, folder: Path) -> None:
     sbatch(folder, said(STARTS))
-    found = asked(plan, tmp_path)
-    assert calls(folder) == ["--test-only"] * 5
+    found = asked(tmp_path)
+    assert (folder / "calls").read_text().splitlines() == ["--test-only"] * 5
     kinds = [one.jobs[0] for one in found]
     assert kinds == ["prepare", *(f"segment-000.{role}" for role in ("inference", "trainer", "evaluation")), "report"]
     assert {one.at for one in found} == {float(MADE)}
-    assert sum(len(one.jobs) for one in found) == len(plan.jobs)
+    assert sum(len(one.jobs) for one in found) == len(PLAN.jobs)
     assert not (tmp_path / "run").exists(), "nothing is written"
-    submitted = dict(sbatch_texts(plan, SITE, RunLayout(tmp_path / "run")))
+    submitted = dict(sbatch_texts(PLAN, SITE, RunLayout(tmp_path / "run")))
     for number, name in enumerate(kinds, 1):
         options, wanted = (
             [line for line in text.splitlines() if line.startswith("#SBATCH")]
@@ -79,18 +63,18 @@ def test_each_kind_of_job_is_asked_about_once(plan: Plan, tmp_path: Path, folder
         assert options == [line for line in wanted if "--dependency" not in line]
         assert "#SBATCH --constraint=ib" in options
     assert "#SBATCH --array=0-3%4" in (folder / "script-2").read_text()
-    assert LocalSite().backend().starts(plan.jobs, recipe("mrt_online"), RunLayout(tmp_path / "run")) == []
+    assert LocalSite().backend().starts(PLAN.jobs, recipe("mrt_online"), RunLayout(tmp_path / "run")) == []
 
 
 @pytest.mark.parametrize("at", [time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(MADE)), str(MADE)])
-def test_a_start_is_found_in_the_words_of_each_version(at: str, plan: Plan, tmp_path: Path, folder: Path) -> None:
+def test_a_start_is_found_in_the_words_of_each_version(at: str, tmp_path: Path, folder: Path) -> None:
     """By the local clock, or in seconds since the epoch; some kinds of jobs may be refused."""
     words = f"sbatch: lua: no\nsbatch: Job 7 to start at {at} using 1 processors on n1\nsbatch:   Preempts: 3"
     refused = said(f"sbatch: error: {NO_NODES}", 1)
     sbatch(folder, f"if grep -q gres=gpu: script-$n; then {refused}; fi\n{said(words)}")
-    found = {one.jobs[0]: one.at for one in asked(plan, tmp_path)}
+    found = {one.jobs[0]: one.at for one in asked(tmp_path)}
     assert found == {"prepare": MADE, "segment-000.inference": None, "report": MADE}
-    many = [plan.jobs[0].model_copy(update={"resources": resources(cpus_per_rank=n)}) for n in range(1, 30)]
+    many = [PLAN.jobs[0].model_copy(update={"resources": resources(cpus_per_rank=n)}) for n in range(1, 30)]
     assert len(start_estimates(many, SITE, RunLayout(tmp_path / "run"))) == MOST_ASKED
 
 
@@ -107,7 +91,7 @@ def test_a_start_is_found_in_the_words_of_each_version(at: str, plan: Plan, tmp_
     ],
 )
 def test_an_answer_without_a_time(
-    answer: str, shown: str, questions: int, plan: Plan, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    answer: str, shown: str, questions: int, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is shown once for all jobs. Each kind may be accepted where another is refused; Slurm that cannot be reached
     is asked once.
@@ -116,9 +100,9 @@ def test_an_answer_without_a_time(
         sbatch(folder, answer)
     else:
         monkeypatch.setenv("PATH", str(folder))
-    (one,) = asked(plan, tmp_path)
-    assert not answer or len(calls(folder)) == questions
-    assert (one.at, sorted(one.jobs)) == (None, sorted(job.name for job in plan.jobs))
+    (one,) = asked(tmp_path)
+    assert not answer or len((folder / "calls").read_text().splitlines()) == questions
+    assert (one.at, sorted(one.jobs)) == (None, sorted(job.name for job in PLAN.jobs))
     assert one.answer.startswith(shown)
 
 

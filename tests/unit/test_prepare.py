@@ -1,14 +1,12 @@
-"""The first job: weights version 0 is taken from a model directory, which may be a weights version of another run, and
-model, tokenizer, prompts and gold answers are checked before anything is sampled.
-"""
-
-from __future__ import annotations
+"""The first job: weights version 0, and the checks of model, tokenizer, prompts and gold answers."""
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,17 +20,12 @@ from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.roles import prepare
 from mrt_hpc.roles.prepare_checks import check_prompts, name_unreadable
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
 from mrt_hpc.run.problems import read_problems, write_problems
 from mrt_hpc.run.weights import publish
 from mrt_hpc.training.agreement import make_small
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from mrt_hpc.roles.task.context import Task
 
 BENCHMARK = "evaluation.benchmarks=[{name: held-out, problems: {type: small_world, split: held_out, problems: 20}}]"
 FILES = ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
@@ -58,13 +51,11 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def other(published: Path, tmp_path: Path) -> Path:
-    """A weights version of another run."""
     return shutil.copytree(published, tmp_path / "other" / published.name)
 
 
 @pytest.fixture
 def model(other: Path) -> Path:
-    """A model that no run has made."""
     (other / MANIFEST).unlink()
     return other
 
@@ -75,7 +66,6 @@ def change_tokenizer(model: Path, **changes: object) -> None:
 
 
 def make_lossy(model: Path) -> None:
-    """Let the tokenizer lose spaces."""
     change_tokenizer(model, normalizer={"type": "Replace", "pattern": {"String": " "}, "content": ""})
 
 
@@ -104,9 +94,7 @@ def test_a_run_starts_from_a_weights_version_of_another_unless_it_is_damaged(oth
         (make_lossy, "prover.model", "prover.model"),
     ],
 )
-def test_a_model_that_cannot_be_used_is_never_published(
-    model: Path, tmp_path: Path, damage: Callable[[Path], None], field: str, fact: str
-) -> None:
+def test_unusable_models(model: Path, tmp_path: Path, damage: Callable[[Path], None], field: str, fact: str) -> None:
     damage(model)
     value = f"{{type: hugging_face, path: {model}}}" if field == "model" else model
     task = prepare_task(tmp_path / "run", f"{field}={value}", name="small_world/mrt_online")
@@ -114,11 +102,11 @@ def test_a_model_that_cannot_be_used_is_never_published(
     assert not task.layout.weights_version(0).exists()
 
 
-@pytest.mark.parametrize(("name", "trained", "fact"), [("NoSuch", True, "transf"), ("Qwen22", False, "Qwen2ForCausal")])
-def test_an_unknown_architecture_is_refused(name: str, trained: bool, fact: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": [f"{name}ForCausalLM"]}))
-    refused = refusal(partial(prepare.check_architecture, tmp_path, "model.path", trained=trained)).message()
-    assert name in refused and fact in refused
+def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
+    for name, trained, fact in (("NoSuch", True, "transf"), ("Qwen22", False, "Qwen2ForCausal")):
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [f"{name}ForCausalLM"]}))
+        refused = refusal(partial(prepare.check_architecture, tmp_path, "model.path", trained=trained)).message()
+        assert name in refused and fact in refused
 
 
 def test_a_model_that_is_not_trained_as_it_is_sampled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -154,7 +142,6 @@ def make_long(path: Path, count: int) -> None:
 
 
 def change_first(task: Task, **changes: Any) -> str:
-    """Change the first training problem; returns its id."""
     first, *others = read_problems(task.layout.train_data)
     write_problems(task.layout.train_data, [replace(first, **changes), *others])
     return first.id
@@ -202,9 +189,9 @@ def test_long_prompts_are_left_out_where_the_recipe_says_so(tmp_path: Path, capl
     assert refusal(check_prompts, none, STARTING_MODEL).advice, "too few are left"
 
 
-@pytest.mark.parametrize("text", ["Say <|end|> twice", "x</think>=3"])
-def test_a_problem_that_holds_a_special_token_is_refused(text: str, task: Task) -> None:
-    assert change_first(task, problem=text) == refusal(check_prompts, task, STARTING_MODEL).value
+def test_a_problem_that_holds_a_special_token_is_refused(task: Task) -> None:
+    for text in ("Say <|end|> twice", "x</think>=3"):
+        assert change_first(task, problem=text) == refusal(check_prompts, task, STARTING_MODEL).value
 
 
 def test_a_problem_that_the_template_changes_is_refused(tmp_path: Path) -> None:

@@ -1,10 +1,7 @@
 """Problems: wrong data files are refused with line and field; draws depend on the seed alone and repeat nothing."""
 
-from __future__ import annotations
+from pathlib import Path
 
-from typing import TYPE_CHECKING
-
-import pytest
 from commands import refusal
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,9 +9,6 @@ from hypothesis import strategies as st
 from mrt_hpc.run.problems import draw_problems, read_problems, share, write_problems
 from mrt_hpc.run.records import Problem, gold_text
 from mrt_hpc.run.seeds import derive_seed
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROBLEMS = [Problem(f"p{i}", f"What is {i}+1?", str(i + 1)) for i in range(10)]
 
@@ -32,9 +26,12 @@ def test_what_is_written_is_read_with_one_gold_answer_or_several(tmp_path: Path)
     assert read_problems(path) == PROBLEMS[:1]
 
 
-@pytest.mark.parametrize(
-    ("second", "facts"),
-    [
+def test_a_wrong_line_is_named_and_so_is_a_missing_or_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    assert str(path) in refusal(read_problems, path).message()
+    path.write_text("\n\n")
+    assert str(path) in refusal(read_problems, path).message()
+    for second, facts in (
         *((f'{{"id": "b", "problem": "x", "answer": {answer}}}', ["answer"])
           for answer in ("[]", '["1", " 1"]', '["1", " "]', '["1", 2]', "1")),
         ("{", []),
@@ -42,22 +39,14 @@ def test_what_is_written_is_read_with_one_gold_answer_or_several(tmp_path: Path)
         ('{"id": "a", "problem": "x", "answer": "1"}', ["line 1", "'a'"]),
         ('{"id": "b", "problem": " ", "answer": "1"}', ["problem"]),
         ("\xff", []),
-    ],
-)  # fmt: skip
-def test_a_wrong_line_is_named_and_so_is_a_missing_or_empty_file(tmp_path: Path, second: str, facts: list[str]) -> None:
-    path = tmp_path / "d.jsonl"
-    assert str(path) in refusal(read_problems, path).message()
-    path.write_text("\n\n")
-    assert str(path) in refusal(read_problems, path).message()
-    path.write_bytes(f'{{"id": "a", "problem": "x", "answer": "1"}}\n{second}\n'.encode("latin-1"))
-    refused = refusal(read_problems, path).message()
-    assert [word for word in ["line 2", *facts] if word not in refused] == []
+    ):  # fmt: skip
+        path.write_bytes(f'{{"id": "a", "problem": "x", "answer": "1"}}\n{second}\n'.encode("latin-1"))
+        refused = refusal(read_problems, path).message()
+        assert [word for word in ["line 2", *facts] if word not in refused] == []
 
 
 @given(seed=st.integers(0, 99), iteration=st.integers(0, 30), count=st.integers(1, 10))
-def test_a_draw_repeats_no_problem_and_a_pass_through_the_data_meets_each_once(
-    seed: int, iteration: int, count: int
-) -> None:
+def test_a_draw_repeats_no_problem_and_a_pass_meets_each_once(seed: int, iteration: int, count: int) -> None:
     drawn = draw_problems(PROBLEMS, seed, iteration, count)
     assert len({p.id for p in drawn}) == count
     assert drawn == draw_problems(PROBLEMS, seed, iteration, count), "the same every time"

@@ -1,7 +1,5 @@
 """Programs as answers: what proves that one is right, what cannot forge the proof, and what holds it in its sandbox."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -9,7 +7,7 @@ import sys
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -31,13 +29,11 @@ from mrt_hpc.domains.python import PythonVerifier, assertions
 from mrt_hpc.domains.sandbox import bwrap
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.typed_file import typed
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.submit.submission import objections_to, refuse_objections
-
-if TYPE_CHECKING:
-    from mrt_hpc.recipe.schema import Recipe
 
 pytestmark = needs_sandbox
 
@@ -63,17 +59,14 @@ CONTAINS = "class A:\n    def __contains__(self, x): return True\ndef f(x): retu
 DEQUE = "from collections import deque\n"
 
 
-@pytest.mark.parametrize(
-    ("answer", "gold", "fact"),
-    [
+def test_what_the_gold_answer_may_not_do_is_said_and_is_no_verdict() -> None:
+    for answer, gold, fact in (
         ("def f(g): return g(1)", "assert f(lambda x: x + 1) == 2", "a function"),
         (CONTAINS, "assert 7 in f(1)", "only the answer"),
         (f"{DEQUE}def f(x): return deque([x])", f"{DEQUE}assert f(1) == deque([1])", "deque"),
-    ],
-)
-def test_what_the_gold_answer_may_not_do_is_said_and_is_no_verdict(answer: str, gold: str, fact: str) -> None:
-    verdict = QUICK.judge(answer, gold)
-    assert (verdict.correct, verdict.readable, fact in str(verdict.error)) == (False, False, True)
+    ):
+        verdict = QUICK.judge(answer, gold)
+        assert (verdict.correct, verdict.readable, fact in str(verdict.error)) == (False, False, True)
 
 
 GOLDS = {
@@ -104,24 +97,20 @@ def test_a_gold_answer_is_read_where_its_assertions_depend_on_the_answer(gold: s
         assert not PythonVerifier().judge("def f(x): return x", gold).correct
 
 
-@pytest.mark.parametrize(
-    ("program", "correct", "readable"),
-    [
+def test_a_program_is_right_within_its_limits() -> None:
+    for program, correct, readable in (
         (TRIPLE, False, True),
         ("def double(x:\n    return x", False, False),
         ("return 1", False, True),
         (f"x = 'a' * 10**10\n{DOUBLE}", False, True),
         (f"open('big', 'wb').write(bytes(20 * 2**20))\n{DOUBLE}", False, True),
         (f"import os\nassert os.listdir() == []\n{DOUBLE}", True, True),
-    ],
-)
-def test_a_program_is_right_within_its_limits(program: str, correct: bool, readable: bool) -> None:
-    judged = QUICK.judge(program, GOLD)
-    assert (judged.correct, judged.readable) == (correct, readable)
+    ):
+        judged = QUICK.judge(program, GOLD)
+        assert (judged.correct, judged.readable) == (correct, readable)
 
 
 def of_libc(failed: str) -> str:
-    """An attack by a call of the C library, which fails where this holds."""
     start = "import ctypes\ndef attack():\n    libc = ctypes.CDLL(None, use_errno=True)\n"
     return f"{start}    if {failed}: raise OSError(ctypes.get_errno(), 'refused')\n    return True"
 
@@ -169,9 +158,7 @@ assert stopped
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
-def test_a_program_does_not_get_out_of_its_sandbox(
-    attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_program_gets_out_of_its_sandbox(attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     canary = tmp_path / "canary"
     canary.touch(0o600)
     monkeypatch.setenv("WANDB_API_KEY", "secret")
@@ -217,7 +204,6 @@ def no_sandbox(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def programs() -> Recipe:
-    """A recipe whose answers are programs."""
     return recipe("small_world/grpo", "data.verifier=python")
 
 
@@ -230,9 +216,7 @@ def test_without_a_sandbox_nothing_is_judged(no_sandbox: str) -> None:
         pass
 
 
-def test_submit_and_plan_refuse_where_tasks_would_run_without_a_sandbox(
-    programs: Recipe, no_sandbox: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_submit_refuses_without_sandbox(programs: Recipe, no_sandbox: str, capsys: pytest.CaptureFixture[str]) -> None:
     local, cluster = LocalSite().backend(), SlurmSite(name="c", python="/shared/env/bin/python").backend()
     plan = compile_plan(programs, LocalSite())
     with pytest.raises(UserError, match=no_sandbox):
@@ -245,9 +229,7 @@ def test_submit_and_plan_refuse_where_tasks_would_run_without_a_sandbox(
     assert no_sandbox in " ".join(capsys.readouterr().out.split())
 
 
-def test_doctor_finds_it_here_and_a_node_tries_the_verifiers_of_its_jobs(
-    programs: Recipe, no_sandbox: str, tmp_path: Path
-) -> None:
+def test_doctor_finds_it_here_and_a_node_tries_its_verifiers(programs: Recipe, no_sandbox: str, tmp_path: Path) -> None:
     situation = Situation(SlurmSite(name="c"), programs, tmp_path)
     (here,) = local_checks.verifiers(Situation(LocalSite(), programs, tmp_path))
     (there,) = local_checks.verifiers(situation)

@@ -1,8 +1,4 @@
-"""Prompts: what a chat template makes of a question, by jinja2 alone on a login node and by transformers in a task; the
-tokens of a prompt; and solved examples before the problem.
-"""
-
-from __future__ import annotations
+"""Prompts: chat templates by jinja2 alone and by transformers, the tokens of a prompt, and solved examples."""
 
 import json
 from contextlib import nullcontext
@@ -36,7 +32,6 @@ CHAT = TURN + "{% if add_generation_prompt %}[assistant]{% endif %}"
 
 
 def opening(text: str) -> str:
-    """A chat that begins the model's turn in this way."""
     return CHAT.replace("[assistant]", f"[assistant]{text}")
 
 
@@ -45,9 +40,7 @@ def answering(text: str, start: str = "") -> str:
     return opening(start).replace("{{ m.content", "{{ '" + text + "' if m.role == 'assistant' else '' }}{{ m.content")
 
 
-SWITCHED = (
-    "{% if enable_thinking is defined and enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}"
-)
+SWITCHED = "<think>\n{% if not enable_thinking is defined or not enable_thinking %}\n</think>\n\n{% endif %}"
 OPEN = "[assistant]<think>\n"
 GOOD: dict[str, str] = {
     CHAT: OPEN,
@@ -79,7 +72,6 @@ BAD: dict[str, str] = {
 
 
 def model(directory: Path, template: str | None, **config: Any) -> Path:
-    """A model directory with the tokenizer of the small world."""
     tokenizer = build_tokenizer()
     tokenizer.chat_template = template
     tokenizer.save_pretrained(directory)
@@ -120,10 +112,14 @@ def test_templates_by_what_they_make_of_a_question(template: str, tmp_path: Path
         assert (text.count("<think>"), text.count("1+1?")) == (1, 1)
 
 
-def test_tags_that_an_instruction_of_the_template_names_open_no_thought(tmp_path: Path) -> None:
+def test_tags_may_be_named_by_an_instruction_of_the_template_and_the_models_own_in_the_recipe(tmp_path: Path) -> None:
     asked = "User: {{ messages[0].content }} Work in <think> </think> tags."
     checked(model(tmp_path, asked + "\nAssistant: Let me solve this.\n<think>"), Prompt())
     checked(model(tmp_path, asked + "\nAssistant: <think></think><think>"), Prompt(), "thought")
+    model(tmp_path, answering("<|channel|>final<|message|>") + "{# <|channel|>analysis<|message|> #}")
+    checked(tmp_path, Prompt(thought_start="<|channel|>analysis<|message|>", thought_end="<|end|>"))
+    model(tmp_path, opening("<|begin_of_thought|>"))
+    checked(tmp_path, Prompt(thought_start="<|begin_of_thought|>", thought_end="<|end_of_thought|>"))
 
 
 def test_a_variable_opens_the_thought_that_the_template_closes(tmp_path: Path) -> None:
@@ -137,13 +133,6 @@ def test_a_variable_opens_the_thought_that_the_template_closes(tmp_path: Path) -
         prompt = Prompt(thought_start="", thought_end="", template_variables={name: True})
         unread = refusal(check_stored, tmp_path, prompt, "model.path")
         assert (unread.value, unread.expected) == (name, "one of enable_thinking")
-
-
-def test_the_models_own_tags_may_be_named_in_the_recipe(tmp_path: Path) -> None:
-    model(tmp_path, answering("<|channel|>final<|message|>") + "{# <|channel|>analysis<|message|> #}")
-    checked(tmp_path, Prompt(thought_start="<|channel|>analysis<|message|>", thought_end="<|end|>"))
-    model(tmp_path, opening("<|begin_of_thought|>"))
-    checked(tmp_path, Prompt(thought_start="<|begin_of_thought|>", thought_end="<|end_of_thought|>"))
 
 
 OWN = "[own]" + CHAT
@@ -166,18 +155,15 @@ def test_the_template_is_found_in_each_file_that_may_hold_it(file: str, stored: 
         assert refused.value == "tool_use, rag", "none is guessed"
 
 
-@pytest.mark.parametrize(
-    ("prompt", "day"),
-    [
-        (Prompt(), "01 Jan 2025["),
-        (Prompt(date=date(2024, 7, 26)), "26 Jul 2024["),
-        (Prompt(template_variables={"date_string": "!"}), "01 Jan 2025!["),
-    ],
-)
-def test_the_day_that_a_template_writes_is_the_recipes(prompt: Prompt, day: str, tmp_path: Path) -> None:
+def test_the_day_that_a_template_writes_is_the_recipes(tmp_path: Path) -> None:
     template = "{{ strftime_now('%d %b %Y') }}{{ date_string }}" + CHAT
-    assert Prompter.of(model(tmp_path, template), prompt).text("1").startswith(day)
-    assert StoredTemplate(tmp_path, prompt, template).render([user("1")], True).startswith(day)
+    model(tmp_path, template)
+    for prompt, day in (
+        (Prompt(), "01 Jan 2025["), (Prompt(date=date(2024, 7, 26)), "26 Jul 2024["),
+        (Prompt(template_variables={"date_string": "!"}), "01 Jan 2025!["),
+    ):  # fmt: skip
+        assert Prompter.of(tmp_path, prompt).text("1").startswith(day)
+        assert StoredTemplate(tmp_path, prompt, template).render([user("1")], True).startswith(day)
 
 
 def test_variables_and_the_day_are_kept_by_the_lock_and_decide_which_samples_are_the_same(tmp_path: Path) -> None:
@@ -207,44 +193,36 @@ def beginning(directory: Path, template: str | None) -> Prompter:
     return Prompter.of(directory, Prompt())
 
 
-def test_the_prompt_begins_with_the_tokens_that_the_tokenizer_writes(tmp_path: Path) -> None:
-    for template in (None, "{{ messages[0]['content'] }}\n", "{{ bos_token }}" + CHAT):
+def test_prompts_and_conversations_begin_once_with_the_tokens_that_the_tokenizer_writes(tmp_path: Path) -> None:
+    for template in (None, "{{ messages[0]['content'] }}\n", "{{ bos_token }}" + CHAT, CHAT):
         begun = beginning(tmp_path, template)
         first, ids = begun.tokenizer.convert_tokens_to_ids("<s>"), begun.encoded("1+1")
         assert [i for i in ids if i == first] == ids[:1]
         assert begun.tokenizer.decode(ids).endswith(begun.text("1+1")[-20:])
-
-
-def test_a_conversation_that_is_learnt_begins_as_a_prompt_does_and_none_begins_twice(tmp_path: Path) -> None:
-    begun = beginning(tmp_path, CHAT)
     source = SampleSource(None, tmp_path, begun, None, lambda: iter(()), lambda _: None)  # type: ignore[arg-type]
     masked = source.conversation(Conversation("a", (Message("user", "1+1"), Message("assistant", "2"))))
-    assert masked.token_ids[0] == begun.tokenizer.convert_tokens_to_ids("<s>")
+    assert masked.token_ids[0] == first
     assert begun.tokenizer.decode(np.array(masked.token_ids)[masked.learnt]) == "2<|end|>"
-    with pytest.raises(UserError, match="twice"):
-        beginning(tmp_path, "{{ bos_token }}{{ bos_token }}" + CHAT).encoded("1+1")
+    assert "twice" in refusal(beginning(tmp_path, "{{ bos_token }}{{ bos_token }}" + CHAT).encoded, "1+1").message()
 
 
-@pytest.mark.parametrize(
-    ("between", "at_end", "added"),
-    [
+def test_the_end_of_a_turn_stops_a_completion(tmp_path: Path) -> None:
+    for between, at_end, added in (
         ("<|turn|>\n", "<|turn|>\n<|end|>", ["<|turn|>"]),  # as Phi-3 without generation_config.json
         ("<|end|>", "<|end|>", []),
         ("<|turn|><|end|>", "<|turn|><|end|>", []),  # the end of the answer, and then that of the turn
         ("<|turn|>", "<|end|>", []),  # the last turn ends in another way than a channel does
         ("<|next|>", "", ["<|next|>"]),  # the next turn's token is all that shows the end
         ("\nUser: ", "\n", []),
-    ],
-)  # fmt: skip
-def test_the_end_of_a_turn_stops_a_completion(between: str, at_end: str, added: list[str], tmp_path: Path) -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>", "<|next|>"]})
-    ended = f"{{{{ '{at_end}' if loop.last else '{between}' }}}}".replace("\n", "\\n")
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}" + ended + "{% endfor %}"
-    tokenizer.save_pretrained(tmp_path)
-    found = Prompter.of(tmp_path, Prompt())
-    names = found.tokenizer.convert_ids_to_tokens(found.stop_token_ids)
-    assert names == ["<|end|>", *added]
+    ):  # fmt: skip
+        tokenizer = build_tokenizer()
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>", "<|next|>"]})
+        ended = f"{{{{ '{at_end}' if loop.last else '{between}' }}}}".replace("\n", "\\n")
+        tokenizer.chat_template = "{% for m in messages %}{{ m.content }}" + ended + "{% endfor %}"
+        tokenizer.save_pretrained(tmp_path)
+        found = Prompter.of(tmp_path, Prompt())
+        names = found.tokenizer.convert_ids_to_tokens(found.stop_token_ids)
+        assert names == ["<|end|>", *added]
 
 
 def test_special_tokens_are_found_in_a_text_and_so_is_a_tag_that_is_no_token(tmp_path: Path) -> None:
@@ -287,13 +265,11 @@ def few_shot(examples: Path, shots: int, template: bool = True) -> Prompter:
         ("5+5", 1, False, "1+1?\nIt is 2\n\n"),
     ],
 )
-def test_examples_stand_before_the_problem_which_is_none_of_them(
-    examples: Path, problem: str, shots: int, template: bool, before: str
-) -> None:
+def test_examples_stand_before_problems(examples: Path, problem: str, shots: int, template: bool, before: str) -> None:
     assert few_shot(examples, shots, template).text(problem) == f"{before}{problem}?\n<think>\n"
 
 
-def test_examples_stand_beside_the_recipe_and_too_few_or_unsolved_ones_are_refused(examples: Path) -> None:
+def test_examples_stand_beside_the_recipe_and_too_few_are_refused(examples: Path) -> None:
     path = examples.with_name("mine.yaml")
     path.write_text("extends: quickstart\nprompt: {examples: examples.jsonl, shots: 2}\n")
     assert load_recipe(path).prompt.examples == str(examples)
@@ -301,9 +277,6 @@ def test_examples_stand_beside_the_recipe_and_too_few_or_unsolved_ones_are_refus
     assert "prompt.examples" in refusal(load_recipe, path).what
     assert few_shot(examples, 3).text("5+5")
     assert "--set prompt.shots=2" in str(refusal(few_shot(examples, 3).text, "1+1").advice)
-    examples.write_text('{"id": "a", "problem": "1+1", "answer": "2"}\n')
-    refused = refusal(few_shot, examples, 1)
-    assert "solution" in refused.what and "line 1" in str(refused.where)
 
 
 def test_a_run_keeps_its_own_copies_of_the_files_of_its_prompts(tmp_path: Path, examples: Path) -> None:
@@ -326,21 +299,17 @@ def test_a_run_keeps_its_own_copies_of_the_files_of_its_prompts(tmp_path: Path, 
     assert read_lock(layout.recipe_lock) == asked, "the lock names the files that were given"
 
 
-@pytest.mark.parametrize("field", ["examples", "chat_template"])
-def test_a_file_of_a_prompt_that_is_not_there_is_refused_before_anything_is_made(tmp_path: Path, field: str) -> None:
-    asked = recipe("quickstart", f"evaluation.prompt={{{field}: {tmp_path}/nowhere}}")
-    assert refusal(lambda: run_of(tmp_path / "run", recipe=asked)).where == f"evaluation.prompt.{field}"
-    assert any("nowhere" in missing for missing in missing_inputs(asked))
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_wrong_file_of_examples_is_refused_before_a_run_is_made(tmp_path: Path) -> None:
+def test_a_wrong_or_missing_file_of_a_prompt_is_refused_before_a_run_is_made(tmp_path: Path) -> None:
+    for field in ("examples", "chat_template"):
+        change = f"evaluation.prompt={{{field}: {tmp_path}/nowhere}}"
+        assert refusal(run_of, tmp_path / "run", change).where == f"evaluation.prompt.{field}"
+        assert any("nowhere" in missing for missing in missing_inputs(recipe("quickstart", change)))
     path = tmp_path / "few.jsonl"
     for line, told in (
         ('{"id": "e", "problem": "What is 1+1?"}', "solution"),
         ('{"id": "e", "problem": "What is 1+1?", "solution": "2"}', "fewer examples than prompt.shots"),
     ):
         path.write_text(line + "\n")
-        with pytest.raises(UserError, match=told):
-            run_of(tmp_path / "run", f"prompt.examples={path}", "prompt.shots=2")
+        refused = refusal(run_of, tmp_path / "run", f"prompt.examples={path}", "prompt.shots=2")
+        assert told in refused.message()
     assert not (tmp_path / "run").exists()
