@@ -40,11 +40,11 @@ LONGEST_TO_NOTICE_S = 240.0
 has just been killed writes something, and finds the disk full.
 """
 ROOM_FOR_MESSAGES = "64KiB"  # kept in each log, which is on the same disk: a full one takes no message either
+ANY = ("trainer", "inference", "evaluation")  # the roles of whose tasks one is hit, by faults that may hit any
 ENOUGH_GROUPS = 12  # completed by others while one is frozen: two iterations
 
 
 class FaultKind(StrEnum):
-    KILL_TASK = "kill -9 of a task"
     KILL_TRAINER = "kill -9 of a trainer rank"
     KILL_INFERENCE = "kill -9 of an inference task"
     KILL_SERVER = "kill -9 of a vLLM server"
@@ -85,7 +85,6 @@ def possible(*, slurm: bool, disk: bool, ray: bool = False, never: Collection[Fa
     impossible = {*(LOCAL_ONLY if slurm else SLURM_ONLY), *(() if disk else (FaultKind.FULL_DISK,))}
     impossible |= set() if ray else {FaultKind.KILL_RAY}
     impossible |= set(never)
-    impossible.add(FaultKind.KILL_TASK)  # the same as some others, for those who choose the role
     return [kind for kind in FaultKind if kind not in impossible]
 
 
@@ -227,7 +226,7 @@ def _fill_disk(target: Target, _: random.Random) -> str | None:
             stream.write(b"\0" * 65536)
     try:
         wait_until(
-            lambda: _pauses(target) > before or not target.tasks(*target.focus),
+            lambda: _pauses(target) > before or not target.tasks(*ANY),
             reason="the run to notice the full disk",
             deadline_s=LONGEST_TO_NOTICE_S,
         )
@@ -256,7 +255,7 @@ class SlurmTask:
 
 def _on_slurm(blow: Callable[[Cluster, SlurmTask], object]) -> Blow:
     def hit(target: Target, rng: random.Random) -> str | None:
-        found = target.tasks(*target.focus)
+        found = target.tasks(*ANY)
         if target.cluster is None or not found:
             return None
         process = rng.choice(found)
@@ -331,7 +330,7 @@ def _resubmit(target: Target, _: random.Random) -> str | None:
         queue = cluster.as_user("squeue", "--noheader", "--format=%j")
         assert queue.returncode == 0, queue.stderr
         left = [name for name in queue.stdout.splitlines() if name.startswith(f"{target.layout.root.name}.")]
-        return not left and not target.tasks(*target.focus) and all(s.ended for s in queue_states(ids).values())
+        return not left and not target.tasks(*ANY) and all(s.ended for s in queue_states(ids).values())
 
     wait_until(is_over, reason="a queue without jobs of the run", deadline_s=90)
     again = json.loads((target.layout.root.parent / "submission.json").read_text())
@@ -341,7 +340,6 @@ def _resubmit(target: Target, _: random.Random) -> str | None:
 
 
 _STRIKES = {
-    FaultKind.KILL_TASK: _signal(lambda t: t.tasks(*t.focus), signal.SIGKILL),
     FaultKind.KILL_TRAINER: _signal(lambda t: t.tasks("trainer"), signal.SIGKILL),
     FaultKind.KILL_INFERENCE: _signal(lambda t: t.tasks("inference"), signal.SIGKILL),
     FaultKind.KILL_SERVER: _signal(Target.servers, signal.SIGKILL),

@@ -29,8 +29,6 @@ class Target:
     leader: int | None  # process id of ``mrt-hpc submit``, which leads the run's process group; None on Slurm
     cluster: Cluster | None  # where it runs on Slurm
     small_disk: Path | None  # the small filesystem that the run is on; None when it is on a large one
-    focus: tuple[str, ...] = ("trainer", "inference", "evaluation")
-    """The roles of whose tasks one is hit, by faults that may hit any."""
 
     def tasks(self, *roles: str) -> list[psutil.Process]:
         """The processes of some roles, every rank one."""

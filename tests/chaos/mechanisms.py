@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_suffix(".yaml")
 IGNORED = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", "*.egg-info", ".*_cache")
 DEADLINE_S = 600
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=300")
 NOTICED = 1  # pytest's exit code where tests failed; others are of tests that did not run
 
 
@@ -98,17 +99,7 @@ def noticed(mechanism: Mechanism, copy: Path) -> bool:
     file.write_text(mechanism.taken_out(before))
     try:
         done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-q",
-                "-x",
-                "-p",
-                "no:cacheprovider",
-                "--timeout=300",
-                *mechanism.tests.split(),
-            ],
+            [*PYTEST, *mechanism.tests.split()],
             cwd=copy,
             env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
