@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -69,12 +67,6 @@ def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-@given(st.text(max_size=60) | st.lists(st.sampled_from([" yes", "Wait", "\n", "12", "</think>", "x"])).map("".join))
-def test_any_text_survives(text: str):
-    tokenizer = build_tokenizer()
-    assert tokenizer.decode(encode(tokenizer, text)) == text
-
-
 def test_spans_of_an_example_join_at_token_boundaries_and_no_word_falls_apart(tokenizer: PreTrainedTokenizerFast):
     """What is trained on in pieces must read the same in one piece, forced text and cuts inside a check included."""
     rng = random.Random(0)
@@ -85,14 +77,6 @@ def test_spans_of_an_example_join_at_token_boundaries_and_no_word_falls_apart(to
         checks = text.partition(END_THINK)[0].count(" vs ") + text.count(FORCED_TEXT)
         forced = len(encode(tokenizer, FORCED_TEXT.removesuffix(ANSWER_START))) if FORCED_TEXT in text else 0
         assert len(whole) <= 19 * (checks + 1) + forced + 5
-
-
-def test_auto_tokenizer_reads_it_back_unchanged(tokenizer: PreTrainedTokenizerFast, tmp_path: Path):
-    build_tokenizer().save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    text = "Solve 3*x+14=35\n<think>\nFirst, x=10: naïve  \t日本</think>\n\n\\boxed{7}"
-    assert encode(loaded, text) == encode(tokenizer, text)
-    assert (loaded.eos_token_id, loaded.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
 
 
 def test_prompt_and_forced_text_are_not_labelled(tokenizer: PreTrainedTokenizerFast):
