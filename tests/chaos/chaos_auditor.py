@@ -96,7 +96,6 @@ def check_weights(found: Audit, layout: RunLayout, recipe: Recipe) -> None:
 
 
 def check_evaluations(found: Audit, layout: RunLayout, recipe: Recipe) -> None:
-    """Every sample of every evaluation once, by the weights that are there under that number."""
     shards = recipe.evaluation.problem_shards
     places = [(b, v, n) for b in recipe.evaluation.benchmarks for v in recipe.evaluated_versions for n in range(shards)]
     for benchmark, version, number in places:
@@ -108,7 +107,6 @@ def check_evaluations(found: Audit, layout: RunLayout, recipe: Recipe) -> None:
 
 
 def check_tasks_and_report(found: Audit, layout: RunLayout, recipe: Recipe) -> None:
-    """Every task is done, and the report lacks nothing."""
     for job in read_plan(layout.plan).jobs:
         states = Counter(read_task(layout, job.name, index).state for index in range(job.tasks))
         found.check(states == {TaskState.DONE: job.tasks}, f"{job.name}: {dict(states)}")

@@ -58,14 +58,12 @@ def copy_folder(source: Path, target: Path) -> None:
 
 
 def submit_command(run: Path, changes: tuple[str, ...]) -> list[str]:
-    """`mrt-hpc submit` of the shrunk recipe on this machine alone."""
     sets = [word for change in changes for word in ("--set", change)]
     module = [sys.executable, "-m", "mrt_hpc.cli.main"]
     return [*module, "submit", str(ROOT / "recipes/quickstart.yaml"), "--site", "local", "--run", str(run), *sets]
 
 
 def started(command: list[str], **variables: str) -> subprocess.Popen[bytes]:
-    """Start it as the leader of a process group, with further variables in its environment."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     return subprocess.Popen(command, start_new_session=True, env=environment, stdout=subprocess.DEVNULL)
 
@@ -130,7 +128,6 @@ class SlurmRun:
 
     @property
     def where(self) -> str:
-        """For the table."""
         return f"Slurm, {self._kind}{f' +{self._typed_again}' if self._kind in MOST_AGAIN else ''}"
 
     def submit(self) -> None:

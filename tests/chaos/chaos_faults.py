@@ -153,7 +153,6 @@ def _groups(target: Target) -> int:
 
 
 def _passed_leases(target: Target) -> set[Path]:
-    """Leases that are not the first on their group."""
     return {p for p in target.layout.root.glob("iterations/*/leases/*") if p.suffix != ".000"}
 
 
@@ -236,7 +235,6 @@ def _fill_disk(target: Target, _: random.Random) -> str | None:
 
 
 def _pauses(target: Target) -> int:
-    """Messages about a full disk so far."""
     return sum(log.read_bytes().count(b"PAUSED") for log in _logs(target))
 
 
@@ -246,8 +244,6 @@ def _logs(target: Target) -> list[Path]:
 
 @dataclass(frozen=True)
 class SlurmTask:
-    """One task of the run that is at work on the cluster."""
-
     name: str  # as scontrol takes it
     node: str
     process: psutil.Process

@@ -43,7 +43,6 @@ class Target:
         ]
 
     def engines(self) -> list[psutil.Process]:
-        """What the servers have started."""
         return [child for server in self.servers() for child in children(server)]
 
     def ray_processes(self) -> list[psutil.Process]:

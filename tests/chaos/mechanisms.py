@@ -47,11 +47,7 @@ class Mechanism:
         return f"{module.replace('.', '/')}.py" if colon else self.where
 
     def taken_out(self, source: str) -> str:
-        """The text of its file without it.
-
-        Raises:
-            ValueError: its code does not stand there exactly once.
-        """
+        """The text of its file without it."""
         start, end = _extent(source, self.where.partition(":")[2])
         found = []
         for match in re.compile(re.escape(self.code.split("\n")[0])).finditer(source, start, end):
@@ -66,11 +62,7 @@ class Mechanism:
 
 
 def _extent(source: str, function: str) -> tuple[int, int]:
-    """Where a function begins and ends, by its name behind those that it stands in; all of the source without a name.
-
-    Raises:
-        ValueError: there is no such function.
-    """
+    """Where a function begins and ends, by its name behind those that it stands in; without a name the whole source."""
     if not function:
         return 0, len(source)
     node: ast.AST = ast.parse(source)
@@ -89,11 +81,7 @@ def mechanisms() -> list[Mechanism]:
 
 
 def noticed(mechanism: Mechanism, copy: Path) -> bool:
-    """Whether a test fails without it.
-
-    Raises:
-        ValueError: the code is not what the mechanism says, or the tests did not run.
-    """
+    """Whether a test fails without it."""
     file = copy / mechanism.file
     before = file.read_text()
     file.write_text(mechanism.taken_out(before))

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def out_of_date(mechanism: Mechanism) -> Iterator[str]:
-    """What the table says of a mechanism and is not so."""
     file = ROOT / mechanism.file
     before = file.read_text()
     try:

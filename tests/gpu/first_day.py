@@ -43,17 +43,13 @@ sys.path[:0] = [str(ROOT)]
 from mrt_hpc.run.atomic import write_json  # noqa: E402
 
 LOOK_EVERY_S = 0.2
-LOG_TAIL = 8000
-"""The characters at the end of a step's output that are kept where it failed."""
+LOG_TAIL = 8000  # the characters at the end of a step's output that are kept where it failed
 
 
 @dataclass(frozen=True)
 class Step:
-    """One module of ``steps``."""
-
     name: str
-    seconds: float
-    """Its time limit, which is about twice what an H100 should take."""
+    seconds: float  # its time limit, which is about twice what an H100 should take
     what: str
 
 
@@ -74,8 +70,7 @@ class Day:
     """The steps of one call, and their JSON."""
 
     output: Path
-    folder: Path
-    """For files of the steps."""
+    folder: Path  # for files of the steps
     minutes: float
     tiny: bool = False
     found: dict[str, Any] = field(init=False)
@@ -144,14 +139,12 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the process of a step and all that it has started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [step.name for step in STEPS]
     parser.add_argument("--steps", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
@@ -163,7 +156,6 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the steps, and print how each one ended."""
     given = options()
     failed = False
     with tempfile.TemporaryDirectory(prefix="first-day-", dir=given.folder) as folder:

@@ -214,7 +214,6 @@ def _put_model(folder: Path) -> None:
 
 
 def _measure(run: RunLayout) -> None:
-    """What the roles would have measured in three iterations."""
     for number in range(3):
         seconds = {Phase.GENERATION: 3.0, Phase.OPTIMISATION: 1.0}
         metrics = IterationMetrics(iteration=number, reward_mean=0.3, tokens_per_rollout=100.0, seconds=seconds)

@@ -68,7 +68,6 @@ class System:
         file.chmod(0o755)
 
     def is_(self, release: str, user: int = 1000) -> None:
-        """Let it call itself so, and be used by this user."""
         (self.root / "os-release").write_text(release)
         self.program("id", f"echo {user}")
 
@@ -90,7 +89,6 @@ class System:
             headers.symlink_to(sysconfig.get_path("include"))
 
     def old_python(self) -> None:
-        """As RHEL 9 and SLES 15 have it."""
         self.program("python3", "echo 3.9", self.system_python.parent)
 
     def setup(self, function: str = "need_system cpu", libnuma: str = "libc.so.6") -> subprocess.CompletedProcess[str]:

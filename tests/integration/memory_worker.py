@@ -47,10 +47,8 @@ class Measured:
     peak: int
     predicted: float
     parameters: int
-    step_s: float
-    """The seconds of the optimiser's step."""
-    device: int
-    """Bytes of a GPU that are in use after the updates, by all processes; 0 without one."""
+    step_s: float  # the seconds of the optimiser's step
+    device: int  # bytes of a GPU that are in use after the updates, by all processes; 0 without one
 
 
 class PeakClock(Stopwatch):

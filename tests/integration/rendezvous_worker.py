@@ -27,7 +27,6 @@ PROOF_TIMEOUT_S = 10.0
 
 
 def what_fails(action: Callable[[], object]) -> str:
-    """What a step that ranks make together raises."""
     try:
         together(action)
     except UserError as error:

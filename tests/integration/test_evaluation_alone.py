@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 def evaluate(models: str, folder: Path, run: str, samples: int, *options: str) -> RunLayout:
-    """Evaluate models with a results folder of this test."""
     command = [sys.executable, "-m", "mrt_hpc.cli.main", "eval", models, "--suite", "small_world"]
     command += ["--results", str(folder / "results"), "--run", str(folder / run), *options]
     command += ["--set", "evaluation.benchmarks.0.problems.problems=6", "--set", "serving.kv_cache_gib=0.25"]
@@ -38,7 +37,6 @@ def servers(layout: RunLayout) -> int:
 
 
 def drawn(layout: RunLayout) -> dict[tuple[str, int], list[int]]:
-    """The tokens of each sample, by problem and number."""
     rollouts = read_group(layout.evaluation_shard(0, "held-out", 0)).rollouts
     return {(r.problem_id, r.sample): r.token_ids for r in rollouts}
 

@@ -21,7 +21,6 @@ STEPS = ("facts", "attention", "parking", "benchmark", "spinning", "saving")
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What is kept of each step."""
     output = tmp_path_factory.mktemp("first_day") / "day.json"
     command = [sys.executable, str(ROOT / "tests/gpu/first_day.py"), "--tiny", "--output", str(output), "--steps"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

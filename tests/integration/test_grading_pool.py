@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 
     from mrt_hpc.domains.base import Judgement
 
-LONGEST_HOLD_S = 60.0
-"""Of an answer that is judged; far more than its processor time, as the machine may be busy."""
-LONG_LIMIT_S = 60.0
-"""A time limit, in processor seconds, that no test waits for."""
+LONGEST_HOLD_S = 60.0  # of an answer that is judged; far more than its processor time, as the machine may be busy
+LONG_LIMIT_S = 60.0  # a time limit, in processor seconds, that no test waits for
 TOWER = "9^9^9^9"
 NESTED = "(" * 300 + "1" + ")" * 300
 UNBALANCED = ["\\frac{1}{", "\\left( 3", "\\sqrt{", "}{", "\\begin{pmatrix} 1 \\\\", "{" * 1000, "\\"]
@@ -60,7 +58,6 @@ def grade_with_times(pool: GraderPool, pairs: list[Pair]) -> list[tuple[Verdict,
 
 
 def test_right_and_wrong_answers(pool: GraderPool) -> None:
-    """A strict pool wants the value and not the way to it."""
     pairs = [("\\frac{1}{2}", "0.5"), ("0.5", "\\frac{2}{3}"), ("42", "42"), ("41", "42"), (None, "1"), ("  ", "1")]
     verdicts = grade_all(pool, pairs)
     assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
@@ -169,7 +166,6 @@ def test_a_hung_or_malformed_answer_is_logged_once_with_its_beginning(
 
 
 def test_equal_pairs_are_graded_once_and_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And processes are replaced after their share of tasks."""
     monkeypatch.setattr(grader_queue, "TASKS_PER_PROCESS", 5)
     pairs: list[Pair] = [(f"\\frac{{{n}}}{{2}}", f"{n / 2}") for n in range(23)]
     with GraderPool(MathVerifier(), processes=1, cache_size=2) as small:

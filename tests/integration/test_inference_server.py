@@ -94,13 +94,9 @@ def assert_sampled_from(directory: Path, completions: list[Completion], temperat
 
 @dataclass(frozen=True)
 class Reached:
-    """A running server as its clients see it."""
-
     server: VllmServer
 
     def ask(self, question: Callable[[GenerationClient], Awaitable[T]], **options: Any) -> T:
-        """The answer to ``question``, asked through a connection of its own."""
-
         async def connected() -> T:
             async with connect(self.server.control.address, self.server.key, **options) as client:
                 return await question(client)
@@ -120,8 +116,7 @@ class Reached:
 
 
 KEY = secrets.token_urlsafe(32)
-FIRST = 3
-"""The number of the weights version that the server begins with."""
+FIRST = 3  # the number of the weights version that the server begins with
 
 
 @pytest.fixture(scope="module")
@@ -275,8 +270,7 @@ def test_reloaded_weights_are_those_of_the_directory(reached: Reached, models: l
     assert reached.sample(seeds=(1,))[0].cached_tokens == 0, "a reload forgets the prefixes of the old weights"
 
 
-IN_FLIGHT = 300
-"""The tokens of samples during which weights are swapped."""
+IN_FLIGHT = 300  # the tokens of samples during which weights are swapped
 
 
 def continued_distributions(old: Path, new: Path, ids: list[int], start: int) -> torch.Tensor:
@@ -325,7 +319,6 @@ def test_weights_that_are_swapped_in_flight_tell_which_tokens_they_have_sampled(
 
 
 def attached(vllm: VllmServer, model: Path, **changes: Any) -> AttachedServer:
-    """The running server, as a task attaches to it that has not started it."""
     given = {"control": vllm.control, "max_model_len": 512, "dtype": vllm.settings.dtype, "common_seeds": True}
     given |= {"read_deadline_s": 60, "pause_deadline_s": 60}
     return AttachedServer(**{**given, "model_dir": model, "weights_version": 7, **changes})
@@ -394,11 +387,9 @@ async def some_tokens(vllm: VllmServer, before: int) -> None:
             await asyncio.sleep(0)
 
 
-MANY = list(range(40))
-"""The seeds of more samples than the server computes at once."""
+MANY = list(range(40))  # the seeds of more samples than the server computes at once
 LONG = SamplingSettings(200, ignore_stop=True)
-HANGS_S = 8.0
-"""A fresh server may need some seconds on a busy core until the first of many requests has a token."""
+HANGS_S = 8.0  # a fresh server may need some seconds on a busy core until the first of many requests has a token
 
 
 @pytest.mark.parametrize("fault", ["killed", "all hang", "engine hangs while idle"])

@@ -55,10 +55,8 @@ if TYPE_CHECKING:
     from mrt_hpc.run.records import Rollout
 
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
-BLOCK = 32
-"""The tokens of a block of the server's prefix cache on CPU."""
-BASE = 64
-"""evaluation.max_tokens"""
+BLOCK = 32  # the tokens of a block of the server's prefix cache on CPU
+BASE = 64  # evaluation.max_tokens
 PROBLEMS, SAMPLES = 3, 2
 FORCED = "Time is up.\\n\\n</think>\\n\\n\\\\boxed{"
 EXTRAPOLATION = (
@@ -87,8 +85,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
 
 @dataclass
 class Recording:
-    """A client that keeps what it was asked and what came."""
-
     client: Generator
     seen: list[tuple[Request, Completion]] = field(default_factory=list)
 
@@ -100,8 +96,6 @@ class Recording:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """All traces of one evaluation, and the requests that made them."""
-
     graded: list[Sampled]
     seen: list[tuple[Request, Completion]]
 
@@ -110,12 +104,10 @@ class Evaluated:
         return [rollout for trace in self.graded for rollout in trace.rollouts]
 
     def stages(self, number: int) -> list[list[Rollout]]:
-        """The rollouts of each sample, one for each of so many stages."""
         return [self.rollouts[at : at + number] for at in range(0, len(self.rollouts), number)]
 
 
 def evaluate(server: VllmServer, mode: str, asked: ProverSettings | None = None) -> Evaluated:
-    """As the evaluation's task does it."""
     recipe = recipe_with(mode)
     prompter = Prompter.of(STARTING_MODEL, recipe.prompt)
     settings = SamplingSettings(BASE, 1.0, stop_token_ids=prompter.stop_token_ids)
@@ -160,7 +152,6 @@ def inserted(rollout: Rollout) -> list[str]:
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """The number of equal tokens at the beginning of both."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 

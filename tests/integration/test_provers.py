@@ -60,15 +60,12 @@ CLOSING = Closing(TOKENS)
 
 
 def probabilities(answer: Sequence[int]) -> list[float]:
-    """Of the next token: made up, and always the same after the same tokens."""
     weights = [random.Random(f"{list(answer)}-{token}").random() ** 2 + 0.01 for token in range(len(PIECES))]
     return [w / sum(weights) for w in weights]
 
 
 @dataclass
 class Policy:
-    """Samples by the seed, and tells the probabilities it is asked for."""
-
     asked: list[Request] = field(default_factory=list)
 
     async def stream(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
@@ -148,7 +145,6 @@ def fork(policy: Policy) -> Fork:
 
 
 def estimate(prover: Estimator, number: int) -> Estimate:
-    """The value that a prover finds for one trace, graded as a run grades."""
     sampled = trace(number)
     valuation = asyncio.run(prover.value(sampled))
     rewards = {answer: reward_of(answer) for answer in valuation.all_answers}
@@ -263,8 +259,7 @@ def test_rao_blackwell_is_unbiased_where_answers_have_several_tokenisations(answ
     assert_unbiased(prover)
 
 
-RARE = [b"}%d" % n for n in range(3 * MOST_LOGPROBS)]
-"""More tokens that close a box than one request may ask about."""
+RARE = [b"}%d" % n for n in range(3 * MOST_LOGPROBS)]  # more tokens that close a box than one request may ask about
 
 
 class Many(TokenBytes):

@@ -23,8 +23,7 @@ from mrt_hpc.run.manifest import read_manifest
 if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
 
-LOOKS = {"status", "explain", "logs", "report", "cost", "compare"}
-"""Commands that only look at a run."""
+LOOKS = {"status", "explain", "logs", "report", "cost", "compare"}  # commands that only look at a run
 TOUR = [
     command
     for command in commands(README, of_text=False)

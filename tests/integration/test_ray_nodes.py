@@ -121,7 +121,6 @@ def test_each_node_has_private_folders_of_its_own(two_nodes: Cluster) -> None:
 
 
 def pairs_for_processes(count: int) -> list[tuple[str, str]]:
-    """Right answers that only a grader process can judge."""
     return [(f"x+{number}", f"{number}+x") for number in range(count)]
 
 
@@ -172,7 +171,6 @@ def test_no_port_is_open_to_other_machines(two_nodes: Cluster) -> None:
 
 
 def test_no_other_user_reaches_the_sockets(two_nodes: Cluster) -> None:
-    """They ask for no token."""
     ray_nodes = [p for p in family(two_nodes.node.pid) if p.name() in ("raylet", "gcs_server")]
     sockets = [Path(c.laddr) for p in ray_nodes for c in p.net_connections("unix") if str(c.laddr).startswith("/")]
     assert sockets

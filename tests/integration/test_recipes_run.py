@@ -71,8 +71,7 @@ LONG = {"schedule.iterations": LONGER, "schedule.iterations_per_job": LONGER}
 COLLECTED = 24
 COLLECTING = {"data.problems": COLLECTED}
 IN_FLIGHT = {"schedule.max_staleness": 1, "training.keep_weights": 4}
-DELTAS = {**LONG, "training.full_weights_every": LONGER}
-"""Version 2, between two whole models, is a delta."""
+DELTAS = {**LONG, "training.full_weights_every": LONGER}  # version 2, between two whole models, is a delta
 LEARNING = {**LONG, "algorithm.sequences_per_iteration": 16}
 SAMPLES = {"data.samples": 32}
 PARTICULAR = {
@@ -114,7 +113,6 @@ PARTICULAR = {
 
 
 def options(name: str, attach: str, **changed: object) -> list[str]:
-    """The options of the submission of a run."""
     changes = {**SHRUNK, "serving.attach": attach, **PARTICULAR.get(name, SAMPLING), **changed}
     return [word for field, value in changes.items() for word in ("--set", f"{field}={value}")]
 
@@ -157,7 +155,6 @@ def during(layout: RunLayout) -> RunLayout:
 
 
 def copy_of_delta(layout: RunLayout) -> None:
-    """Copy the version that is a delta, and its base, while the run goes on."""
     wait_until(layout.weights_version(2).is_dir, reason="version 2", deadline_s=300, longest_pause_s=0.05)
     during(layout).root.mkdir()
     shutil.copy(layout.identity, during(layout).identity)
@@ -174,7 +171,6 @@ def groups(layout: RunLayout, iteration: int) -> list[Group]:
 
 
 def all_groups(layout: RunLayout) -> list[Group]:
-    """Of all iterations."""
     return [group for iteration in range(iterations(layout)) for group in groups(layout, iteration)]
 
 
@@ -333,7 +329,6 @@ def test_what_a_supervised_algorithm_learns_becomes_likelier(run: Runs, name: st
 
 
 def mean_nll(model_dir: Path, rollouts: list[Rollout]) -> float:
-    """Of the sampled tokens, by transformers."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     total = count = 0.0
     for rollout in rollouts:
@@ -345,7 +340,6 @@ def mean_nll(model_dir: Path, rollouts: list[Rollout]) -> float:
 def token_logprobs(
     model: torch.nn.Module, prompt_ids: Sequence[int], token_ids: Sequence[int], temperature: float = 1.0
 ) -> torch.Tensor:
-    """[T] of the tokens after the prompt."""
     ids = torch.tensor([[*prompt_ids, *token_ids]])
     with torch.no_grad():
         logits = model(ids).logits[0, :-1] / temperature

@@ -70,7 +70,6 @@ def stop_when(run: Path, condition: Callable[[], bool], *, kill: bool = True) ->
 
 
 def servers_of(run: Path) -> list[int]:
-    """Processes that still serve weights of this run."""
     found = []
     for line in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
@@ -98,7 +97,6 @@ def killed_run(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
         return begun or is_published(2)
 
     def in_evaluation() -> bool:
-        """Some problems have been evaluated."""
         batches = layout.evaluation_samples(0, "held-out").glob("*/problems/*/?????-*")
         return any(batches) or layout.evaluation_shard(0, "held-out", 0).exists()
 

@@ -67,7 +67,6 @@ def test_the_policy_that_sampled_is_the_trainers(
 def test_no_update_is_made_where_the_policies_differ(
     fault: str, quickstart: RunLayout, one_rank: Ranks, tmp_path: Path
 ) -> None:
-    """A weight that one side did not load, and another temperature."""
     changes = ("sampling.temperature=0.5", "prover.temperature=0.5") if fault == "temperature" else ()
     tamper = negate_a_layer if fault == "weights" else lambda _: None
     trainer = trainer_of(tmp_path / "run", quickstart, one_rank, tamper, *changes)

@@ -60,8 +60,6 @@ os._exit(0)
 
 @dataclass(frozen=True)
 class Trainer:
-    """Two ranks that meet through a folder of their own."""
-
     folder: Path
     nodes: int = 1
 
@@ -86,7 +84,6 @@ class Trainer:
 
 @pytest.fixture
 def mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file that the stranger's code would make."""
     return tmp_path_factory.mktemp("mark") / "made"
 
 
@@ -101,13 +98,11 @@ def processes() -> Iterator[list[subprocess.Popen[Any]]]:
 
 
 def other_interface() -> str | None:
-    """A network interface with an IPv4 address besides the loopback one."""
     found = psutil.net_if_addrs().items()
     return next((name for name, at in found if name != "lo" and any(a.family is socket.AF_INET for a in at)), None)
 
 
 def attack(trainer: Trainer, mark: Path, ranks: list[psutil.Popen]) -> subprocess.Popen[str]:
-    """Another user attacks the folder and all listeners of some ranks, and stays connected to them."""
     found = listeners(ranks)
     stays = send_rubbish(found)
     folder = json.loads(trainer.address.read_text())["folder"]

@@ -58,7 +58,6 @@ def qwen() -> Tokenizer:
 
 
 def beginning(tokenizer: Tokenizer, *first: str) -> Tokenizer:
-    """A tokenizer that writes special tokens before each text."""
     tokenizer.add_special_tokens([*first])
     named = [(token, tokenizer.token_to_id(token)) for token in first]
     single = " ".join([*first, "$A"])
@@ -79,7 +78,6 @@ def deepseek() -> Tokenizer:
 
 
 def neox() -> Tokenizer:
-    """With runs of spaces as added tokens that are not special."""
     tokenizer = byte_level()
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.add_tokens([AddedToken(" " * n, normalized=True) for n in range(24, 1, -1)])
@@ -93,7 +91,6 @@ def falcon() -> Tokenizer:
 
 
 def phi3() -> Tokenizer:
-    """As Llama 2's, with tags that swallow the space behind them."""
     tokenizer = legacy(prepends=True)
     tokenizer.add_special_tokens([AddedToken("<|end|>", rstrip=True, normalized=False)])
     return beginning(tokenizer, "<s>")
@@ -192,7 +189,6 @@ def fast(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def prompter_of(tokenizer: Tokenizer, directory: Path, kind: str = "PreTrainedTokenizerFast") -> Prompter:
-    """As loaded from a directory whose configuration names a class."""
     fast(tokenizer).save_pretrained(directory)
     path = directory / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": kind}))

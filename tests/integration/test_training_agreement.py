@@ -231,7 +231,6 @@ def measure_all(ranks: Ranks, model: str, output: str, *variants: str) -> None:
 
 
 def named(trainer: TrainerEngine) -> list[tuple[str, torch.nn.Parameter]]:
-    """Parameters under the names of the model itself."""
     return [(n.removeprefix("model."), p) for n, p in trainer.policy.named_parameters()]
 
 
@@ -250,7 +249,6 @@ def measure(trainer: TrainerEngine, branches: bool) -> dict[str, object]:
 
 
 def weights_of(trainer: TrainerEngine) -> dict[str, torch.Tensor]:
-    """The 32-bit weights by name."""
     return {
         n: (p.detach() if trainer.settings.training.zero_stage == 0 else safe_get_full_fp32_param(p)).float().clone()
         for n, p in named(trainer)

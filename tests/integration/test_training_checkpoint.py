@@ -135,7 +135,6 @@ def test_rows_that_ranks_share_leave_checkpoints_that_others_go_on_from(ranks: i
 
 
 def learns_the_same(other: dict[str, Any], straight: dict[str, Any], tolerance: float) -> None:
-    """Two jobs have taken the same steps, up to rounding."""
     assert other["optimizer_steps"] == straight["optimizer_steps"]
     for ours, theirs in zip(other["updates"], straight["updates"], strict=True):
         assert ours["step"] == theirs["step"]
@@ -196,7 +195,6 @@ def test_files_are_shared_out_evenly_and_bounded(monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def three(folder: Path, tmp_path: Path) -> Path:
-    """A parent of three sound checkpoints."""
     checkpoints = RunLayout(tmp_path).checkpoints
     for step in (1, 2, 3):
         shutil.copytree(RunLayout(folder / "2-2-fp32").checkpoint(2), RunLayout(tmp_path).checkpoint(step))
@@ -213,7 +211,6 @@ PART = "tensors-00001-of-00002.safetensors"
 
 
 def make_infinite(path: Path) -> None:
-    """As an earlier version may have written it: its files are as they were written."""
     tensors = load_file(path / PART)
     next(iter(tensors.values())).view(-1)[-1] = math.inf
     save_file(tensors, path / PART)
@@ -221,7 +218,6 @@ def make_infinite(path: Path) -> None:
 
 
 def seal(path: Path) -> None:
-    """Give a checkpoint a manifest of the content that it has now."""
     (path / MANIFEST).unlink(missing_ok=True)
     write_manifest(path, step=2)
 
@@ -422,7 +418,6 @@ def same_bits(trained: TrainedState, ranks: Ranks) -> bool:
 
 
 def do(job: dict[str, Any], model: Path, run: Path, ranks: Ranks) -> dict[str, Any]:
-    """Train or load, perhaps save, go on, publish."""
     seen: dict[str, Any] = {}
     chosen = settings(
         zero_stage=job["stage"],
@@ -454,8 +449,7 @@ def do(job: dict[str, Any], model: Path, run: Path, ranks: Ranks) -> dict[str, A
 
 # -- in each rank: saves that fail
 
-SMALL_FILES = 12_000
-"""Bytes: several rounds of files, so that ranks must go on gathering after a failure."""
+SMALL_FILES = 12_000  # bytes: several rounds of files, so that ranks must go on gathering after a failure
 
 
 def on_full_disk(write: Callable[..., object], path: Path, tensors: dict[str, torch.Tensor]) -> object:
@@ -485,7 +479,6 @@ FAILURES: dict[str, tuple[int, str, Callable[..., Any]]] = {
 
 
 def attempt(case: str, path: Path, ranks: Ranks, trainer: Any) -> dict[str, Any]:
-    """Save with ``case`` going wrong; how long it took and what was raised."""
     failing_rank, function, wrong = FAILURES[case]
     write = getattr(checkpoint, function)
     started = time.monotonic()

@@ -129,7 +129,6 @@ def test_a_model_is_partitioned_while_it_is_made_and_is_the_whole_one(tmp_path: 
 
 
 def compare_loaded(_: Ranks, *models: str) -> dict[str, dict[str, bool]]:
-    """By case and tensor whether a partitioned model is the whole one, on one of several ranks."""
     return {f"{Path(m).name} {p.value}": compare(Path(m), p) for m in models for p in Precision}
 
 
@@ -147,7 +146,6 @@ def compare(model: Path, precision: Precision) -> dict[str, bool]:
 
 
 def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> dict[str, bool]:
-    """Whether each tensor has the same number format and the same values."""
     assert ours.keys() == theirs.keys()
     return {n: t.dtype == theirs[n].dtype and torch.equal(t, theirs[n]) for n, t in ours.items()}
 

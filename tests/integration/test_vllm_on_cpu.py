@@ -33,7 +33,6 @@ of_the_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="vLLM's kernel
 
 
 def drawn(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """One token of distribution ``P`` for each seed and place."""
     keys = torch.from_numpy(step_keys(seeds, positions).view(np.int64))
     ids: NDArray[np.int64] = torch.ops._C.fused_gumbel_argmax(P.log().repeat(len(keys), 1), keys).numpy()
     return ids
@@ -112,7 +111,6 @@ def test_only_the_tokens_of_top_k_and_top_p_are_drawn_and_log_probabilities_are_
 
 
 def token(request: str, place: int, **more: Any) -> EngineCoreOutput:
-    """The token at a place of a request, with its log-probability and the two likeliest tokens."""
     if place == 0:
         more["prefill_stats"] = PrefillStats()
     ids, values = np.array([[place, 7, 8]]), np.array([[-float(place), -0.1, -0.2]], np.float32)
@@ -146,7 +144,6 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> HoldingScheduler:
 
 
 def passed_on(scheduler: HoldingScheduler, *outputs: EngineCoreOutput) -> list[tuple[str, list[int]]]:
-    """What a step with these outputs passes on: requests with their tokens."""
     found = scheduler.update_from_output(None, list(outputs))
     given = [output for one in found.values() for output in one.outputs]
     for output in given:

@@ -108,8 +108,7 @@ def test_batches_are_full(tokenizer: PreTrainedTokenizerFast):
 
 # -- the starting model that comes with the package -------------------------------------------------------------------
 
-FIRST_LOSSES = [6.11931, 6.05629, 5.90911, 5.7343, 5.50173]
-"""Of the first steps of its training, in nats a token."""
+FIRST_LOSSES = [6.11931, 6.05629, 5.90911, 5.7343, 5.50173]  # of the first steps of its training, in nats a token
 
 
 def test_the_first_steps_are_those_that_made_it(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -44,7 +44,6 @@ def typed(*words: object, exits: int = 0, columns: int | str | None = None) -> R
 
 
 def refusal(work: Callable[..., object], *arguments: Any) -> UserError:
-    """The error with which a function refuses these arguments."""
     with pytest.raises(UserError) as refused:
         work(*arguments)
     return refused.value
@@ -55,7 +54,6 @@ def recipe(name: str, *settings: str) -> Recipe:
 
 
 def commands_first(folder: Path, patch: pytest.MonkeyPatch) -> Path:
-    """A new folder in which commands are looked for before all others."""
     folder.mkdir()
     look_first_in(folder, patch)
     return folder

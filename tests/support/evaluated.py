@@ -34,7 +34,6 @@ def boundary(tokens: int, answers: str) -> EvaluatedBoundary:
 
 
 def trace(answer: str, tokens: int, *boundaries: EvaluatedBoundary) -> EvaluatedTrace:
-    """A trace whose answer is right if it is R."""
     return EvaluatedTrace(float(answer == "R"), answer, tokens, boundaries)
 
 
@@ -66,14 +65,12 @@ def run_directory(place: Path, *changes: str, problems: int = 2, shards: int = 2
 
 
 def benchmark_of(problems: int, shards: int, mode: str = "{type: direct}") -> tuple[str, str]:
-    """The changes of a recipe that give it so many problems in so many shards."""
     source = f"{{type: small_world, split: held_out, problems: {problems}}}"
     benchmark = f"{{name: {BENCHMARK}, samples: 2, problems: {source}, mode: {mode}}}"
     return f"evaluation.benchmarks=[{benchmark}]", f"evaluation.problem_shards={shards}"
 
 
 def evaluated_run(place: Path, *versions: int, problems: int = 2) -> RunLayout:
-    """A run directory of which these weights versions have the samples above on its problems, a shard each."""
     layout = run_directory(place, problems=problems, shards=problems)
     for version in versions:
         commit_all(layout, version, shards=problems)

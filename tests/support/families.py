@@ -15,7 +15,6 @@ GONE_DEADLINE_S = 60.0
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A process and all it started."""
     process = psutil.Process(pid)
     return [process, *process.children(recursive=True)]
 
@@ -28,5 +27,4 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def assert_gone(processes: Iterable[psutil.Process]) -> None:
-    """Wait until nothing is left of these processes."""
     wait_until(lambda: not any(map(is_alive, processes)), reason=f"the end of {processes}", deadline_s=GONE_DEADLINE_S)

@@ -19,8 +19,6 @@ LARGE = 1000  # the number of bytes above which a file is stored as a large one,
 
 @dataclass
 class Faults:
-    """What goes wrong with the contents of files, by name."""
-
     breaks: dict[str, int] = field(default_factory=dict)
     """The number of times that the connection breaks in the middle of a file."""
     stalls: set[str] = field(default_factory=set)
@@ -86,7 +84,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _send_file(self, repository: Repository, name: str, headers: dict[str, str]) -> None:
-        """Send a file from the byte that was asked for, with what goes wrong on the way."""
         faults, body = repository.faults, repository.files[name]
         start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
         repository.fetched.append((name, start))
@@ -112,7 +109,6 @@ class _Handler(BaseHTTPRequestHandler):
         return b"", {"X-Error-Code": "RepoNotFound"}, 404
 
     def _of(self, repository: Repository, path: str) -> Answer | None:
-        """The answer of a repository; None where another one is meant."""
         information = f"/api/{repository.kind}/{repository.name}"
         if path == information or path.startswith(f"{information}/revision/"):
             return _information(repository, path.partition("/revision/")[2] or "main")

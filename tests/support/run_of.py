@@ -54,11 +54,9 @@ def read_events(directory: Path, kind: EventKind | None = None) -> list[dict[str
 
 
 def publish_some(layout: RunLayout, *versions: int) -> None:
-    """Publish weights versions whose file says ``weights``."""
     for version in versions:
         publish(layout, version, lambda directory: (directory / "model.safetensors").write_text("weights") and None)
 
 
 def job_of(name: str, role: Role, tasks: int = 1) -> Job:
-    """A job whose tasks are one process each, without a GPU."""
     return Job(name=name, role=role, tasks=tasks, resources=resources())

@@ -20,7 +20,6 @@ def rollout_with(token_ids: list[int], **fields: Any) -> Rollout:
 
 
 def branch_with(token_ids: list[int], **fields: Any) -> Branch:
-    """A finished branch of which only these fields matter."""
     usual = {"boundary": 0, "branch": 0, "logprobs": [-0.5] * len(token_ids), "known": False, "look_ahead": 0.0}
     return Branch(token_ids=token_ids, **{**COMMON, "prompt_tokens": 1, "cached_tokens": None, **usual, **fields})
 

@@ -27,18 +27,12 @@ NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(41)
 
 @dataclass(frozen=True)
 class Recipes:
-    """Two recipes on the problems of a population."""
-
     mixture: Mixture
-    seed_spread: float
-    """The standard deviation of the effect of a seed on all problems, log-odds."""
-    interaction: float
-    """That of the effect of a seed on one problem."""
+    seed_spread: float  # the standard deviation of the effect of a seed on all problems, log-odds
+    interaction: float  # that of the effect of a seed on one problem
     samples: int = 4
-    gain: float = 0.2
-    """The mean gain of the second recipe, log-odds."""
-    gain_spread: float = 0.8
-    """Its standard deviation over problems."""
+    gain: float = 0.2  # the mean gain of the second recipe, log-odds
+    gain_spread: float = 0.8  # its standard deviation over problems
 
     @cached_property
     def odds(self) -> tuple[FloatArray, FloatArray]:
@@ -48,11 +42,9 @@ class Recipes:
 
     @cached_property
     def truth(self) -> float:
-        """The difference of the mean accuracies."""
         return self._mean(self.odds[1]) - self._mean(self.odds[0])
 
     def _mean(self, odds: FloatArray) -> float:
-        """The mean accuracy over problems and seeds."""
         spread = float(np.hypot(self.seed_spread, self.interaction))
         return float((expit(odds[:, None] + spread * NODES) @ WEIGHTS).mean() / WEIGHTS.sum())
 
@@ -67,7 +59,6 @@ class Recipes:
         return np.asarray(rng.binomial(self.samples, expit(odds_P + of_seeds)) / self.samples)
 
     def covered(self, trials: int, seeds: tuple[int, int], problems: int, seed: int = 0) -> Coverage:
-        """How often the interval of the difference holds the truth."""
         rng = np.random.default_rng([seed, *seeds, problems])
         found = [crossed_gain([self.drawn(rng, seeds, problems)]).interval for _ in range(trials)]
         return covering(found, self.truth)
@@ -85,6 +76,5 @@ class Recipes:
 
 
 def covering(found: Sequence[IntervalEstimate], truth: float) -> Coverage:
-    """How often intervals hold the truth."""
     low, high = np.array([[interval.low, interval.high] for interval in found]).T
     return Coverage(float((truth < low).mean()), float((truth > high).mean()), float((high - low).mean()))

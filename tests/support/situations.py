@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class Situated(NamedTuple):
-    """What a run is in when it is explained: its queue, its trainer with the reason, and what sacct prints."""
-
     task: str = ""
     queue: tuple[str, ...] = ()
     trainer: tuple[TaskState, str] | None = None
@@ -24,7 +22,6 @@ class Situated(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """The task that is explained; none for the whole run."""
         return [self.task] if self.task else []
 
     def make(self, run: CannedRun) -> None:

@@ -49,8 +49,6 @@ def squeue_prints(*records: str) -> str:
 
 @dataclass(frozen=True)
 class RecordedSlurm:
-    """Answers each question of a survey."""
-
     kind: str = "accounting"
     """``accounting``, or ``plain``: a cluster without accounting, with small limits, whose preemption cancels."""
     changes: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
@@ -59,11 +57,7 @@ class RecordedSlurm:
     refusing: Mapping[str, str] = field(default_factory=dict)  # by command, the words with which it refuses
 
     def __call__(self, command: Sequence[str], timeout_s: float = 0.0) -> str:  # noqa: ARG002 - as of run_slurm
-        """What the command prints.
-
-        Raises:
-            UserError: it is missing, or refuses.
-        """
+        """What the command prints."""
         if command[0] in self.missing:
             raise UserError(f"{command[0]} was not found", where=shlex.join(command))
         if command[0] in self.refusing:

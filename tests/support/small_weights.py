@@ -27,7 +27,6 @@ FILES = {"model-1.safetensors": ("bias", "embedding"), "model-2.safetensors": ("
 
 
 def tensors(version: int, share: float = 0.01) -> Tensors:
-    """Those of a version: each version changes a share of the numbers of the one before."""
     draw = np.random.default_rng(0)
     embedding, head = (draw.integers(0, 2**16, size, np.uint16) for size in ((200, 40), (3, 50)))
     for number in range(1, version + 1):
@@ -39,7 +38,6 @@ def tensors(version: int, share: float = 0.01) -> Tensors:
 
 
 def as_bytes(values: Tensors) -> list[TensorBytes]:
-    """As the trainer gives them."""
     return [
         TensorBytes(TensorKind(name, NAMES[value.dtype.name], value.shape), value.reshape(-1).view(np.uint8))
         for name, value in sorted(values.items())
@@ -87,8 +85,6 @@ CONFIG = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "max_pos
 
 
 def publish_models(layout: RunLayout, *versions: int) -> list[str]:
-    """Publish small models as weights versions, and return their digests."""
-
     def write(version: int, directory: Path) -> None:
         (directory / "config.json").write_text(json.dumps({**CONFIG, "version": version}))
         build_tokenizer().save_pretrained(directory)

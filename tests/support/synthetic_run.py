@@ -65,8 +65,6 @@ class Shape:
 
 
 class SyntheticRun:
-    """Writes a run directory of a shape."""
-
     def __init__(self, root: Path, shape: Shape) -> None:
         self.shape, self.random = shape, np.random.default_rng(shape.seed)
         self.recipe, self.layout = self._directory(root)
@@ -159,7 +157,6 @@ class SyntheticRun:
         return Sampled(rollouts=rollouts, branches=branches, values=values, statistics=statistics)
 
     def _rollout(self, iteration: int, problem: Problem, sample: int) -> tuple[Rollout, list[int]]:
-        """A trace, and how many branches are right at each of its boundaries."""
         steps = self.random.integers(-2, 4, EPISODES).cumsum() + int(self.random.integers(0, 3))
         reached = [1, *(int(min(BRANCHES, max(0, step))) for step in steps)]
         right = reached[-1] > BRANCHES // 2

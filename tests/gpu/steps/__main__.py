@@ -12,7 +12,6 @@ from steps.record import NotHere, Record
 
 
 def main() -> None:
-    """Run the step, and write how it ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
     parser.add_argument("file", type=Path)

@@ -20,14 +20,12 @@ STAGES = {2: (("traces", "branches"), 0.64), 3: (("traces",), 0.24)}
 
 
 def run(record: Record) -> None:
-    """Measure every stage."""
     record.needs_gpu_unless_tiny()
     for stage, (sets, share) in STAGES.items():
         record.part(f"stage {stage}", updates, record, stage, sets, share)
 
 
 def updates(record: Record, stage: int, sets: Sequence[str], share: float) -> dict[str, Any]:
-    """The figures of every update, and the tables."""
     output = record.folder / f"benchmark-{stage}.json"
     command = [sys.executable, str(Path(bench_trainer_gpu.__file__)), "--shape", record.shape]
     command += ["--zero-stage", str(stage), "--sets", *sets, "--output", str(output)]

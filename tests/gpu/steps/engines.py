@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from mrt_hpc.training.settings import TrainingSequence
     from steps.record import Record
 
-RECIPE = {"batching": "packed", "projection": "fused", "entropy": False}
-"""What the recipes for GPUs choose."""
-AT_ONCE = 1 << 24
-"""The numbers of 64 bits that a digest reads at once."""
+RECIPE = {"batching": "packed", "projection": "fused", "entropy": False}  # what the recipes for GPUs choose
+AT_ONCE = 1 << 24  # the numbers of 64 bits that a digest reads at once
 
 
 def model(record: Record, seed: int = 0) -> Path:
@@ -49,14 +47,12 @@ def model(record: Record, seed: int = 0) -> Path:
 
 
 def batch(record: Record) -> list[TrainingSequence]:
-    """Sequences for an update."""
     lengths = [40, 60] if record.tiny else [4096, 6144, 8192]
     return sequences(lengths, config_of(record.shape).vocab_size)
 
 
 @cache
 def one_rank() -> Ranks:
-    """This process as a trainer of one rank."""
     choose_kernels(None)
     join(Ranks())
     return Ranks()
@@ -76,7 +72,6 @@ def engine(directory: Path, **training: object) -> Iterator[TrainerEngine]:
 
 
 def timed(action: Callable[[], Any]) -> tuple[Any, float]:
-    """The result of an action, and its seconds with the device's work."""
     synchronize()
     started = time.perf_counter()
     result = action()

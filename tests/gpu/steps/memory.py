@@ -14,8 +14,7 @@ from steps.engines import RECIPE
 if TYPE_CHECKING:
     from steps.record import Record
 
-LONGEST = 20_480
-"""The tokens of a micro-batch of the recipes."""
+LONGEST = 20_480  # the tokens of a micro-batch of the recipes
 
 
 def cases(tiny: bool) -> list[Case]:
@@ -30,7 +29,6 @@ def cases(tiny: bool) -> list[Case]:
 
 
 def run(record: Record) -> None:
-    """Measure every case."""
     record.needs_gpu_unless_tiny()
     models = record.folder / "memory"
     write_model(models / "tiny", TINY)
@@ -39,7 +37,6 @@ def run(record: Record) -> None:
 
 
 def measured(record: Record, case: Case) -> dict[str, Any]:
-    """One case: bytes predicted and measured, and their ratio."""
     models = record.folder / "memory"
     shape = shape_of(config_of("tiny" if record.tiny else case.model).to_dict())
     write_model(models / case.model, shape)

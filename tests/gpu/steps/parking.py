@@ -21,7 +21,6 @@ TURNS = 3
 
 
 def run(record: Record) -> None:
-    """Let an engine of each stage take its turns."""
     record.needs_gpu_unless_tiny()
     directory = model(record)
     for stage in STAGES:
@@ -29,14 +28,12 @@ def run(record: Record) -> None:
 
 
 def turns(directory: Path, stage: int, learnt: list[TrainingSequence]) -> dict[str, Any]:
-    """Updates, with the engine parked after each."""
     before = held_gib()
     with engine(directory, zero_stage=stage) as trainer:
         return {"before": before, "turns": [turn(trainer, learnt) for _ in range(TURNS)]}
 
 
 def turn(trainer: TrainerEngine, learnt: list[TrainingSequence]) -> dict[str, Any]:
-    """One update and one stay in the memory of the host."""
     stats, update_s = timed(lambda: trainer.update(learnt))
     kind = device().type
     storages = _storages(kind)

@@ -23,16 +23,10 @@ class NotHere(Exception):
 
 @dataclass
 class Record:
-    """The parts of one step."""
-
-    file: Path
-    """Where they are kept."""
-    folder: Path
-    """For files of the steps: what one of them makes, a later one finds."""
-    tiny: bool
-    """Whether shapes are so small that a CPU takes seconds."""
-    seconds: float
-    """The time limit of the step."""
+    file: Path  # where they are kept
+    folder: Path  # for files of the steps: what one of them makes, a later one finds
+    tiny: bool  # whether shapes are so small that a CPU takes seconds
+    seconds: float  # the time limit of the step
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -41,14 +35,7 @@ class Record:
         return "tiny" if self.tiny else "1.5b"
 
     def part(self, name: str, measure: Callable[P, Mapping[str, Any]], *given: P.args, **options: P.kwargs) -> None:
-        """Keep what one part finds, or why it found nothing; either way the next part can go on.
-
-        Args:
-            name: of the part.
-            measure: finds it.
-            given: to ``measure``.
-            options: likewise.
-        """
+        """Keep what one part finds, or why it found nothing; either way the next part can go on."""
         started = time.perf_counter()
         try:
             found = dict(measure(*given, **options))
@@ -60,25 +47,16 @@ class Record:
         self.write("running")
 
     def write(self, status: str, why: str = "") -> None:
-        """Write all parts so far, and how the step stands."""
         write_json(self.file, {"status": status, **({"why": why} if why else {}), "parts": self.parts})
 
     def needs_gpu(self) -> None:
-        """End the step where it would take hours, or show nothing, on a CPU.
-
-        Raises:
-            NotHere: torch sees no GPU.
-        """
+        """End the step where it would take hours, or show nothing, on a CPU."""
         import torch
 
         if not torch.cuda.is_available():
             raise NotHere("it needs a GPU, and torch.cuda.is_available() is False")
 
     def needs_gpu_unless_tiny(self) -> None:
-        """End the step where its shapes are too large for a CPU.
-
-        Raises:
-            NotHere: torch sees no GPU, and shapes are not tiny.
-        """
+        """End the step where its shapes are too large for a CPU."""
         if not self.tiny:
             self.needs_gpu()

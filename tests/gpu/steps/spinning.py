@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 
 SEQUENCES = 128
 MEASURED_S = 5.0
-CYCLES = 20_000_000
-"""Of one spinning kernel, about a hundredth of a second."""
+CYCLES = 20_000_000  # of one spinning kernel, about a hundredth of a second
 START_LIMIT_S = 60.0
 
 
 def run(record: Record) -> None:
-    """Decode alone, beside each kind of neighbour, and alone again."""
     record.needs_gpu()
     decode = decoding()
     record.part("alone", rate, decode)
@@ -41,8 +39,6 @@ def run(record: Record) -> None:
 
 @dataclass(frozen=True)
 class Decoder:
-    """One step of decoding as a graph, with the tensors that it reads."""
-
     graph: torch.cuda.CUDAGraph
     read: tuple[torch.Tensor, ...]
 
@@ -86,7 +82,6 @@ def rate(decode: Decoder) -> dict[str, Any]:
 
 
 def beside(decode: Decoder, spins: bool) -> dict[str, Any]:
-    """The rate while a neighbour runs."""
     with neighbour(spins):
         return rate(decode)
 
@@ -109,7 +104,6 @@ def neighbour(spins: bool) -> Iterator[None]:
 
 
 def occupy(runs: Event, ends: Event, spins: bool) -> None:
-    """Spin on the GPU, or wait with it idle, until told to end."""
     torch.zeros(1, device="cuda")
     runs.set()
     while not ends.is_set():
