@@ -47,16 +47,13 @@ SHAPES = {  # stages and precisions by the number of ranks
 }
 CASES = [(ranks, *shape) for ranks, shapes in SHAPES.items() for shape in shapes]
 CHANGES = [  # ranks, stage and precision of the writer, and of the trainer that goes on
-    (2, 2, "fp32", 1, 2, "fp32"),
-    (1, 2, "fp32", 2, 2, "fp32"),
-    (2, 3, "fp32", 1, 3, "fp32"),
-    (1, 3, "fp32", 2, 3, "fp32"),
-    (1, 0, "fp32", 2, 0, "fp32"),
-    (1, 0, "fp32", 1, 2, "fp32"),
-    (1, 3, "fp32", 1, 0, "fp32"),
-    (2, 0, "fp32", 1, 3, "fp32"),
+    (1, 0, "fp32", 2, 1, "fp32"),
     (1, 1, "fp32", 2, 3, "fp32"),
-    (2, 3, "fp32", 2, 1, "fp32"),
+    (1, 2, "fp32", 2, 2, "fp32"),
+    (1, 3, "fp32", 2, 0, "fp32"),
+    (2, 0, "fp32", 1, 3, "fp32"),
+    (2, 2, "fp32", 1, 0, "fp32"),
+    (2, 3, "fp32", 1, 2, "fp32"),
     (2, 2, "bf16", 1, 0, "bf16"),
     (1, 0, "bf16", 2, 3, "bf16"),
     (2, 3, "bf16", 2, 0, "bf16_autocast"),
@@ -359,31 +356,24 @@ def test_a_trainer_that_never_stepped_has_a_checkpoint(
 def test_no_damage_passes_for_a_good_checkpoint(data: st.DataObject, folder: Path, tmp_path: Path) -> None:
     """Flipped, cut and deleted at any place of any file: found, unless the content is what was written."""
     source = RunLayout(folder / "2-2-fp32").checkpoint(2)
-    contents = {p.name: p.read_bytes() for p in sorted(source.iterdir())}
     path = RunLayout(tmp_path).checkpoint(2)
-    path.mkdir(parents=True, exist_ok=True)
-    damaged = dict(contents)
-    for _ in range(data.draw(st.integers(1, 3))):
-        victim = data.draw(st.sampled_from(sorted(damaged)))
-        place = data.draw(st.integers(0, max(0, len(damaged[victim]) - 1)))
-        kind = data.draw(st.sampled_from(["flip", "replace", "cut", "delete"]))
-        content = bytearray(damaged[victim])
-        if kind == "delete":
-            damaged.pop(victim)
-            break
-        if kind == "cut":
+    shutil.copytree(source, path, dirs_exist_ok=True)
+    victim = path / data.draw(st.sampled_from(sorted(p.name for p in source.iterdir())))
+    content = bytearray(victim.read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    match data.draw(st.sampled_from(["flip", "replace", "cut", "delete"])):
+        case "flip":
+            content[place] ^= 1 << place % 8
+        case "replace":
+            content[place] = data.draw(st.integers(0, 255))
+        case "cut":
             content = content[:place]
-        elif content:
-            content[place] = data.draw(st.integers(0, 255)) if kind == "replace" else content[place] ^ 1 << place % 8
-        damaged[victim] = bytes(content)
-    for name in contents:
-        (path / name).unlink(missing_ok=True)
-        if name in damaged:
-            (path / name).write_bytes(damaged[name])
+        case _:
+            content.clear()
+    victim.write_bytes(content) if content else victim.unlink()
     found, bad = good(path.parent)
     assert (found is None) == (len(bad) == 1)
-    if found is not None:
-        assert damaged | {MANIFEST: b""} == contents | {MANIFEST: b""}
+    assert found is None or victim.name == MANIFEST or content == (source / victim.name).read_bytes()
 
 
 # -- in each rank: trainers that stop and go on
