@@ -59,7 +59,6 @@ STEPS = (
     Step("parking", 300, "engines that leave the GPU and come back, at ZeRO stages 1 to 3"),
     Step("benchmark", 560, "updates of the trainer at the recipes' stages, 2 and 3"),
     Step("memory", 400, "the peak of updates beside what plan says"),
-    Step("spinning", 90, "sampling beside a process whose kernel waits on the same GPU"),
     Step("saving", 400, "checkpoint, published weights and resume"),
     Step("serving", 580, "a server: start, reloads, swaps in flight, sleep, and a second start; needs vLLM"),
 )

@@ -7,7 +7,6 @@ import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import pytest
@@ -41,7 +40,6 @@ from mrt_hpc.roles.sampling.serving import OwnServers
 from mrt_hpc.roles.sampling.session import SamplingSession
 from mrt_hpc.run.groups import Sampled, read_group
 from mrt_hpc.run.records import FinishReason
-from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.weights import publish
 
 if TYPE_CHECKING:
@@ -217,34 +215,6 @@ def test_the_second_attempts_prompt_holds_the_first_which_is_the_direct_trace_of
         assert text(second.prompt_ids).endswith("<|end|>\nWait\n<think>\n")
 
 
-def test_prompts_hold_a_sliding_window_of_attempts(evaluated: dict[str, Evaluated]) -> None:
-    for rounds in evaluated["linearised"].stages(4):
-        turns, prompt = [turn(r) for r in rounds], rounds[0].prompt_ids
-        assert [r.stage for r in rounds] == [0, 1, 2, 3]
-        for number in (1, 2, 3):
-            window = turns[max(0, number - 2) : number]
-            assert rounds[number].prompt_ids == [*prompt, *chain.from_iterable(window)]
-
-
-def turn(attempt: Rollout) -> list[int]:
-    """An attempt as the next prompt shows it: without its end token, or with its thought closed, and the sentence."""
-    stopped = attempt.finish_reason is FinishReason.STOP
-    shown = attempt.token_ids[:-1] if stopped else attempt.token_ids
-    closing = "" if stopped or "</think>" in text(shown) else "</think>"
-    return [*shown, *small_world().ids(f"{closing}<|end|>\nWait\n<think>\n")]
-
-
-def test_budgets_cut_one_thought(evaluated: dict[str, Evaluated]) -> None:
-    for stages in evaluated["budget_forcing"].stages(3):
-        for budget, rollout in zip((16, 40, 128), stages, strict=True):
-            cut = rollout.boundaries[-1]
-            assert cut <= budget
-            assert rollout.token_ids[:cut] == stages[-1].token_ids[:cut]
-            assert inserted(rollout) in ([FORCED_TEXT], [])
-            assert cut == budget or not rollout.inserted, "a thought that ended before the budget answers by itself"
-        assert stages[-1].boundaries == sorted({0, *(r.boundaries[-1] for r in stages)})
-
-
 def test_extended_thoughts_reach_the_budget_past_the_limit_of_a_completion(evaluated: dict[str, Evaluated]) -> None:
     words = 0
     for rollout in evaluated["budget_forcing_extended"].rollouts[2::3]:
@@ -264,19 +234,6 @@ def test_extrapolation_goes_past_the_limit_of_a_completion(evaluated: dict[str, 
         assert rollout.token_ids[:base] == plain.token_ids[:base]
         longer += fourth > BASE
     assert longer
-
-
-def test_each_extension_continues_the_trace_with_its_word(evaluated: dict[str, Evaluated]) -> None:
-    by_seed = {request.seeds[0]: request.prompt_ids for request, _ in evaluated["extrapolation"].seen}
-    for rollout in evaluated["extrapolation"].rollouts:
-        before = len(rollout.prompt_ids)
-        for extension, word in enumerate(("Wait", "First", "Wait", "First"), start=1):
-            asked = by_seed[derive_seed(3, "extension", 0, rollout.problem_id, rollout.sample, extension)]
-            assert text(asked).endswith(f"\n\n{word}")
-            kept = common(asked, [*rollout.prompt_ids, *rollout.token_ids])
-            assert len(asked) - kept <= 1, "all but a word that was dropped with its paragraph stands in the trace"
-            assert len(asked) > before
-            before = kept
 
 
 def test_values_are_asked_for_at_the_boundaries_of_the_result_alone(server: VllmServer) -> None:

@@ -26,7 +26,6 @@ from mrt_hpc.provers.branches import Branches, Fork, look_ahead_of
 from mrt_hpc.provers.gold_likelihood import GoldLikelihoodScore
 from mrt_hpc.provers.history import AnswerHistory, Planner
 from mrt_hpc.provers.look_ahead import LookingAhead
-from mrt_hpc.provers.majority import MajorityVote
 from mrt_hpc.provers.monte_carlo import MonteCarlo
 from mrt_hpc.provers.rao_blackwell import RaoBlackwellEstimator
 from mrt_hpc.provers.scoring import SMALL, Scorer
@@ -335,11 +334,6 @@ def test_the_likelihood_of_gold_answers_takes_no_branch(
     masses = [mass for ids, mass in endings() if answer_in(TOKENS.text(ids)) in right.intersection(gold)]
     assert estimate(prover, 0).value == pytest.approx(sum(masses))
     assert {request.settings.max_tokens for request in policy.asked} == {1}
-
-
-def test_a_majority_is_the_answer_of_most_weight() -> None:
-    prover = MajorityVote(boxed(), 5)
-    assert {estimate(prover, n).value for n in range(40)} <= {0.0, 0.5, 1.0}
 
 
 def test_experience_learns_answers_baselines_and_trust() -> None:

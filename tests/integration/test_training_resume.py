@@ -186,18 +186,6 @@ def test_weights_that_are_not_finite_are_published_in_no_form(
         export.gathered(trainer, "float16")
 
 
-def test_a_failing_commit_leaves_no_version(tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path)
-
-    def full_disk(directory: Path) -> None:
-        (directory / "model.safetensors").write_bytes(b"half")
-        raise OSError("no space left on device")
-
-    with pytest.raises(OSError, match="no space left"):
-        weights.publish(layout, 1, full_disk)
-    assert list(layout.weights.iterdir()) == []
-
-
 def test_sequences_without_advantage_are_counted_but_not_computed(model: Path, one_rank: Ranks) -> None:
     batch, trainer = random_batch(0), make(model, one_rank)
     nothing = trainer.update([])
@@ -245,13 +233,3 @@ def test_an_infinite_loss_with_a_finite_gradient_takes_no_step(stage: int, model
     assert len(told[0].sequences) < len(batch), "those of one micro-batch"
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert trainer.update(batch).optimizer_steps == 1
-
-
-def test_likelihood_raises_the_likelihood(model: Path, one_rank: Ranks) -> None:
-    trainer = make(model, one_rank, objective=Objective.LIKELIHOOD, optimizer_steps_per_iteration=2)
-    batch = [s for s in random_batch(3) if s.has_signal]
-    for s in batch:
-        s.advantages[:] = 1.0
-    first = trainer.update(batch)
-    assert first.loss == pytest.approx(first.nll, rel=0.2)
-    assert trainer.update(batch).nll < first.nll
