@@ -196,9 +196,7 @@ def test_a_compiler_without_its_library_counts_as_missing(system: System) -> Non
         ("ppc64le", "cuda", "glibc 2.39", "this machine is ppc64le"),
     ],
 )
-def test_a_c_library_or_processor_without_wheels_is_refused(
-    system: System, machine: str, kind: str, glibc: str, refused: str
-) -> None:
+def test_a_machine_without_wheels_is_refused(system: System, machine: str, kind: str, glibc: str, refused: str) -> None:
     system.program("uname", f"echo {machine}")
     if glibc:
         system.program("getconf", f"echo {glibc}")
@@ -215,9 +213,7 @@ def test_an_environment_of_another_python_is_not_taken_for_one_of_ours(system: S
 
 
 @pytest.mark.parametrize(("wanted", "packages"), [("browser", "chromium chromium-driver"), ("sandbox", "bubblewrap")])
-def test_what_some_tests_need_is_installed_on_debian_or_its_absence_told(
-    system: System, wanted: str, packages: str
-) -> None:
+def test_what_tests_need_is_installed_on_debian_or_its_absence_told(system: System, wanted: str, packages: str) -> None:
     """Ubuntu's package chromium is none, but a snap."""
     system.program("apt-get", f'echo "$@" >> {system.calls}')
     for release, user, installs in ((DEBIAN, 0, True), (DEBIAN, 1000, False), (UBUNTU, 0, False)):

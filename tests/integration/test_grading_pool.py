@@ -67,9 +67,7 @@ def test_right_and_wrong_answers(pool: GraderPool) -> None:
 
 
 @pytest.mark.parametrize("hostile", [TOWER, NESTED, *UNBALANCED, *HANGS])
-def test_a_hostile_answer_scores_zero_and_the_others_do_not_wait_for_its_time_limit(
-    pool: GraderPool, hostile: str
-) -> None:
+def test_a_hostile_answer_scores_zero_and_others_do_not_wait_for_its_time_limit(pool: GraderPool, hostile: str) -> None:
     others: list[Pair] = [(f"\\frac{{{numerator}}}{{{len(hostile) + 7}}}", "2") for numerator in range(20)]
     (verdict, its_seconds), *rest = grade_with_times(pool, [(hostile, "7"), *others])
     assert verdict.reward == 0.0
@@ -132,9 +130,7 @@ def test_hangs_together_step_aside_for_the_others() -> None:
         assert {verdict.status for (verdict,) in asyncio.run(graded(pool))} == {VerdictStatus.GRADED}
 
 
-def test_an_answer_that_looks_slow_does_not_hold_up_the_others_at_all(
-    pool: GraderPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_looks_slow_holds_up_no_other(pool: GraderPool, monkeypatch: pytest.MonkeyPatch) -> None:
     judged, judge = list[str](), pool.fast.judge
 
     async def noting(answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
@@ -192,9 +188,7 @@ def test_a_broken_pool_loses_no_pair_that_waits_in_it() -> None:
 @pytest.mark.parametrize(
     ("kills", "is_graded"), [(grader_queue.REPLACEMENTS, True), (grader_queue.REPLACEMENTS + 1, False)]
 )
-def test_a_pool_that_breaks_again_and_again_is_replaced_a_few_times(
-    kills: int, is_graded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_pool_is_replaced_a_few_times(kills: int, is_graded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Idle processes are killed before the pair is sent: pebble gives such a pool up."""
     started = grader_queue.Lane.started
     left = iter(range(kills))

@@ -148,7 +148,7 @@ def reached(vllm: VllmServer) -> Reached:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
-def test_log_probabilities_are_those_of_the_distribution_sampled_from(
+def test_log_probabilities_are_of_what_was_sampled_from(
     reached: Reached, models: list[Path], temperature: float
 ) -> None:
     completions = reached.sample(temperature)
@@ -425,9 +425,7 @@ def test_a_server_that_fails_under_load_is_restarted_with_the_weights_loaded_las
     assert not vllm.restart_if_dead()
 
 
-def test_a_reload_that_fails_half_way_leaves_no_server_to_sample_from(
-    vllm: VllmServer, models: list[Path], tmp_path: Path
-) -> None:
+def test_a_reload_that_fails_half_way_leaves_no_server(vllm: VllmServer, models: list[Path], tmp_path: Path) -> None:
     """vLLM is left with a model without weights then, and dies at the next sample. (A file that is cut short:
     ``test_several_servers.py``.)
     """

@@ -177,9 +177,7 @@ def test_the_same_seed_gives_the_same_tokens(server: VllmServer, evaluated: dict
 
 
 @pytest.mark.parametrize("name", MODES)
-def test_all_tokens_have_log_probabilities_those_of_sampled_ones_below_0(
-    evaluated: dict[str, Evaluated], name: str
-) -> None:
+def test_tokens_have_log_probabilities_of_sampled_ones_below_0(evaluated: dict[str, Evaluated], name: str) -> None:
     for rollout in evaluated[name].rollouts:
         assert len(rollout.logprobs) == len(rollout.token_ids)
         forced = {at + n for at, length in rollout.inserted for n in range(length)}
@@ -202,9 +200,7 @@ def test_what_is_continued_is_in_the_prefix_cache(evaluated: dict[str, Evaluated
     assert followed
 
 
-def test_the_second_attempts_prompt_holds_the_first_which_is_the_direct_trace_of_its_seed(
-    evaluated: dict[str, Evaluated],
-) -> None:
+def test_a_second_attempt_sees_the_first_which_is_the_direct_trace_of_its_seed(evaluated: dict[str, Evaluated]) -> None:
     both = evaluated["history_conditioned"].stages(2)
     for (first, second), direct in zip(both, evaluated["direct"].rollouts, strict=True):
         assert (first.stage, second.stage, second.counts) == (0, 1, True)

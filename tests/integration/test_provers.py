@@ -324,9 +324,7 @@ def test_an_answer_has_the_probability_of_all_that_ends_in_it_however_it_is_writ
 
 
 @pytest.mark.parametrize(("right", "gold"), [(RIGHT, ["12"]), ({"12", "21"}, ["12", "21", "22"]), (RIGHT, ["22"])])
-def test_the_likelihood_of_gold_answers_takes_no_branch(
-    right: set[str], gold: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gold_likelihood_takes_no_branch(right: set[str], gold: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several it is that of any; one that the grader finds wrong has no value."""
     monkeypatch.setattr(sys.modules[__name__], "RIGHT", right)
     policy = Policy()

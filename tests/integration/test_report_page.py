@@ -289,9 +289,7 @@ def test_without_scripts_all_tables_and_figures_are_there(run: RunLayout, page: 
         page.open(run.page, WIDE)
 
 
-def test_runs_stand_side_by_side_and_models_of_an_evaluation_can_be_filtered(
-    run: RunLayout, page: Browser, tmp_path: Path
-) -> None:
+def test_runs_and_models_of_an_evaluation_can_be_filtered(run: RunLayout, page: Browser, tmp_path: Path) -> None:
     other = SyntheticRun(tmp_path / "other", Shape(iterations=62, name="other-run", seed=1)).write()
     write_comparison([run, other], tmp_path / "both.html", [None, None])
     evaluation = SyntheticEvaluation(tmp_path / "evaluation").write()

@@ -64,7 +64,7 @@ def test_the_policy_that_sampled_is_the_trainers(
 
 
 @pytest.mark.parametrize("fault", ["weights", "temperature"])
-def test_no_update_is_made_where_the_policies_differ(
+def test_policies_that_differ_make_no_update(
     fault: str, quickstart: RunLayout, one_rank: Ranks, tmp_path: Path
 ) -> None:
     changes = ("sampling.temperature=0.5", "prover.temperature=0.5") if fault == "temperature" else ()

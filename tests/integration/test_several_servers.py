@@ -70,9 +70,7 @@ def test_both_sample_from_the_model_before_and_after_new_weights(pool: ServerPoo
     assert_agree(pool, models[1], 1)
 
 
-def test_one_that_is_killed_is_restarted_alone_with_the_weights_loaded_last(
-    pool: ServerPool, models: list[Path]
-) -> None:
+def test_one_that_is_killed_restarts_alone_with_the_weights_loaded_last(pool: ServerPool, models: list[Path]) -> None:
     """A process of the divided one is killed: the problem that it samples is finished after its restart."""
     single, divided = pool.each
     pool.load_weights(models[1], 1)
@@ -102,9 +100,7 @@ def test_one_that_is_killed_is_restarted_alone_with_the_weights_loaded_last(
     assert (single.starts, divided.starts) == (1, 2)
 
 
-def test_a_file_that_is_cut_short_leaves_no_server_to_sample_from(
-    pool: ServerPool, models: list[Path], tmp_path: Path
-) -> None:
+def test_a_file_that_is_cut_short_leaves_no_server(pool: ServerPool, models: list[Path], tmp_path: Path) -> None:
     single, _ = pool.each
     damaged = shutil.copytree(models[0], tmp_path / "damaged")
     os.truncate(damaged / "model.safetensors", 4000)

@@ -115,9 +115,7 @@ def attack(trainer: Trainer, mark: Path, ranks: list[psutil.Popen]) -> subproces
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_strangers_do_not_disturb_a_trainer(
-    nodes: int, tmp_path: Path, mark: Path, processes: list[subprocess.Popen[Any]]
-) -> None:
+def test_strangers_do_no_harm(nodes: int, tmp_path: Path, mark: Path, processes: list[subprocess.Popen[Any]]) -> None:
     """On one node, or on two, which are both this one."""
     trainer = Trainer(tmp_path, nodes)
     ranks = [trainer.start(rank) for rank in range(2)]
@@ -132,9 +130,7 @@ def test_strangers_do_not_disturb_a_trainer(
     assert not mark.exists()
 
 
-def test_a_stranger_who_comes_before_a_rank_is_not_taken_for_it(
-    tmp_path: Path, mark: Path, processes: list[subprocess.Popen[Any]]
-) -> None:
+def test_no_stranger_is_taken_for_a_rank(tmp_path: Path, mark: Path, processes: list[subprocess.Popen[Any]]) -> None:
     """Of two ranks it is chance which one connects to the other: only the one that listens can meet a stranger."""
     trainer = Trainer(tmp_path)
     (tmp_path / "go").touch()

@@ -108,9 +108,7 @@ def test_a_weights_version_that_was_set_aside_is_published_again(trainer: Traine
     assert verify(path).digest == before
 
 
-def test_a_version_that_is_published_again_or_resumed_from_is_a_whole_model(
-    engine: TrainerEngine, tmp_path: Path
-) -> None:
+def test_a_version_published_again_or_resumed_from_is_a_whole_model(engine: TrainerEngine, tmp_path: Path) -> None:
     whole = ("schedule.iterations=9", "schedule.iterations_per_job=9", "training.full_weights_every=9")
     trainer = trainer_in(tmp_path / "run", engine, *whole, "evaluation.every=9")
     layout = trainer.task.layout
@@ -127,9 +125,7 @@ def test_a_version_that_is_published_again_or_resumed_from_is_a_whole_model(
 
 
 @pytest.mark.parametrize(("other", "reopened"), [(TaskState.DONE, True), (TaskState.STOPPED, False)])
-def test_a_damaged_group_is_sampled_again_by_who_is_left_or_the_next_submission(
-    trainer: Trainer, other: TaskState, reopened: bool
-) -> None:
+def test_a_damaged_group_is_sampled_again_by_who_is_left(trainer: Trainer, other: TaskState, reopened: bool) -> None:
     layout = trainer.task.layout
     write_task(layout, INFERENCE, 0, TaskRecord(TaskState.DONE))
     write_task(layout, INFERENCE, 1, TaskRecord(other))

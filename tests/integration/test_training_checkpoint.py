@@ -252,9 +252,7 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
 
 
 @pytest.mark.parametrize(("damage", "reason"), DAMAGES)
-def test_a_damaged_checkpoint_is_passed_over_and_reported(
-    damage: Callable[[Path], object], reason: str, three: Path
-) -> None:
+def test_damage_is_passed_over_and_reported(damage: Callable[[Path], object], reason: str, three: Path) -> None:
     assert good(three) == (three / "step000003", [])
     damage(three / "step000003")
     found, [(name, why)] = good(three)
@@ -275,9 +273,7 @@ def test_only_complete_checkpoints_count_and_the_newest_stay(three: Path) -> Non
     assert good(three)[0] is good(three / "nowhere")[0] is None
 
 
-def test_a_checkpoint_that_cannot_be_read_just_now_is_not_passed_over(
-    three: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_cannot_be_read_now_is_not_passed_over(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a filesystem that is away for a minute would send the run back to its beginning."""
 
     def away(_: Path) -> None:
@@ -289,9 +285,7 @@ def test_a_checkpoint_that_cannot_be_read_just_now_is_not_passed_over(
             checkpoint.good(three, lambda path, _: pytest.fail(str(path)))
 
 
-def test_a_checkpoint_that_is_removed_while_it_is_read_is_looked_for_again(
-    three: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_removed_while_it_is_read_is_looked_for_again(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verify = checkpoint.verify
 
     def slow(path: Path) -> None:
@@ -322,9 +316,7 @@ def test_an_older_format_is_refused(one_rank: Ranks, folder: Path, tmp_path: Pat
         checkpoint.load(build(settings(), folder / "model", one_rank), path)
 
 
-def test_a_checkpoint_of_another_model_is_refused_before_anything_changes(
-    one_rank: Ranks, folder: Path, tmp_path: Path
-) -> None:
+def test_one_of_another_model_is_refused_before_anything_changes(one_rank: Ranks, folder: Path, tmp_path: Path) -> None:
     trainer = build(settings(), tiny_model(tmp_path / "model"), one_rank)
     before = [p.detach().clone() for p in trainer.policy.parameters()]
     with pytest.raises(UserError, match="another model"):
@@ -333,9 +325,7 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_changes(
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_trainer_that_never_stepped_has_a_checkpoint(
-    stage: int, one_rank: Ranks, folder: Path, tmp_path: Path
-) -> None:
+def test_a_trainer_that_never_stepped_can_be_saved(stage: int, one_rank: Ranks, folder: Path, tmp_path: Path) -> None:
     path = RunLayout(tmp_path).checkpoint(0)
     straight, again, untouched = (build(settings(zero_stage=stage), folder / "model", one_rank) for _ in range(3))
     checkpoint.save(straight, path, {})

@@ -55,9 +55,7 @@ def test_a_model_that_cannot_be_trained_is_refused(one_rank: Ranks, tmp_path: Pa
     make(tmp_path / "whole", one_rank, zero_stage=2)
 
 
-def test_partitioned_weights_are_fetched_in_one_order(
-    model: Path, one_rank: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partitioned_weights_come_in_one_order(model: Path, one_rank: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "LOGIT_ELEMENTS", 7 * VOCABULARY)
     trainer = make(model, one_rank, zero_stage=3, max_tokens_per_micro_batch=40)
     invalidated = []
@@ -163,9 +161,7 @@ def test_an_offloaded_optimiser_comes_to_the_same_state(stage: int, model: Path,
 
 
 @pytest.mark.parametrize("stage", [0, 3])
-def test_weights_that_are_not_finite_are_published_in_no_form(
-    stage: int, model: Path, one_rank: Ranks, tmp_path: Path
-) -> None:
+def test_weights_not_finite_are_published_in_no_form(stage: int, model: Path, one_rank: Ranks, tmp_path: Path) -> None:
     layout, trainer = RunLayout(tmp_path), make(model, one_rank, zero_stage=stage)
     name = "model.model.layers.1.mlp.up_proj.weight"
     state = TrainedState(trainer)

@@ -164,9 +164,7 @@ def test_the_last_token_takes_those_that_were_held_with_it(scheduler: HoldingSch
     assert passed_on(scheduler, token("b", 4, finish_reason=FinishReason.LENGTH)) == [("b", [1, 2, 3, 4])]
 
 
-def test_all_are_passed_on_in_time_and_in_a_pause_but_what_was_aborted(
-    scheduler: HoldingScheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_are_passed_on_in_time_and_in_a_pause(scheduler: HoldingScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(vllm_on_cpu, "LONGEST_S", 0.0)
         assert passed_on(scheduler, token("b", 2)) == [("a", [1]), ("b", [1, 2])]
