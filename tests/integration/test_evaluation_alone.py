@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import ROOT
+from conftest import printed
 from run_of import read_events
 
 from mrt_hpc.analysis.collect import read_summary
@@ -22,13 +19,9 @@ if TYPE_CHECKING:
 
 
 def evaluate(models: str, folder: Path, run: str, samples: int, *options: str) -> RunLayout:
-    command = [sys.executable, "-m", "mrt_hpc.cli.main", "eval", models, "--suite", "small_world"]
-    command += ["--results", str(folder / "results"), "--run", str(folder / run), *options]
-    command += ["--set", "evaluation.benchmarks.0.problems.problems=6", "--set", "serving.kv_cache_gib=0.25"]
-    command += ["--set", f"evaluation.benchmarks.0.samples={samples}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
+    where = ("--suite", "small_world", "--results", folder / "results", "--run", folder / run)
+    few = ("--set", "evaluation.benchmarks.0.problems.problems=6", "--set", "serving.kv_cache_gib=0.25")
+    printed("eval", models, *where, *few, "--set", f"evaluation.benchmarks.0.samples={samples}", *options)
     return RunLayout(folder / run)
 
 

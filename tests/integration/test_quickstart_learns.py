@@ -6,9 +6,6 @@ How long it takes and how it does over several seeds is for `tests/benchmarks/be
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,19 +52,6 @@ def test_the_report_shows_it(quickstart: RunLayout) -> None:
 @pytest.mark.parametrize("command", TOUR, ids=str)
 def test_the_tour_of_readme_can_be_typed(quickstart: RunLayout, command: Command) -> None:
     typed(*(quickstart.root if word == "runs/quickstart" else word for word in command.words))
-
-
-def test_the_idle_share_is_simulated_with_its_lengths_and_rates(quickstart: RunLayout) -> None:
-    """The groups of past iterations lie in archives."""
-    script = Path(__file__).parents[1] / "benchmarks" / "bench_idle_share.py"
-    asked = [sys.executable, str(script), "--run", str(quickstart.root), "--seeds", "1"]
-    table = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert [line.split(" | ")[0] for line in table[2:]] == [
-        "| drain, max_staleness 0",
-        "| drain, max_staleness 1",
-        "| in flight, max_staleness 1",
-        "| in flight, max_staleness 2",
-    ]
 
 
 def test_the_tour_has_all_looks() -> None:

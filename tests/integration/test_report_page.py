@@ -10,13 +10,11 @@ import pytest
 from browser import ELEMENT, Browser, browser, reason_to_skip
 from synthetic_run import HOSTILE, Shape, SyntheticEvaluation, SyntheticRun
 
-from mrt_hpc.analysis.measures import RunSummary
-from mrt_hpc.analysis.report.content import Boundary, RunRecord, SampleProblem, SampleTrace, visible
-from mrt_hpc.analysis.report.render import render_page
+from mrt_hpc.analysis.report.content import visible
 from mrt_hpc.roles.report import write_comparison, write_report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from mrt_hpc.run.layout import RunLayout
@@ -305,30 +303,3 @@ def test_runs_and_models_of_an_evaluation_can_be_filtered(run: RunLayout, page: 
         assert all(words in text for text in listed(page))
         assert 0 < count(page)[0] < count(page)[1]
     assert count(page) == (32, 64)
-
-
-def test_problems_are_listed_by_benchmark_and_in_their_natural_order(page: Browser, tmp_path: Path) -> None:
-    """Two benchmarks have a problem 1; 2 comes before 10; and a loss of 0.3 points is written as 0."""
-    path = tmp_path / "page.html"
-    names = ("aime24: 10", "aime24: 2", "math500: 1", "aime24: 1")
-    path.write_text(render_page([few_traces(names)]))
-    page.open(path, WIDE)
-    told = page.script("return [...document.getElementById('problem').options].map((o) => o.value)")
-    assert told == ["", "aime24: 1", "aime24: 2", "aime24: 10", "math500: 1"]
-    choose(page, "problem", "math500: 1")
-    assert [text.partition(" sample")[0] for text in listed(page)] == ["math500: 1"]
-    assert "best episode +50, worst 0" in listed(page)[0]
-    chips = page.script(
-        "return [...document.querySelectorAll('#trace .chip')].map((c) => [c.textContent, c.className])"
-    )
-    assert chips == [["+50 points", "chip g3"], ["0 points", "chip zero"]]
-
-
-def few_traces(names: Sequence[str]) -> RunRecord:
-    """A run with a trace for each of some problems: its first episode gains half, and its second loses 0.3 points."""
-    values = tuple(Boundary(value) for value in (0.25, 0.75, 0.747))
-    traces = tuple(
-        SampleTrace("evaluation", name, 0, True, "7", 9, False, "", ("First.", "Wait."), values, "7") for name in names
-    )
-    summary = RunSummary(recipe="r", algorithm="grpo", model="m", iterations_planned=1)
-    return RunRecord("r", summary, traces=traces, problems={name: SampleProblem("?", "7") for name in names})

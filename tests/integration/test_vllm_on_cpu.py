@@ -4,10 +4,15 @@ them. The tokens that its scheduler holds back: nothing is lost, doubled or move
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from scipy.stats import chi2
@@ -24,6 +29,7 @@ from vllm.v1.outputs import LogprobsLists
 
 from mrt_hpc.inference import vllm_on_cpu
 from mrt_hpc.inference.vllm_on_cpu import HoldingScheduler, step_keys
+from mrt_hpc.run.waiting import wait_until
 
 P = torch.tensor([0.3, 0.25, 0.2, 0.1, 0.08, 0.05, 0.02])
 SEEDS = np.arange(40_000, dtype=np.uint64)
@@ -176,3 +182,44 @@ def test_all_are_passed_on_in_time_and_in_a_pause(scheduler: HoldingScheduler, m
     assert scheduler.has_finished_requests(), "the engine takes a step, in which nothing is sampled"
     assert passed_on(scheduler) == [("b", [3])]
     assert not scheduler.has_finished_requests()
+
+
+# -- the process that a server forks for its engine
+
+
+SERVER = """
+import json, os, signal, time
+import torch
+from vllm.v1.engine import utils
+from mrt_hpc.inference.vllm_on_cpu import fork_engines
+
+def compute():
+    return float((torch.ones(2048, 2048) @ torch.ones(2048, 2048)).sum())
+
+def engine(pipe):
+    pipe.send([os.getpid(), torch.get_num_threads(), compute()])
+    time.sleep(60)
+
+threads = torch.get_num_threads()
+fork_engines()
+mine = compute()
+context = utils.get_mp_context()
+receiver, sender = context.Pipe(duplex=False)
+context.Process(target=engine, args=(sender,)).start()
+print(json.dumps([threads, mine, *(receiver.recv() if receiver.poll(60) else [None, None, None])]), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_forked_engine_computes_with_all_threads_and_ends_with_its_server() -> None:
+    """OpenMP in the child waits for ever for threads that the thread which forked had before."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as server:
+        assert server.stdout
+        threads, of_server, engine, threads_of_engine, of_engine = json.loads(server.stdout.readline())
+        assert engine is not None, "the engine does not compute"
+        assert of_engine == of_server
+        assert threads_of_engine == threads
+        assert server.wait(30) == -signal.SIGKILL
+    wait_until(lambda: not psutil.pid_exists(engine), reason="the end of the engine", deadline_s=10)
