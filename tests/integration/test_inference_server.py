@@ -426,9 +426,7 @@ def test_a_server_that_fails_under_load_is_restarted_with_the_weights_loaded_las
 
 
 def test_a_reload_that_fails_half_way_leaves_no_server(vllm: VllmServer, models: list[Path], tmp_path: Path) -> None:
-    """vLLM is left with a model without weights then, and dies at the next sample. (A file that is cut short:
-    ``test_several_servers.py``.)
-    """
+    """vLLM is left with a model without weights then, and dies at the next sample."""
     before = vllm.weights_version
     damaged = shutil.copytree(models[0], tmp_path / "damaged")
     tensors = load_file(damaged / "model.safetensors")

@@ -43,9 +43,9 @@ def byte_level(*, prefix_space: bool = False) -> Tokenizer:
     return trained(pre_tokenizers.ByteLevel(add_prefix_space=prefix_space))
 
 
-def split_bytes(*before: pre_tokenizers.PreTokenizer, nfc: bool = False, regex: bool = False) -> Tokenizer:
+def split_bytes(*before: pre_tokenizers.PreTokenizer, nfc: bool = False) -> Tokenizer:
     """A byte-level vocabulary whose texts are split by other rules first."""
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex)
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return trained(pre_tokenizers.Sequence([*before, level]), nfc=nfc)
 
 
@@ -82,12 +82,6 @@ def neox() -> Tokenizer:
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.add_tokens([AddedToken(" " * n, normalized=True) for n in range(24, 1, -1)])
     return tokenizer
-
-
-def falcon() -> Tokenizer:
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    parts = [pre_tokenizers.Punctuation("contiguous"), level, pre_tokenizers.Digits(individual_digits=False)]
-    return trained(pre_tokenizers.Sequence([*parts, *split_by("[0-9][0-9][0-9]")]))
 
 
 def phi3() -> Tokenizer:
@@ -172,11 +166,7 @@ FAMILIES: dict[str, Callable[[], Tokenizer]] = {
     "Phi-3": phi3,
     "DeepSeek-V3": deepseek,
     "GPT-NeoX": neox,
-    "Falcon": falcon,
     "ChatGLM": lambda: beginning(legacy(prepends=True), "[gMASK]", "sop"),
-    "Cohere": lambda: beginning(
-        split_bytes(pre_tokenizers.Digits(individual_digits=True), nfc=True, regex=True), "<s>"
-    ),
 }
 """From ``Llama 2`` on they are built as the files of known models are, with a small vocabulary."""
 CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast", "Qwen2Tokenizer", "PreTrainedTokenizerFast")

@@ -49,14 +49,9 @@ class Record:
     def write(self, status: str, why: str = "") -> None:
         write_json(self.file, {"status": status, **({"why": why} if why else {}), "parts": self.parts})
 
-    def needs_gpu(self) -> None:
-        """End the step where it would take hours, or show nothing, on a CPU."""
-        import torch
-
-        if not torch.cuda.is_available():
-            raise NotHere("it needs a GPU, and torch.cuda.is_available() is False")
-
     def needs_gpu_unless_tiny(self) -> None:
         """End the step where its shapes are too large for a CPU."""
-        if not self.tiny:
-            self.needs_gpu()
+        import torch
+
+        if not self.tiny and not torch.cuda.is_available():
+            raise NotHere("it needs a GPU, and torch.cuda.is_available() is False")
