@@ -146,6 +146,16 @@ def test_an_answer_that_looks_slow_holds_up_no_other(pool: GraderPool, monkeypat
     assert timed[4][0].reward == 1.0, "what looks slow is graded as well"
 
 
+def test_a_malformed_answer_is_logged_once_with_its_beginning(
+    pool: GraderPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    malformed = "\\frac{1}{" + "y" * 100
+    for _ in range(2):
+        assert grade_all(pool, [(malformed, "7")])[0].status is VerdictStatus.MALFORMED
+    (message,) = caplog.messages
+    assert repr(malformed[:80]) in message and "y" * 80 not in message
+
+
 def test_equal_pairs_are_graded_once_and_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grader_queue, "TASKS_PER_PROCESS", 5)
     pairs: list[Pair] = [(f"\\frac{{{n}}}{{2}}", f"{n / 2}") for n in range(23)]
