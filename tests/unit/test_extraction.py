@@ -5,15 +5,14 @@ on one table of completions; and what recipes force and leave out.
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import pytest
 from commands import recipe
+from extraction_references import REFERENCES
 from hypothesis import given
 from hypothesis import strategies as st
-from math_verify import parse
 
 from mrt_hpc.domains.extraction import RULES, braces_balance, extract_answer
 from mrt_hpc.errors import UserError
@@ -22,9 +21,6 @@ from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION, Extraction
 from mrt_hpc.recipe.kinds import DEFAULT_FORCED_TEXT
 from mrt_hpc.recipe.load import OPEN_FORCED_TEXT
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TABLE = (Path(__file__).parent / "extraction_cases.jsonl").read_text("utf-8")
 CASES = [json.loads(line) for line in TABLE.splitlines()]
@@ -152,53 +148,3 @@ def test_every_algorithm_can_do_without_tags_but_for_learning_to_stop() -> None:
         recipe("mrt", tagless, "algorithm.train_terminated=true")
     with pytest.raises(UserError, match="thought_start"):
         recipe("mrt_online", 'prompt={thought_end: ""}')
-
-
-# -- usual rules of extraction, each named by what it does; that of math-verify is its own
-
-
-def math_verify(text: str) -> str | None:
-    """The text that math-verify takes for the answer, with its defaults: the last of what it returns."""
-    found = parse(text, parsing_timeout=None)
-    return str(found[-1]) if found else None
-
-
-def last_box_counting_every_brace(text: str) -> str | None:
-    r"""From the last ``\boxed{`` or ``\fbox{`` anywhere to the brace that balances it, escaped braces counted too."""
-    start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
-    depth = 0
-    for place in range(max(start, 0), len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if start >= 0 and text[place] == "}" and depth == 0:
-            return text[text.index("{", start) + 1 : place]
-    return None
-
-
-def last_box_without_braces_in_it(text: str) -> str | None:
-    r"""The last ``\boxed{...}`` anywhere whose content has no braces, as one regular expression finds it."""
-    found = re.findall(r"\\boxed\{([^{}]*)\}", text)
-    return found[-1] if found else None
-
-
-def box_after_the_last_thought_end(text: str) -> str | None:
-    """The last box behind the last end of a thought; none where the thought has no end."""
-    _, ended, rest = text.rpartition("</think>")
-    return last_box_counting_every_brace(rest) if ended else None
-
-
-def last_number(text: str) -> str | None:
-    """The last number anywhere, without thousands separators."""
-    found = re.findall(r"-?[0-9]+(?:\.[0-9]+)?", text.replace(",", ""))
-    return found[-1] if found else None
-
-
-REFERENCES: dict[str, Callable[[str], str | None]] = {
-    rule.__name__: rule
-    for rule in (
-        math_verify,
-        last_box_counting_every_brace,
-        last_box_without_braces_in_it,
-        box_after_the_last_thought_end,
-        last_number,
-    )
-}
