@@ -6,14 +6,11 @@ It knows nothing of the faults. What it asks, beside ``invariants.py``: weights 
 the report complete; the run private.
 """
 
-from __future__ import annotations
-
 import stat
 import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from invariants import Audit, check_evaluated, check_samples, check_trained, check_versions, check_whole, checked_groups
 from run_of import read_events
@@ -22,6 +19,7 @@ from mrt_hpc.analysis.collect import read_measurements
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.plan.kept_weights import kept_versions
 from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.events import EventKind
@@ -31,9 +29,6 @@ from mrt_hpc.run.manifest import MANIFEST, verify
 from mrt_hpc.run.problems import draw_problems, read_problems, share
 from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.weights import is_delta, published_versions
-
-if TYPE_CHECKING:
-    from mrt_hpc.recipe.schema import Recipe
 
 
 def audit(root: Path) -> Audit:

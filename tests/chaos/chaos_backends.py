@@ -1,7 +1,5 @@
 """The run that faults strike: on this machine alone, or on a one-host cluster. The same shrunk recipe in both."""
 
-from __future__ import annotations
-
 import json
 import os
 import pwd
@@ -11,10 +9,9 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from chaos_target import Target
-from slurm_cluster import is_known_to_have_ended
+from slurm_cluster import Cluster, is_known_to_have_ended
 from slurm_submissions import quickstart
 from submitted import current_ids
 
@@ -22,9 +19,6 @@ from mrt_hpc.backends.slurm.queue import QueueState, queue_states
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState, read_tasks
-
-if TYPE_CHECKING:
-    from slurm_cluster import Cluster
 
 ROOT = Path(__file__).parents[2]
 ITERATIONS = 6

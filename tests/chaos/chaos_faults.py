@@ -1,39 +1,32 @@
 """Faults: whom they hit, and how."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 from chaos_target import Target
+from slurm_cluster import Cluster
 from submitted import current_ids
 
 from mrt_hpc.attempt.placement import RANK
 from mrt_hpc.backends.slurm.queue import queue_states
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.archive import sampled_positions
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import is_delta, published_versions
 from mrt_hpc.run.weights_delta import StoredDelta
 
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Collection
-    from pathlib import Path
-
-    from slurm_cluster import Cluster
-
-    from mrt_hpc.run.layout import RunLayout
-
-    Blow = Callable[[Target, random.Random], "str | None"]
+Blow = Callable[[Target, random.Random], "str | None"]
 
 LONGEST_TO_NOTICE_S = 240.0
 """Until a controller that has just been restarted, on a busy machine, calls a node down; and until a run whose trainer

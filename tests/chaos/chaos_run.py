@@ -13,8 +13,6 @@ plugin writes comments, lets no job start again and shortens limits. On both the
 jobs have left the queue before the run is done.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import random
@@ -26,24 +24,20 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("slurm", "support")]  # their cluster is used here
+
+from collections.abc import Iterator, Sequence
 
 from chaos_auditor import audit
 from chaos_backends import LocalRun, Run, SlurmRun
 from chaos_faults import FaultKind, possible, strike
+from invariants import Audit
 from run_of import read_events
 from slurm_session import running_cluster
 
 from mrt_hpc.run.events import PROGRESS, EventKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from invariants import Audit
-
-    from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import RunLayout
 
 DISK_MIB = 256
 RUN_DEADLINE_S = 3000.0

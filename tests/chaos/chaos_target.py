@@ -4,18 +4,13 @@ Every process of a run is found by its command line, which names the run directo
 else is ever signalled. It is the same on this machine alone and on the one-host cluster.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
+from slurm_cluster import Cluster
 
-if TYPE_CHECKING:
-    from slurm_cluster import Cluster
-
-    from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import RunLayout
 
 STARTED_BY = ("mrt_hpc.attempt.entry", "submitit.core._submit")
 """What a task's process runs: on this machine alone, on Slurm."""

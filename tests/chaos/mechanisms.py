@@ -7,8 +7,6 @@ A mechanism is a part of one function or of a shell script; the indentation of i
 stands. The command ends with 1 when no test notices a mechanism.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,10 +1,9 @@
 """A short seeded schedule of faults over a whole shrunk run, and an auditor that finds what is wrong."""
 
-from __future__ import annotations
-
 import shutil
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from chaos_auditor import audit
@@ -16,10 +15,6 @@ from slurm_session import NoClusterHereError, running_cluster
 from mrt_hpc.run.archive import unpack
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 KINDS = (FaultKind.KILL_SERVER, FaultKind.FULL_DISK, FaultKind.CUT_NODE)
 SEED = 7

@@ -1,15 +1,10 @@
 """The table of mechanisms is up to date; `mechanisms.py` finds out whether tests notice when they are taken out."""
 
-from __future__ import annotations
-
 import ast
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from mechanisms import ROOT, Mechanism, mechanisms
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def out_of_date(mechanism: Mechanism) -> Iterator[str]:

@@ -20,8 +20,6 @@ of wheels along. Each has the version of ``env/cuda.lock``:
 ``tests/integration/test_first_day.py`` runs all steps but ``memory`` and ``serving`` with ``--tiny``.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

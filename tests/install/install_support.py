@@ -1,7 +1,5 @@
 """What the tests of installation share."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -2,8 +2,6 @@
 for and on the oldest system.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

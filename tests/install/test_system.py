@@ -2,8 +2,6 @@
 files, a Python that lacks parts, and programs that write down how they were called.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

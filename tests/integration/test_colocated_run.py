@@ -1,15 +1,14 @@
 """A colocated run on this machine whose sampling process is killed; a trainer that is killed: ``tests/unit``."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from chaos_backends import ROOT, started, submit_command
@@ -33,10 +32,7 @@ from mrt_hpc.run.turns import Turn
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import publish
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Killed = tuple[RunLayout, str]
+Killed = tuple[RunLayout, str]
 
 T = TypeVar("T")
 ITERATIONS, GROUPS = 2, 4

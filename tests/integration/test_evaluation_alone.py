@@ -1,8 +1,6 @@
 """An evaluation on its own, of a weights version of a run: what is in the results folder is never generated again."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from conftest import printed
@@ -13,9 +11,6 @@ from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import read_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def evaluate(models: str, folder: Path, run: str, samples: int, *options: str) -> RunLayout:

@@ -1,7 +1,5 @@
 """`tests/gpu/first_day.py` with tiny shapes on a CPU: the steps that do not need a GPU find what they should."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

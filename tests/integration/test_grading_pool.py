@@ -1,7 +1,5 @@
 """The grader pool with real processes and real math-verify: hostile answers score 0 and hold nothing up."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os
@@ -9,24 +7,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from conftest import ROOT
 from graded import grade_all
 
 from mrt_hpc.domains import grader_queue
+from mrt_hpc.domains.base import Judgement
 from mrt_hpc.domains.grader_queue import GraderPool, Pair, Verdict, VerdictStatus
 from mrt_hpc.domains.math.verifier import MathVerifier, may_take_long
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mrt_hpc.domains.base import Judgement
 
 LONGEST_HOLD_S = 60.0  # of an answer that is judged; far more than its processor time, as the machine may be busy
 LONG_LIMIT_S = 60.0  # a time limit, in processor seconds, that no test waits for

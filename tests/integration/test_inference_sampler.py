@@ -1,11 +1,9 @@
 """The sampling of a unit of work, with a scripted generator in place of a server."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,17 +14,12 @@ from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.protocol import Request, SamplingSettings
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler, tokens_within
 from mrt_hpc.inference.tokens import TokenBytes
-from mrt_hpc.inference.traces import PromptedGroup, Start
+from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
 from mrt_hpc.provers.branches import Branches, Fork
 from mrt_hpc.provers.monte_carlo import MonteCarlo
 from mrt_hpc.recipe.sections import Episodes
 from mrt_hpc.run.records import FinishReason, Problem
 from mrt_hpc.run.seeds import derive_seed
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-
-    from mrt_hpc.inference.traces import SampledTrace
 
 TOKENIZER = build_tokenizer()
 TOKENS = TokenBytes(TOKENIZER)

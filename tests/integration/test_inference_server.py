@@ -3,8 +3,6 @@
 Log-probabilities are compared with a transformers forward pass in fp32. One server serves the whole module.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
@@ -14,10 +12,11 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
@@ -43,9 +42,6 @@ from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.roles.sampling.serving import restart_when_hung
 from mrt_hpc.run.records import FinishReason
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
 
 T = TypeVar("T")
 

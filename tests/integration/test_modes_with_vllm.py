@@ -1,13 +1,12 @@
 """Every way of evaluating, and every prover, through a real vLLM server with the small world's model."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, task_in
@@ -20,9 +19,9 @@ from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.domains.small_world.equations import FORCED_TEXT, Split, problems
 from mrt_hpc.domains.verifiers import verifier_of
-from mrt_hpc.inference.client import SamplingSettings, connect
+from mrt_hpc.inference.client import Completion, Request, SamplingSettings, connect
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.inference.sampler import RolloutPlan, TraceCutter
+from mrt_hpc.inference.sampler import Generator, RolloutPlan, TraceCutter
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_start import ServerSettings
 from mrt_hpc.inference.tokens import TokenBytes
@@ -32,25 +31,17 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.kinds import ProverSettings
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import Episodes
 from mrt_hpc.roles import evaluation
 from mrt_hpc.roles.sampling.grading import graded_in_order
 from mrt_hpc.roles.sampling.serving import OwnServers
 from mrt_hpc.roles.sampling.session import SamplingSession
 from mrt_hpc.run.groups import Sampled, read_group
-from mrt_hpc.run.records import FinishReason
+from mrt_hpc.run.records import FinishReason, Rollout
 from mrt_hpc.run.weights import publish
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.inference.client import Completion, Request
-    from mrt_hpc.inference.sampler import Generator
-    from mrt_hpc.recipe.kinds import ProverSettings
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.run.records import Rollout
 
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
 BLOCK = 32  # the tokens of a block of the server's prefix cache on CPU

@@ -2,14 +2,12 @@
 is known with its probability, so that each estimate can be held against the truth.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random
 import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,11 +15,12 @@ import pytest
 from mrt_hpc.algorithms.batch import Batch
 from mrt_hpc.algorithms.mrt_online import branch_sequences
 from mrt_hpc.inference.client import Completion
-from mrt_hpc.inference.protocol import MOST_LOGPROBS, SamplingSettings
+from mrt_hpc.inference.protocol import MOST_LOGPROBS, Request, SamplingSettings
 from mrt_hpc.inference.tokens import TokenBytes
-from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
+from mrt_hpc.inference.traces import PromptedGroup, SampledBranch, SampledTrace, Start
+from mrt_hpc.mrt.values import Estimate
 from mrt_hpc.provers.base import Estimator, GradedBoundary
-from mrt_hpc.provers.box_tokens import Closing, box_end
+from mrt_hpc.provers.box_tokens import Closing, Writing, box_end
 from mrt_hpc.provers.branches import Branches, Fork, look_ahead_of
 from mrt_hpc.provers.gold_likelihood import GoldLikelihoodScore
 from mrt_hpc.provers.history import AnswerHistory, Planner
@@ -30,14 +29,6 @@ from mrt_hpc.provers.monte_carlo import MonteCarlo
 from mrt_hpc.provers.rao_blackwell import RaoBlackwellEstimator
 from mrt_hpc.provers.scoring import SMALL, Scorer
 from mrt_hpc.run.records import FinishReason, Problem
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
-
-    from mrt_hpc.inference.protocol import Request
-    from mrt_hpc.inference.traces import SampledBranch
-    from mrt_hpc.mrt.values import Estimate
-    from mrt_hpc.provers.box_tokens import Writing
 
 PIECES = [b"1", b"2", b"}", b"}.", b"2}", b"{", b"<end>"]
 END = PIECES.index(b"<end>")

@@ -4,10 +4,6 @@ tour can be typed on it.
 How long it takes and how it does over several seeds is for `tests/benchmarks/bench_learning.py --quickstart`.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 from commands import typed
 from documents import README, Command, commands
@@ -15,10 +11,8 @@ from documents import README, Command, commands
 from mrt_hpc.analysis.intervals import paired_difference
 from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
-
-if TYPE_CHECKING:
-    from mrt_hpc.run.layout import RunLayout
 
 LOOKS = {"status", "explain", "logs", "report", "cost", "compare"}  # commands that only look at a run
 TOUR = [

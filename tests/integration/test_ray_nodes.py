@@ -4,8 +4,6 @@ As on two machines, the folder for temporary files has the same path on both nod
 has a mount namespace of its own, where the kernel lets this user make one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil
@@ -14,9 +12,10 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -28,13 +27,8 @@ from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
 from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_start import ServerSettings
-from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined
+from mrt_hpc.roles.sampling.ray_cluster import Cluster, for_all_ranks, joined
 from mrt_hpc.roles.sampling.session import lane_over
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mrt_hpc.roles.sampling.ray_cluster import Cluster
 
 WORKER = Path(__file__).with_name("ray_rank_worker.py")
 HANGS = "9^{9^{9^{9}}}"

@@ -2,14 +2,13 @@
 leave out their evaluations, which other tests run.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,18 +28,13 @@ from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout, collection_of
 from mrt_hpc.run.manifest import read_manifest
+from mrt_hpc.run.records import Rollout
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import is_delta
 from mrt_hpc.run.weights_delta import chain_to, put_together
 from mrt_hpc.training.supervised import read_suffixes
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.run.records import Rollout
-
-    Runs = Callable[[str], RunLayout]
+Runs = Callable[[str], RunLayout]
 
 RECIPES = sorted((ROOT / "recipes" / "small_world").glob("*.yaml"))
 ITERATIONS, LONGER = 2, 3

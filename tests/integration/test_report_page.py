@@ -1,10 +1,10 @@
 """The page of a run of 248 iterations in a real headless browser."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import ELEMENT, Browser, browser, reason_to_skip
@@ -12,12 +12,7 @@ from synthetic_run import HOSTILE, Shape, SyntheticEvaluation, SyntheticRun
 
 from mrt_hpc.analysis.report.content import visible
 from mrt_hpc.roles.report import write_comparison, write_report
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import RunLayout
 
 pytestmark = pytest.mark.skipif(reason_to_skip() is not None, reason=reason_to_skip() or "")
 WIDE, PHONE = 1280, 390

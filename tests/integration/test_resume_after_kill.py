@@ -3,16 +3,14 @@ events show that no completed shard and no checkpointed step was computed twice.
 every change of a file.)
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from chaos_backends import started, submit_command
@@ -25,9 +23,6 @@ from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ITERATIONS, GROUPS, EVALUATED = 2, 6, 12
 SHRUNK = (
@@ -86,8 +81,7 @@ def killed_run(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
         return bool(sampled_positions(layout, ITERATIONS - 1))
 
     def in_evaluation() -> bool:
-        batches = layout.evaluation_samples(0, "held-out").glob("*/problems/*/?????-*")
-        return any(batches) or layout.evaluation_shard(0, "held-out", 0).exists()
+        return bool(read_events(layout.events, EventKind.PART_COMMITTED))
 
     stop_when(run, in_generation)
     stop_when(run, in_evaluation, kill=False)
@@ -120,8 +114,8 @@ def test_no_evaluated_problem_was_sampled_twice(killed_run: RunLayout) -> None:
     events = read_events(killed_run.events, EventKind.PART_COMMITTED)
     parts = Counter((e["version"], e["position"]) for e in events)
     assert len(read_problems(killed_run.benchmark_data("held-out"))) == EVALUATED
-    # Several problems may be committed at the moment of a stop, before their events are written.
-    assert 2 * EVALUATED - 4 <= len(parts) <= 2 * EVALUATED
+    # Those of both versions may be committed at the moment of a stop, before their events are written.
+    assert 0 < len(parts) <= 2 * EVALUATED
     assert max(parts.values()) == 1
     assert not list(killed_run.evaluations(0).rglob("parts-*")), "the parts are in the shard now"
 

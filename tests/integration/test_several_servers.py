@@ -1,13 +1,12 @@
 """Two real servers of one model with untied embeddings: one is one process, the other divides each layer over two."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from families import assert_gone, family
@@ -24,10 +23,6 @@ from mrt_hpc.inference.client import Completion, Request, SamplingSettings, conn
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_pool import ServerPool, spread_over
 from mrt_hpc.inference.server_start import ServerSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SEEDS = (1, 2, 3)
 SAMPLES = list(range(32))

@@ -1,17 +1,16 @@
 """Another user of a node tries to get into a trainer: as a rank, through its listeners and through its folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -19,9 +18,6 @@ from listeners import NOBODY, beyond_loopback, listeners, send_rubbish
 
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may act as another user"),

@@ -2,11 +2,10 @@
 loaded, they bring back texts whole, or are refused.
 """
 
-from __future__ import annotations
-
 import json
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from commands import refusal
@@ -24,10 +23,6 @@ from mrt_hpc.mrt.episodes import cut_episodes
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.sections import Episodes, Prompt
 from mrt_hpc.roles.prepare_checks import refuse_lossy, written_texts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 CORPUS = ["Wait, let me re-check: 3*x + 4 = 19.\n\nAlternatively, the answer is 3.\n\n", *PROBES] * 20
 QWEN_SPLIT = Regex(

@@ -2,12 +2,11 @@
 files.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import typed
@@ -30,13 +29,8 @@ from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import is_delta
 from mrt_hpc.training import checkpoint
-from mrt_hpc.training.engine import build
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.training.engine import TrainerEngine
-    from mrt_hpc.training.rendezvous import Ranks
+from mrt_hpc.training.engine import TrainerEngine, build
+from mrt_hpc.training.rendezvous import Ranks
 
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
 CHANGES = (

@@ -1,11 +1,9 @@
 """The trainer against a plain computation: one process, one sequence at a time, no DeepSpeed."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -26,12 +24,10 @@ from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.training import policy, projection
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.packing import split_by_group
+from mrt_hpc.training.rendezvous import Ranks
 from mrt_hpc.training.settings import TrainingSequence, learning_rate
 from mrt_hpc.training.trained_state import TrainedState
 from mrt_hpc.training.update_statistics import SkippedStep, Tally
-
-if TYPE_CHECKING:
-    from mrt_hpc.training.rendezvous import Ranks
 
 pytestmark = pytest.mark.timeout(2400)  # a process goes through all variants
 TOLERANCE = 1e-5

@@ -1,7 +1,5 @@
 """Stopping and going on: the same bits in the same shape, the same training in any other, and no damage unnoticed."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math
@@ -9,10 +7,11 @@ import os
 import random
 import shutil
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import hypothesis
@@ -35,10 +34,6 @@ from mrt_hpc.training.engine import build
 from mrt_hpc.training.rendezvous import Ranks, on_rank_zero
 from mrt_hpc.training.rng_state import Generators
 from mrt_hpc.training.trained_state import KEYS, TrainedState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 pytestmark = pytest.mark.timeout(2400)  # the processes of the fixture go through many shapes
 SHAPES = {  # stages and precisions by the number of ranks

@@ -2,11 +2,8 @@
 whose memory stayed, to the bit. Stopping and going on: checkpoints' tests.
 """
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -24,15 +21,12 @@ from mrt_hpc.run.weights_delta import VersionKey, chain_to, delta_between, put_t
 from mrt_hpc.training import checkpoint, export, policy
 from mrt_hpc.training.accelerator import deepspeed, park, unpark
 from mrt_hpc.training.agreement import make_small
-from mrt_hpc.training.engine import build, deepspeed_config
+from mrt_hpc.training.engine import TrainerEngine, build, deepspeed_config
 from mrt_hpc.training.policy import load_policy, parameter_count
 from mrt_hpc.training.rendezvous import Ranks, join
 from mrt_hpc.training.settings import Objective
 from mrt_hpc.training.trained_state import KEYS, WEIGHT, TrainedState
-
-if TYPE_CHECKING:
-    from mrt_hpc.training.engine import TrainerEngine
-    from mrt_hpc.training.update_statistics import SkippedStep
+from mrt_hpc.training.update_statistics import SkippedStep
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 them. The tokens that its scheduler holds back: nothing is lost, doubled or moved.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,16 +1,14 @@
 """The small world's tokenizer and a warm start of a few steps, read back as any Hugging Face directory is."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.domains.small_world.equations import (
@@ -40,12 +38,7 @@ from mrt_hpc.domains.small_world.warm_start import (
 )
 from mrt_hpc.run.seeds import derive_seed
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from transformers import PreTrainedTokenizerFast
-
-    Trained = tuple[Path, WarmStartReport]
+Trained = tuple[Path, WarmStartReport]
 
 SHORT = WarmStartSettings(steps=6, rows=2, warm_up=2)
 

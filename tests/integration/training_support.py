@@ -1,7 +1,5 @@
 """What the trainer's integration tests share: a tiny model, batches, a plain trainer to compare with, ranks."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -13,10 +11,11 @@ import tempfile
 import time
 import traceback
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,9 +27,6 @@ from mrt_hpc.run.process import die_with_parent, loading
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.rendezvous import Ranks, join, leave
 from mrt_hpc.training.settings import Objective, TrainerSettings, TrainingSequence
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 VOCABULARY = 48
 

@@ -1,16 +1,12 @@
 """What many tests begin with: recipes, the jobs of the quickstart, a stand-in for a command, the resources of a job."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from mrt_hpc.plan.jobs import JobResources
-
-if TYPE_CHECKING:
-    import pytest
-
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"

@@ -1,21 +1,17 @@
 """A headless Chromium, driven through chromedriver's WebDriver interface, for tests of pages."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 PROGRAMS = ("chromium", "chromedriver")
 FLAGS = (

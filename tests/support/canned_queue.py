@@ -1,27 +1,20 @@
 """A run on a cluster without a cluster: its ledger, and scripts in the place of Slurm's commands."""
 
-from __future__ import annotations
-
 import json
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pytest
 from basics import executable, look_first_in
 from run_of import run_of
 from slurm_texts import squeue_prints
 
 from mrt_hpc.attempt.ledger import record_submission
-from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.plan.jobs import Plan, read_plan
 from mrt_hpc.run.events import event_file
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-
-if TYPE_CHECKING:
-    import pytest
-
-    from mrt_hpc.plan.jobs import Plan
-    from mrt_hpc.run.layout import RunLayout
 
 PREPARE = "prepare"
 

@@ -1,7 +1,5 @@
 """Reads the Markdown pages: their blocks of code, the commands in them, and their code spans."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass

@@ -1,9 +1,8 @@
 """Evaluated samples of two problems, small enough to work out by hand, and a run directory that holds them."""
 
-from __future__ import annotations
-
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from run_of import run_of
 from samples import branch_with, rollout_with
@@ -14,14 +13,9 @@ from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.groups import Sampled, commit_group
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import GroupStatistics, PrefixValue
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.run.layout import RunLayout
 
 BENCHMARK = "held-out"
 ANSWER_TOKENS = 2  # the tokens of each forced answer

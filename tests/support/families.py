@@ -1,15 +1,10 @@
 """A process with all that it started, and the wait for its end."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import psutil
 
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 GONE_DEADLINE_S = 60.0
 

@@ -1,17 +1,12 @@
 """A server on this machine that answers as the Hugging Face hub does for data sets and models, from their files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = 1000  # the number of bytes above which a file is stored as a large one, with a SHA-256 that the hub tells

@@ -4,28 +4,23 @@ explorer of crash states.
 Each question looks at files alone and knows nothing of faults. ``Audit`` collects the answers that are wrong.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 from mrt_hpc.algorithms.batch import batch_digest
 from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.archive import read_sampled, sampled_positions
+from mrt_hpc.run.groups import Group
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, read_manifest, verify
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.run.groups import Group
-    from mrt_hpc.run.layout import RunLayout
-    from mrt_hpc.run.records import Problem, Rollout
+from mrt_hpc.run.records import Problem, Rollout
 
 T = TypeVar("T")
 

@@ -1,7 +1,5 @@
 """Samples of problems as runs record them, made without a server."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mrt_hpc.run.groups import Sampled

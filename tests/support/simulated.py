@@ -3,15 +3,14 @@
 A population has finitely many problems, so that the truth, a mean over all of them, is computed and not sampled.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from math import factorial, prod
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mrt_hpc.analysis.efficiency import ModelEfficiency, tokens_to
 from mrt_hpc.analysis.intervals import (
@@ -26,13 +25,8 @@ from mrt_hpc.analysis.intervals import (
 from mrt_hpc.mrt.regret import TraceCurve, area_of_episodes, first_reached
 from mrt_hpc.mrt.votes import AnswerCounts, majority_at_k
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    FloatArray = NDArray[np.float64]
-    Drawn = tuple[NDArray[np.int64], NDArray[np.int64]]
+FloatArray = NDArray[np.float64]
+Drawn = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 SIZE = 2000  # problems of a population
 POOL = 8  # the traces that a problem may have, where they are valued
@@ -75,10 +69,10 @@ class Experiment:
     """Draws so many problems and their samples, and gives the measure of each; for a difference, its gain."""
     interval: Callable[[FloatArray], IntervalEstimate] = field(default=share_interval)
 
-    def by(self, interval: Callable[[FloatArray], IntervalEstimate]) -> Experiment:
+    def by(self, interval: Callable[[FloatArray], IntervalEstimate]) -> "Experiment":
         return replace(self, interval=interval)
 
-    def covered(self, trials: int, problems: int, seed: int) -> Coverage:
+    def covered(self, trials: int, problems: int, seed: int) -> "Coverage":
         rng = np.random.default_rng([seed, problems, self.samples])
         estimates = [self.interval(self.values(rng, problems)) for _ in range(trials)]
         low, high = np.array([[e.low, e.high] for e in estimates]).T

@@ -5,22 +5,15 @@ effect of the seed, and one of the seed on the problem; all effects are normal. 
 of a population and over all seeds, by Gauss and Hermite's quadrature.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import expit, logit
-from simulated import SIZE, Coverage
+from simulated import SIZE, Coverage, FloatArray, Mixture
 
 from mrt_hpc.analysis.intervals import IntervalEstimate, crossed_gain, crossed_share
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simulated import FloatArray, Mixture
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(41)
 

@@ -1,17 +1,12 @@
 """The situations of a run on a cluster that are explained: its queue, its trainer, and what the accounts say."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from basics import EVALUATION, INFERENCE, TRAINER
-from canned_queue import PREPARE
+from canned_queue import PREPARE, CannedRun
 
 from mrt_hpc.attempt.end import STOPPED
 from mrt_hpc.run.task_state import TaskState
-
-if TYPE_CHECKING:
-    from canned_queue import CannedRun
 
 
 class Situated(NamedTuple):

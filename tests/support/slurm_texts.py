@@ -2,12 +2,10 @@
 changes for what a test is about.
 """
 
-from __future__ import annotations
-
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.backends.slurm.answers import squeue_format
 from mrt_hpc.backends.slurm.commands import SlurmRefusedError
@@ -24,9 +22,6 @@ from mrt_hpc.backends.slurm.survey import (
     survey,
 )
 from mrt_hpc.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 TEXTS = Path(__file__).parents[1] / "unit" / "slurm_texts"
 USER = User("researcher", frozenset({"researcher", "lab"}))

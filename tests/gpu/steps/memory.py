@@ -1,8 +1,6 @@
 """The peak memory of updates beside what ``plan`` says, each case in a process of its own."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench_memory import Case, outcome
 from memory_worker import TINY, write_model
@@ -10,9 +8,7 @@ from paper_sequences import config_of
 
 from mrt_hpc.plan.memory import shape_of
 from steps.engines import RECIPE
-
-if TYPE_CHECKING:
-    from steps.record import Record
+from steps.record import Record
 
 LONGEST = 20_480  # the tokens of a micro-batch of the recipes
 

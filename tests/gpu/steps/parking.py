@@ -1,20 +1,15 @@
 """Engines whose memory leaves the GPU and comes back: bits, seconds each way, and what stays on the GPU."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from mrt_hpc.training.accelerator import _storages, device, park, unpark
+from mrt_hpc.training.engine import TrainerEngine
+from mrt_hpc.training.settings import TrainingSequence
 from steps.engines import batch, digest, engine, model, timed
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.training.engine import TrainerEngine
-    from mrt_hpc.training.settings import TrainingSequence
-    from steps.record import Record
+from steps.record import Record
 
 STAGES = (1, 2, 3)
 TURNS = 3

@@ -1,18 +1,13 @@
 """The findings of one step, kept whole in a file after each of its parts."""
 
-from __future__ import annotations
-
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ParamSpec
+from pathlib import Path
+from typing import Any, ParamSpec
 
 from mrt_hpc.run.atomic import write_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
 
 P = ParamSpec("P")
 

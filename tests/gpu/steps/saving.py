@@ -1,10 +1,9 @@
 """A checkpoint, a published version and a resumed trainer: bits compared, and seconds."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -13,15 +12,11 @@ from mrt_hpc.run import weights
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import verify
 from mrt_hpc.training import checkpoint, export
+from mrt_hpc.training.engine import TrainerEngine
+from mrt_hpc.training.settings import TrainingSequence
 from mrt_hpc.training.trained_state import KEYS, TrainedState
 from steps.engines import batch, digest, engine, model, timed
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.training.engine import TrainerEngine
-    from mrt_hpc.training.settings import TrainingSequence
-    from steps.record import Record
+from steps.record import Record
 
 STAGE = 2
 DTYPE = "bfloat16"

@@ -3,14 +3,14 @@
 Log-probabilities of samples are compared with those of the trainer's policy, in the rows and kernels of the recipes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,13 +31,7 @@ from mrt_hpc.training.policy import Kernels, Policy, load_policy, logit_chunks
 from mrt_hpc.training.settings import TrainingSequence
 from steps.engines import model, timed
 from steps.parking import held_gib
-from steps.record import NotHere
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from steps.record import Record
+from steps.record import NotHere, Record
 
 LOG_TAIL = 6000  # the characters at the end of the server's log that are printed
 RELOADS = 3
@@ -62,7 +56,7 @@ def run(record: Record) -> None:
         print(served.server.log.read_text(errors="replace")[-LOG_TAIL:])
 
 
-def ask_everything(record: Record, served: Served) -> None:
+def ask_everything(record: Record, served: "Served") -> None:
     """Measure each part, with one server and then with another that finds what the first has compiled."""
     with served.started("start with nothing compiled"):
         record.part("first weights", served.agreement, 0)
