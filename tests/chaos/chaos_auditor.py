@@ -6,14 +6,11 @@ It knows nothing of the faults. What it asks, beside ``invariants.py``: weights 
 the report complete; the run private.
 """
 
-from __future__ import annotations
-
 import stat
 import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from invariants import Audit, check_evaluated, check_samples, check_trained, check_versions, check_whole, checked_groups
 from run_of import read_events
@@ -22,6 +19,7 @@ from mrt_hpc.analysis.collect import read_measurements
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.plan.kept_weights import kept_versions
 from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.events import EventKind
@@ -31,9 +29,6 @@ from mrt_hpc.run.manifest import MANIFEST, verify
 from mrt_hpc.run.problems import draw_problems, read_problems, share
 from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.weights import is_delta, published_versions
-
-if TYPE_CHECKING:
-    from mrt_hpc.recipe.schema import Recipe
 
 
 def audit(root: Path) -> Audit:
@@ -96,7 +91,6 @@ def check_weights(found: Audit, layout: RunLayout, recipe: Recipe) -> None:
 
 
 def check_evaluations(found: Audit, layout: RunLayout, recipe: Recipe) -> None:
-    """Every sample of every evaluation once, by the weights that are there under that number."""
     shards = recipe.evaluation.problem_shards
     places = [(b, v, n) for b in recipe.evaluation.benchmarks for v in recipe.evaluated_versions for n in range(shards)]
     for benchmark, version, number in places:
@@ -108,7 +102,6 @@ def check_evaluations(found: Audit, layout: RunLayout, recipe: Recipe) -> None:
 
 
 def check_tasks_and_report(found: Audit, layout: RunLayout, recipe: Recipe) -> None:
-    """Every task is done, and the report lacks nothing."""
     for job in read_plan(layout.plan).jobs:
         states = Counter(read_task(layout, job.name, index).state for index in range(job.tasks))
         found.check(states == {TaskState.DONE: job.tasks}, f"{job.name}: {dict(states)}")

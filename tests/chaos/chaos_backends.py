@@ -1,7 +1,5 @@
 """The run that faults strike: on this machine alone, or on a one-host cluster. The same shrunk recipe in both."""
 
-from __future__ import annotations
-
 import json
 import os
 import pwd
@@ -11,10 +9,9 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from chaos_target import Target
-from slurm_cluster import is_known_to_have_ended
+from slurm_cluster import Cluster, is_known_to_have_ended
 from slurm_submissions import quickstart
 from submitted import current_ids
 
@@ -22,9 +19,6 @@ from mrt_hpc.backends.slurm.queue import QueueState, queue_states
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState, read_tasks
-
-if TYPE_CHECKING:
-    from slurm_cluster import Cluster
 
 ROOT = Path(__file__).parents[2]
 ITERATIONS = 6
@@ -58,14 +52,12 @@ def copy_folder(source: Path, target: Path) -> None:
 
 
 def submit_command(run: Path, changes: tuple[str, ...]) -> list[str]:
-    """`mrt-hpc submit` of the shrunk recipe on this machine alone."""
     sets = [word for change in changes for word in ("--set", change)]
     module = [sys.executable, "-m", "mrt_hpc.cli.main"]
     return [*module, "submit", str(ROOT / "recipes/quickstart.yaml"), "--site", "local", "--run", str(run), *sets]
 
 
 def started(command: list[str], **variables: str) -> subprocess.Popen[bytes]:
-    """Start it as the leader of a process group, with further variables in its environment."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     return subprocess.Popen(command, start_new_session=True, env=environment, stdout=subprocess.DEVNULL)
 
@@ -130,7 +122,6 @@ class SlurmRun:
 
     @property
     def where(self) -> str:
-        """For the table."""
         return f"Slurm, {self._kind}{f' +{self._typed_again}' if self._kind in MOST_AGAIN else ''}"
 
     def submit(self) -> None:

@@ -1,50 +1,43 @@
 """Faults: whom they hit, and how."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 from chaos_target import Target
+from slurm_cluster import Cluster
 from submitted import current_ids
 
 from mrt_hpc.attempt.placement import RANK
 from mrt_hpc.backends.slurm.queue import queue_states
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.archive import sampled_positions
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import is_delta, published_versions
 from mrt_hpc.run.weights_delta import StoredDelta
 
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Collection
-    from pathlib import Path
-
-    from slurm_cluster import Cluster
-
-    from mrt_hpc.run.layout import RunLayout
-
-    Blow = Callable[[Target, random.Random], "str | None"]
+Blow = Callable[[Target, random.Random], "str | None"]
 
 LONGEST_TO_NOTICE_S = 240.0
 """Until a controller that has just been restarted, on a busy machine, calls a node down; and until a run whose trainer
 has just been killed writes something, and finds the disk full.
 """
 ROOM_FOR_MESSAGES = "64KiB"  # kept in each log, which is on the same disk: a full one takes no message either
+ANY = ("trainer", "inference", "evaluation")  # the roles of whose tasks one is hit, by faults that may hit any
 ENOUGH_GROUPS = 12  # completed by others while one is frozen: two iterations
 
 
 class FaultKind(StrEnum):
-    KILL_TASK = "kill -9 of a task"
     KILL_TRAINER = "kill -9 of a trainer rank"
     KILL_INFERENCE = "kill -9 of an inference task"
     KILL_SERVER = "kill -9 of a vLLM server"
@@ -85,7 +78,6 @@ def possible(*, slurm: bool, disk: bool, ray: bool = False, never: Collection[Fa
     impossible = {*(LOCAL_ONLY if slurm else SLURM_ONLY), *(() if disk else (FaultKind.FULL_DISK,))}
     impossible |= set() if ray else {FaultKind.KILL_RAY}
     impossible |= set(never)
-    impossible.add(FaultKind.KILL_TASK)  # the same as some others, for those who choose the role
     return [kind for kind in FaultKind if kind not in impossible]
 
 
@@ -154,7 +146,6 @@ def _groups(target: Target) -> int:
 
 
 def _passed_leases(target: Target) -> set[Path]:
-    """Leases that are not the first on their group."""
     return {p for p in target.layout.root.glob("iterations/*/leases/*") if p.suffix != ".000"}
 
 
@@ -227,7 +218,7 @@ def _fill_disk(target: Target, _: random.Random) -> str | None:
             stream.write(b"\0" * 65536)
     try:
         wait_until(
-            lambda: _pauses(target) > before or not target.tasks(*target.focus),
+            lambda: _pauses(target) > before or not target.tasks(*ANY),
             reason="the run to notice the full disk",
             deadline_s=LONGEST_TO_NOTICE_S,
         )
@@ -237,7 +228,6 @@ def _fill_disk(target: Target, _: random.Random) -> str | None:
 
 
 def _pauses(target: Target) -> int:
-    """Messages about a full disk so far."""
     return sum(log.read_bytes().count(b"PAUSED") for log in _logs(target))
 
 
@@ -247,8 +237,6 @@ def _logs(target: Target) -> list[Path]:
 
 @dataclass(frozen=True)
 class SlurmTask:
-    """One task of the run that is at work on the cluster."""
-
     name: str  # as scontrol takes it
     node: str
     process: psutil.Process
@@ -256,7 +244,7 @@ class SlurmTask:
 
 def _on_slurm(blow: Callable[[Cluster, SlurmTask], object]) -> Blow:
     def hit(target: Target, rng: random.Random) -> str | None:
-        found = target.tasks(*target.focus)
+        found = target.tasks(*ANY)
         if target.cluster is None or not found:
             return None
         process = rng.choice(found)
@@ -331,7 +319,7 @@ def _resubmit(target: Target, _: random.Random) -> str | None:
         queue = cluster.as_user("squeue", "--noheader", "--format=%j")
         assert queue.returncode == 0, queue.stderr
         left = [name for name in queue.stdout.splitlines() if name.startswith(f"{target.layout.root.name}.")]
-        return not left and not target.tasks(*target.focus) and all(s.ended for s in queue_states(ids).values())
+        return not left and not target.tasks(*ANY) and all(s.ended for s in queue_states(ids).values())
 
     wait_until(is_over, reason="a queue without jobs of the run", deadline_s=90)
     again = json.loads((target.layout.root.parent / "submission.json").read_text())
@@ -341,7 +329,6 @@ def _resubmit(target: Target, _: random.Random) -> str | None:
 
 
 _STRIKES = {
-    FaultKind.KILL_TASK: _signal(lambda t: t.tasks(*t.focus), signal.SIGKILL),
     FaultKind.KILL_TRAINER: _signal(lambda t: t.tasks("trainer"), signal.SIGKILL),
     FaultKind.KILL_INFERENCE: _signal(lambda t: t.tasks("inference"), signal.SIGKILL),
     FaultKind.KILL_SERVER: _signal(Target.servers, signal.SIGKILL),

@@ -2,7 +2,6 @@
 
     python tests/chaos/chaos_run.py --seed 3 --faults 10
     python tests/chaos/chaos_run.py --seed 4 --faults 10 --slurm partition        # or qos, plain, rules
-    python tests/chaos/chaos_run.py --seed 5 6 7 8 --scenes --slurm partition     # all scenes; or --scenes WORD...
     python tests/chaos/chaos_run.py --seed 9 --faults 5 --slurm partition --set resources.inference.nodes=2
     python tests/chaos/chaos_run.py --seed 1 --set schedule.weight_swap=keep --set schedule.max_staleness=1
     python tests/chaos/chaos_run.py --seed 4 --set schedule.coupling=colocated --set resources.inference.tasks=1
@@ -13,8 +12,6 @@ of its own. A plain cluster has no accounting and cancels what it preempts; one 
 plugin writes comments, lets no job start again and shortens limits. On both the same command is typed once more where
 jobs have left the queue before the run is done.
 """
-
-from __future__ import annotations
 
 import argparse
 import contextlib
@@ -27,25 +24,20 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("slurm", "support")]  # their cluster is used here
+
+from collections.abc import Iterator, Sequence
 
 from chaos_auditor import audit
 from chaos_backends import LocalRun, Run, SlurmRun
 from chaos_faults import FaultKind, possible, strike
-from chaos_scenes import Scene, played, scenes
+from invariants import Audit
 from run_of import read_events
 from slurm_session import running_cluster
 
 from mrt_hpc.run.events import PROGRESS, EventKind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Sequence
-
-    from invariants import Audit
-
-    from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import RunLayout
 
 DISK_MIB = 256
 RUN_DEADLINE_S = 3000.0
@@ -105,55 +97,18 @@ def run_under_faults(seed: int, count: int, kinds: Sequence[FaultKind], run: Run
     rng = random.Random(seed)
     rounds = [rng.sample(list(kinds), len(kinds)) for _ in range(count // len(kinds) + 1)]
     schedule = [kind for kinds_once in rounds for kind in kinds_once][:count]
-    due = False
-
-    def next_hit() -> Strike | None:
-        nonlocal due
-        due = due or (bool(schedule) and _moment_has_come(rng, run))
-        if not due:
-            return None
-        kind, before = schedule.pop(0), time.time()
-        hit = strike(kind, run.target(), rng)
-        if hit is None:
-            schedule.append(kind)  # nothing to hit just now, and the moment stays: a run that waits for none may end
-            return None
-        due = False
-        return Strike(kind, hit, _felt(kind, before))
-
-    return _run_through(seed, run, next_hit)
-
-
-def run_through_scenes(seed: int, pending: list[Scene], run: Run) -> Outcome:
-    """A run in which each scene is played as soon as its phase comes; those played are taken off the list.
-
-    Between two of them something is done that stays; tasks that do but one thing are hit again as soon as they start.
-    """
-    rng, done, started = random.Random(seed), -1, -1
-
-    def next_hit() -> Strike | None:
-        nonlocal done, started
-        target = run.target()
-        alone = [scene for scene in pending if scene.alone and _starts(target.layout) > started]
-        due = pending if _progress(target.layout) > done else alone
-        for scene in rng.sample(due, len(due)):
-            at = time.time()
-            if (hit := played(scene, target, rng)) is not None:
-                pending.remove(scene)
-                done, started = _progress(target.layout), _starts(target.layout)
-                return Strike(scene.fault, f"{scene}: {hit}", _felt(scene.fault, at))
-        return None
-
-    return _run_through(seed, run, next_hit)
-
-
-def _run_through(seed: int, run: Run, next_hit: Callable[[], Strike | None]) -> Outcome:
-    """A run from its beginning to its end, hit whenever ``next_hit`` finds it right; and its audit."""
-    hits, began = list[Strike](), time.monotonic()
+    due, hits, began = False, list[Strike](), time.monotonic()
     run.submit()
     try:
         while run.exit_code() is None and time.monotonic() - began < RUN_DEADLINE_S:
-            if (hit := next_hit()) is not None:
-                hits.append(hit)
+            due = due or (bool(schedule) and _moment_has_come(rng, run))
+            if due:
+                kind, before = schedule.pop(0), time.time()
+                if (hit := strike(kind, run.target(), rng)) is None:
+                    schedule.append(kind)  # nothing to hit just now, and the moment stays: a run may wait for none
+                else:
+                    hits.append(Strike(kind, hit, _felt(kind, before)))
+                    due = False
             time.sleep(0.05)
     finally:
         code = run.end()
@@ -185,12 +140,8 @@ def _moment_has_come(rng: random.Random, run: Run) -> bool:
     return run.exit_code() is None
 
 
-def _progress(layout: RunLayout, kinds: Container[EventKind] = PROGRESS) -> int:
-    return sum(event["kind"] in kinds for event in read_events(layout.events))
-
-
-def _starts(layout: RunLayout) -> int:
-    return _progress(layout, (EventKind.TASK_STARTED,))
+def _progress(layout: RunLayout) -> int:
+    return sum(event["kind"] in PROGRESS for event in read_events(layout.events))
 
 
 def _seconds_to(layout: RunLayout, kinds: frozenset[EventKind], at: float) -> float | None:
@@ -228,14 +179,10 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=10)
     parser.add_argument("--kinds", nargs="+", choices=[k.name for k in FaultKind])
     parser.add_argument("--slurm", choices=sorted(CLUSTERS), help="on a one-host cluster of this kind")
-    parser.add_argument(
-        "--scenes", nargs="*", metavar="WORD", help="each fault at each phase, on Slurm; or those named"
-    )
     parser.add_argument("--set", action="append", default=[], help="a further change of the recipe")
     parser.add_argument("--keep", type=Path, help="where to copy run directories with violations")
     arguments = parser.parse_args()
     outcomes: list[Outcome] = []
-    pending = [] if arguments.scenes is None else scenes(arguments.scenes)
     for seed in arguments.seed:
         with small_disk(DISK_MIB) as disk, prepared(arguments, disk) as run:
             kinds = [FaultKind[name] for name in arguments.kinds or ()] or possible(
@@ -246,10 +193,7 @@ def main() -> int:
             )
             outcome = None
             try:
-                if arguments.scenes is None:
-                    outcome = run_under_faults(seed, arguments.faults, kinds, run)
-                else:
-                    outcome = run_through_scenes(seed, pending, run)
+                outcome = run_under_faults(seed, arguments.faults, kinds, run)
             finally:
                 if arguments.keep is not None and (outcome is None or not outcome.is_good):
                     run.keep(arguments.keep / f"seed{seed}")
@@ -258,7 +202,6 @@ def main() -> int:
             for s in outcome.strikes:
                 recovered = "no work after it" if s.recovered_s is None else f"{s.recovered_s:.1f} s"
                 print(f"  {s.kind}: {s.hit}, {recovered}", flush=True)
-    print(*(f"not played: {scene}" for scene in pending), sep="\n")
     return not all(outcome.is_good for outcome in outcomes)
 
 

@@ -4,18 +4,13 @@ Every process of a run is found by its command line, which names the run directo
 else is ever signalled. It is the same on this machine alone and on the one-host cluster.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
+from slurm_cluster import Cluster
 
-if TYPE_CHECKING:
-    from slurm_cluster import Cluster
-
-    from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import RunLayout
 
 STARTED_BY = ("mrt_hpc.attempt.entry", "submitit.core._submit")
 """What a task's process runs: on this machine alone, on Slurm."""
@@ -29,8 +24,6 @@ class Target:
     leader: int | None  # process id of ``mrt-hpc submit``, which leads the run's process group; None on Slurm
     cluster: Cluster | None  # where it runs on Slurm
     small_disk: Path | None  # the small filesystem that the run is on; None when it is on a large one
-    focus: tuple[str, ...] = ("trainer", "inference", "evaluation")
-    """The roles of whose tasks one is hit, by faults that may hit any."""
 
     def tasks(self, *roles: str) -> list[psutil.Process]:
         """The processes of some roles, every rank one."""
@@ -45,7 +38,6 @@ class Target:
         ]
 
     def engines(self) -> list[psutil.Process]:
-        """What the servers have started."""
         return [child for server in self.servers() for child in children(server)]
 
     def ray_processes(self) -> list[psutil.Process]:

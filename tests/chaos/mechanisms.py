@@ -7,8 +7,6 @@ A mechanism is a part of one function or of a shell script; the indentation of i
 stands. The command ends with 1 when no test notices a mechanism.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re
@@ -26,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_suffix(".yaml")
 IGNORED = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", "*.egg-info", ".*_cache")
 DEADLINE_S = 600
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=300")
 NOTICED = 1  # pytest's exit code where tests failed; others are of tests that did not run
 
 
@@ -46,11 +45,7 @@ class Mechanism:
         return f"{module.replace('.', '/')}.py" if colon else self.where
 
     def taken_out(self, source: str) -> str:
-        """The text of its file without it.
-
-        Raises:
-            ValueError: its code does not stand there exactly once.
-        """
+        """The text of its file without it."""
         start, end = _extent(source, self.where.partition(":")[2])
         found = []
         for match in re.compile(re.escape(self.code.split("\n")[0])).finditer(source, start, end):
@@ -65,11 +60,7 @@ class Mechanism:
 
 
 def _extent(source: str, function: str) -> tuple[int, int]:
-    """Where a function begins and ends, by its name behind those that it stands in; all of the source without a name.
-
-    Raises:
-        ValueError: there is no such function.
-    """
+    """Where a function begins and ends, by its name behind those that it stands in; without a name the whole source."""
     if not function:
         return 0, len(source)
     node: ast.AST = ast.parse(source)
@@ -88,27 +79,13 @@ def mechanisms() -> list[Mechanism]:
 
 
 def noticed(mechanism: Mechanism, copy: Path) -> bool:
-    """Whether a test fails without it.
-
-    Raises:
-        ValueError: the code is not what the mechanism says, or the tests did not run.
-    """
+    """Whether a test fails without it."""
     file = copy / mechanism.file
     before = file.read_text()
     file.write_text(mechanism.taken_out(before))
     try:
         done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-q",
-                "-x",
-                "-p",
-                "no:cacheprovider",
-                "--timeout=300",
-                *mechanism.tests.split(),
-            ],
+            [*PYTEST, *mechanism.tests.split()],
             cwd=copy,
             env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,

@@ -1,27 +1,20 @@
 """A short seeded schedule of faults over a whole shrunk run, and an auditor that finds what is wrong."""
 
-from __future__ import annotations
-
 import shutil
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from chaos_auditor import audit
 from chaos_backends import LocalRun, Run, SlurmRun
 from chaos_faults import FaultKind, possible
 from chaos_run import DISK_MIB, RUN_DEADLINE_S, Outcome, run_under_faults, small_disk, table
-from chaos_scenes import attempts, scenes
 from slurm_session import NoClusterHereError, running_cluster
 
 from mrt_hpc.run.archive import unpack
-from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 KINDS = (FaultKind.KILL_SERVER, FaultKind.FULL_DISK, FaultKind.CUT_NODE)
 SEED = 7
@@ -104,14 +97,3 @@ def test_the_auditor_finds_what_is_wrong(outcome: tuple[Outcome, Path], tmp_path
     shutil.copytree(outcome[1], copy.root)
     HARM[words](copy)
     assert any(words in violation for violation in audit(copy.root).violations)
-
-
-@pytest.mark.parametrize("role", ["inference", "evaluation"])
-def test_scenes_see_when_a_role_has_its_server(outcome: tuple[Outcome, Path], role: str) -> None:
-    said = attempts(role, RunLayout(outcome[1]))
-    assert any(EventKind.SERVER_STARTED in kinds for kinds in said)
-
-
-def test_scenes_are_chosen_by_words() -> None:
-    assert len(scenes()) == len(set(scenes())) == 40
-    assert {scene.role for scene in scenes(["sampling"])} == {"inference", "evaluation"}

@@ -1,19 +1,13 @@
 """The table of mechanisms is up to date; `mechanisms.py` finds out whether tests notice when they are taken out."""
 
-from __future__ import annotations
-
 import ast
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from mechanisms import ROOT, Mechanism, mechanisms
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 def out_of_date(mechanism: Mechanism) -> Iterator[str]:
-    """What the table says of a mechanism and is not so."""
     file = ROOT / mechanism.file
     before = file.read_text()
     try:

@@ -20,8 +20,6 @@ of wheels along. Each has the version of ``env/cuda.lock``:
 ``tests/integration/test_first_day.py`` runs all steps but ``memory`` and ``serving`` with ``--tiny``.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -43,17 +41,13 @@ sys.path[:0] = [str(ROOT)]
 from mrt_hpc.run.atomic import write_json  # noqa: E402
 
 LOOK_EVERY_S = 0.2
-LOG_TAIL = 8000
-"""The characters at the end of a step's output that are kept where it failed."""
+LOG_TAIL = 8000  # the characters at the end of a step's output that are kept where it failed
 
 
 @dataclass(frozen=True)
 class Step:
-    """One module of ``steps``."""
-
     name: str
-    seconds: float
-    """Its time limit, which is about twice what an H100 should take."""
+    seconds: float  # its time limit, which is about twice what an H100 should take
     what: str
 
 
@@ -63,7 +57,6 @@ STEPS = (
     Step("parking", 300, "engines that leave the GPU and come back, at ZeRO stages 1 to 3"),
     Step("benchmark", 560, "updates of the trainer at the recipes' stages, 2 and 3"),
     Step("memory", 400, "the peak of updates beside what plan says"),
-    Step("spinning", 90, "sampling beside a process whose kernel waits on the same GPU"),
     Step("saving", 400, "checkpoint, published weights and resume"),
     Step("serving", 580, "a server: start, reloads, swaps in flight, sleep, and a second start; needs vLLM"),
 )
@@ -74,8 +67,7 @@ class Day:
     """The steps of one call, and their JSON."""
 
     output: Path
-    folder: Path
-    """For files of the steps."""
+    folder: Path  # for files of the steps
     minutes: float
     tiny: bool = False
     found: dict[str, Any] = field(init=False)
@@ -144,14 +136,12 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the process of a step and all that it has started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [step.name for step in STEPS]
     parser.add_argument("--steps", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
@@ -163,7 +153,6 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the steps, and print how each one ended."""
     given = options()
     failed = False
     with tempfile.TemporaryDirectory(prefix="first-day-", dir=given.folder) as folder:

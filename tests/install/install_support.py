@@ -1,7 +1,5 @@
 """What the tests of installation share."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -21,6 +19,5 @@ def shell(script: str) -> str:
 
 
 def require_registry(done: subprocess.CompletedProcess[str]) -> None:
-    """Skip where uv failed because the package registry cannot be reached."""
     if done.returncode and _NO_REGISTRY.search(done.stderr):
         pytest.skip(f"the package registry cannot be reached from here: {done.stderr.strip().splitlines()[-1]}")

@@ -2,8 +2,6 @@
 for and on the oldest system.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -50,7 +48,6 @@ def test_the_oldest_c_library_is_the_oldest_that_works(tmp_path: Path) -> None:
 
 
 def _conditional(lock: Path) -> str:
-    """The lines of a lock that hold for some Pythons only."""
     return "\n" + "\n".join(line for line in lock.read_text().splitlines() if " ; " in line)
 
 
@@ -97,7 +94,6 @@ def test_a_file_with_another_checksum_is_not_installed(package: str, tmp_path: P
 
 
 def test_setup_installs_only_what_has_a_checksum() -> None:
-    """The locked files, the files that packages are built with, and uv itself."""
     setup, common = ((REPOSITORY / "env" / name).read_text() for name in ("setup", "common.sh"))
     for line in (setup + common).splitlines():
         if re.search(r"pip install|\blocked=", line):

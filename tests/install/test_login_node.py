@@ -2,15 +2,13 @@
 the oldest and the newest Python of the locks that this machine has.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from install_support import REPOSITORY, UV, require_registry, shell
@@ -20,9 +18,6 @@ from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.recipe.lock import look_at_lock
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.layout import RunLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 OLDEST, *_, NEWEST = shell(". env/common.sh; echo $PYTHONS").split()
 COMMANDS = """
@@ -214,7 +209,6 @@ def _put_model(folder: Path) -> None:
 
 
 def _measure(run: RunLayout) -> None:
-    """What the roles would have measured in three iterations."""
     for number in range(3):
         seconds = {Phase.GENERATION: 3.0, Phase.OPTIMISATION: 1.0}
         metrics = IterationMetrics(iteration=number, reward_mean=0.3, tokens_per_rollout=100.0, seconds=seconds)

@@ -2,8 +2,6 @@
 files, a Python that lacks parts, and programs that write down how they were called.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -68,7 +66,6 @@ class System:
         file.chmod(0o755)
 
     def is_(self, release: str, user: int = 1000) -> None:
-        """Let it call itself so, and be used by this user."""
         (self.root / "os-release").write_text(release)
         self.program("id", f"echo {user}")
 
@@ -90,7 +87,6 @@ class System:
             headers.symlink_to(sysconfig.get_path("include"))
 
     def old_python(self) -> None:
-        """As RHEL 9 and SLES 15 have it."""
         self.program("python3", "echo 3.9", self.system_python.parent)
 
     def setup(self, function: str = "need_system cpu", libnuma: str = "libc.so.6") -> subprocess.CompletedProcess[str]:
@@ -198,9 +194,7 @@ def test_a_compiler_without_its_library_counts_as_missing(system: System) -> Non
         ("ppc64le", "cuda", "glibc 2.39", "this machine is ppc64le"),
     ],
 )
-def test_a_c_library_or_processor_without_wheels_is_refused(
-    system: System, machine: str, kind: str, glibc: str, refused: str
-) -> None:
+def test_a_machine_without_wheels_is_refused(system: System, machine: str, kind: str, glibc: str, refused: str) -> None:
     system.program("uname", f"echo {machine}")
     if glibc:
         system.program("getconf", f"echo {glibc}")
@@ -217,9 +211,7 @@ def test_an_environment_of_another_python_is_not_taken_for_one_of_ours(system: S
 
 
 @pytest.mark.parametrize(("wanted", "packages"), [("browser", "chromium chromium-driver"), ("sandbox", "bubblewrap")])
-def test_what_some_tests_need_is_installed_on_debian_or_its_absence_told(
-    system: System, wanted: str, packages: str
-) -> None:
+def test_what_tests_need_is_installed_on_debian_or_its_absence_told(system: System, wanted: str, packages: str) -> None:
     """Ubuntu's package chromium is none, but a snap."""
     system.program("apt-get", f'echo "$@" >> {system.calls}')
     for release, user, installs in ((DEBIAN, 0, True), (DEBIAN, 1000, False), (UBUNTU, 0, False)):

@@ -38,13 +38,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.path.name != SMALL]
 
 
-def submit(recipe: Path, run: Path, *options: str) -> str:
-    """What ``mrt-hpc submit`` prints for a recipe that is run on this machine to its end."""
-    command = [sys.executable, "-m", "mrt_hpc.cli.main", "submit", str(recipe), "--run", str(run), *options]
+def printed(*words: str | Path) -> str:
+    """What ``mrt-hpc`` with these words prints in a process of its own, which ends well."""
+    command = [sys.executable, "-m", "mrt_hpc.cli.main", *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2400, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
+
+
+def submit(recipe: Path, run: Path, *options: str) -> str:
+    return printed("submit", recipe, "--run", run, *options)
 
 
 def task_in(run: Path, recipe: Recipe, job: str) -> Task:

@@ -6,16 +6,15 @@ loads all libraries, so that what the peak is compared with holds them. The peak
 optimiser has its states.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,9 +30,6 @@ from mrt_hpc.training.rendezvous import Ranks, join
 from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
 from mrt_hpc.training.update_statistics import Stopwatch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 PROMPT = 8
 TINY = ModelShape(32, 64, 2, 4, 2, 8, 64, tied=False)
 ON_GPU = torch.cuda.is_available()
@@ -47,10 +43,8 @@ class Measured:
     peak: int
     predicted: float
     parameters: int
-    step_s: float
-    """The seconds of the optimiser's step."""
-    device: int
-    """Bytes of a GPU that are in use after the updates, by all processes; 0 without one."""
+    step_s: float  # the seconds of the optimiser's step
+    device: int  # bytes of a GPU that are in use after the updates, by all processes; 0 without one
 
 
 class PeakClock(Stopwatch):

@@ -3,8 +3,6 @@
 usage: ray_rank_worker.py RUN RANK
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -5,11 +5,9 @@ usage: rendezvous_worker.py RANK ADDRESS_FILE NODES [KEY]
 With KEY it does not know the key of the attempt, and takes this one.
 """
 
-from __future__ import annotations
-
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from training_support import end_at_once
 
@@ -19,15 +17,11 @@ from mrt_hpc.training import rendezvous
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.rendezvous import Ranks, exchange, join, together
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 DEADLINE_S = 120.0
 PROOF_TIMEOUT_S = 10.0
 
 
 def what_fails(action: Callable[[], object]) -> str:
-    """What a step that ranks make together raises."""
     try:
         together(action)
     except UserError as error:

@@ -1,27 +1,21 @@
-"""A colocated run on this machine: the sampling process is killed, then the trainer, and the same command goes on.
-
-The answers of the last iteration are judged only after that, so that the run cannot end before it.
-"""
-
-from __future__ import annotations
+"""A colocated run on this machine whose sampling process is killed; a trainer that is killed: ``tests/unit``."""
 
 import os
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import pytest
 from chaos_backends import ROOT, started, submit_command
 from chaos_target import Target
 from conftest import task_in
-from families import assert_gone
 from run_of import read_events
 from samples import sampled
-from slurm_verifier import HELD_FROM, HELD_S, HELD_UNTIL
 
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.task.context import Companion
@@ -38,13 +32,9 @@ from mrt_hpc.run.turns import Turn
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import publish
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+Killed = tuple[RunLayout, str]
 
-    import psutil
-
-    Killed = tuple[RunLayout, list[str]]
-
+T = TypeVar("T")
 ITERATIONS, GROUPS = 2, 4
 JOB = "segment-000.colocated"
 SMALL = (
@@ -52,57 +42,38 @@ SMALL = (
     f"sampling.problems_per_iteration={GROUPS}", "sampling.rollouts_per_problem=4", "sampling.max_tokens=64",
     "serving.kv_cache_gib=0.25", "evaluation.benchmarks=[]",
 )  # fmt: skip
-HELD = ("data.verifier=slurm_verifier:HeldVerifier", f"grading.time_limit_s={HELD_S}")
 DEADLINE_S = 400
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    """A run whose sampling process was killed in iteration 0, and whose trainer was killed after it; and what the
-    record of the task said after the first of these.
-    """
+    """A run whose sampling process was killed in iteration 0, and what the record of the task then said."""
     layout = RunLayout(tmp_path_factory.mktemp("colocated") / "run")
     target = Target(layout, None, None, None)
-    release = layout.root.parent / "judge"
-    held = {HELD_FROM: str(layout.weights_version(ITERATIONS - 1)), HELD_UNTIL: str(release)}
-    process = started(submit_command(layout.root, (*SMALL, *HELD)), PYTHONPATH=f"{ROOT}:{ROOT}/tests/slurm", **held)
-    messages: list[str] = []
+    process = started(submit_command(layout.root, SMALL))
 
-    def when(condition: Callable[[], object], what: str) -> None:
-        def check() -> None:
-            assert process.poll() is None, f"the run ended before {what}"
+    def is_running() -> None:
+        assert process.poll() is None, "the run ended before its sampling process was killed"
 
-        wait_until(lambda: bool(condition()), reason=what, deadline_s=DEADLINE_S, check=check, longest_pause_s=0.01)
-
-    def was_recorded() -> bool:
-        messages.append(read_task(layout, JOB, 0).message)
-        return bool(messages[-1])
+    def when(condition: Callable[[], T], what: str) -> T:
+        return wait_until(condition, reason=what, deadline_s=DEADLINE_S, check=is_running, longest_pause_s=0.01)
 
     try:
         when(lambda: complete_groups(layout.groups(0)), "a group")
-        _kill(target.tasks("inference"))
-        when(was_recorded, "the record of the failure")
-        when(lambda: layout.weights_version(1).exists() and target.tasks("inference"), "weights version 1")
-        family = [*target.tasks("inference"), *target.servers()]
-        _kill(target.tasks("trainer"))
-        release.touch()
-        assert_gone(family)
+        (sampling,) = target.tasks("inference")
+        sampling.kill()
+        message = when(lambda: read_task(layout, JOB, 0).message, "the record of the failure")
         assert process.wait(DEADLINE_S) == 0
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    return layout, messages
-
-
-def _kill(processes: list[psutil.Process]) -> None:
-    assert len(processes) == 1
-    processes[0].kill()
+    return layout, message
 
 
 def test_a_segment_is_one_task_that_fails_with_its_sampling_process_and_ends_well(killed: Killed) -> None:
-    layout, messages = killed
-    assert "the process that samples for this task has ended with exit code -9" in messages[-1]
+    layout, message = killed
+    assert "the process that samples for this task has ended with exit code -9" in message
     assert read_task(layout, JOB, 0).state is TaskState.DONE and layout.report.is_file()
     assert {path.name for path in (layout.root / "tasks").iterdir()} == {"prepare", JOB, "report"}
 

@@ -1,14 +1,9 @@
 """An evaluation on its own, of a weights version of a run: what is in the results folder is never generated again."""
 
-from __future__ import annotations
-
-import os
-import subprocess
-import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import printed
 from run_of import read_events
 
 from mrt_hpc.analysis.collect import read_summary
@@ -17,19 +12,11 @@ from mrt_hpc.run.groups import read_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 def evaluate(models: str, folder: Path, run: str, samples: int, *options: str) -> RunLayout:
-    """Evaluate models with a results folder of this test."""
-    command = [sys.executable, "-m", "mrt_hpc.cli.main", "eval", models, "--suite", "small_world"]
-    command += ["--results", str(folder / "results"), "--run", str(folder / run), *options]
-    command += ["--set", "evaluation.benchmarks.0.problems.problems=6", "--set", "serving.kv_cache_gib=0.25"]
-    command += ["--set", f"evaluation.benchmarks.0.samples={samples}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
+    where = ("--suite", "small_world", "--results", folder / "results", "--run", folder / run)
+    few = ("--set", "evaluation.benchmarks.0.problems.problems=6", "--set", "serving.kv_cache_gib=0.25")
+    printed("eval", models, *where, *few, "--set", f"evaluation.benchmarks.0.samples={samples}", *options)
     return RunLayout(folder / run)
 
 
@@ -38,7 +25,6 @@ def servers(layout: RunLayout) -> int:
 
 
 def drawn(layout: RunLayout) -> dict[tuple[str, int], list[int]]:
-    """The tokens of each sample, by problem and number."""
     rollouts = read_group(layout.evaluation_shard(0, "held-out", 0)).rollouts
     return {(r.problem_id, r.sample): r.token_ids for r in rollouts}
 

@@ -1,38 +1,29 @@
 """The grader pool with real processes and real math-verify: hostile answers score 0 and hold nothing up."""
 
-from __future__ import annotations
-
 import asyncio
-import logging
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from conftest import ROOT
 from graded import grade_all
 
 from mrt_hpc.domains import grader_queue
+from mrt_hpc.domains.base import Judgement
 from mrt_hpc.domains.grader_queue import GraderPool, Pair, Verdict, VerdictStatus
 from mrt_hpc.domains.math.verifier import MathVerifier, may_take_long
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.waiting import wait_until
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mrt_hpc.domains.base import Judgement
-
-LONGEST_HOLD_S = 60.0
-"""Of an answer that is judged; far more than its processor time, as the machine may be busy."""
-LONG_LIMIT_S = 60.0
-"""A time limit, in processor seconds, that no test waits for."""
+LONGEST_HOLD_S = 60.0  # of an answer that is judged; far more than its processor time, as the machine may be busy
+LONG_LIMIT_S = 60.0  # a time limit, in processor seconds, that no test waits for
 TOWER = "9^9^9^9"
 NESTED = "(" * 300 + "1" + ")" * 300
 UNBALANCED = ["\\frac{1}{", "\\left( 3", "\\sqrt{", "}{", "\\begin{pmatrix} 1 \\\\", "{" * 1000, "\\"]
@@ -60,7 +51,6 @@ def grade_with_times(pool: GraderPool, pairs: list[Pair]) -> list[tuple[Verdict,
 
 
 def test_right_and_wrong_answers(pool: GraderPool) -> None:
-    """A strict pool wants the value and not the way to it."""
     pairs = [("\\frac{1}{2}", "0.5"), ("0.5", "\\frac{2}{3}"), ("42", "42"), ("41", "42"), (None, "1"), ("  ", "1")]
     verdicts = grade_all(pool, pairs)
     assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
@@ -71,9 +61,7 @@ def test_right_and_wrong_answers(pool: GraderPool) -> None:
 
 
 @pytest.mark.parametrize("hostile", [TOWER, NESTED, *UNBALANCED, *HANGS])
-def test_a_hostile_answer_scores_zero_and_the_others_do_not_wait_for_its_time_limit(
-    pool: GraderPool, hostile: str
-) -> None:
+def test_a_hostile_answer_scores_zero_and_others_do_not_wait_for_its_time_limit(pool: GraderPool, hostile: str) -> None:
     others: list[Pair] = [(f"\\frac{{{numerator}}}{{{len(hostile) + 7}}}", "2") for numerator in range(20)]
     (verdict, its_seconds), *rest = grade_with_times(pool, [(hostile, "7"), *others])
     assert verdict.reward == 0.0
@@ -136,9 +124,7 @@ def test_hangs_together_step_aside_for_the_others() -> None:
         assert {verdict.status for (verdict,) in asyncio.run(graded(pool))} == {VerdictStatus.GRADED}
 
 
-def test_an_answer_that_looks_slow_does_not_hold_up_the_others_at_all(
-    pool: GraderPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_looks_slow_holds_up_no_other(pool: GraderPool, monkeypatch: pytest.MonkeyPatch) -> None:
     judged, judge = list[str](), pool.fast.judge
 
     async def noting(answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
@@ -154,22 +140,17 @@ def test_an_answer_that_looks_slow_does_not_hold_up_the_others_at_all(
     assert timed[4][0].reward == 1.0, "what looks slow is graded as well"
 
 
-def test_a_hung_or_malformed_answer_is_logged_once_with_its_beginning(
+def test_a_malformed_answer_is_logged_once_with_its_beginning(
     pool: GraderPool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hung, malformed = "\\sin((10^9+1)!)" + "+x" * 50, "\\frac{1}{" + "y" * 100
-    with caplog.at_level(logging.WARNING, logger="mrt_hpc.domains.grader_queue"):
-        verdicts = grade_all(pool, [(hung, "7"), (malformed, "7"), (hung, "7")])
-        again = grade_all(pool, [(hung, "7")])
-    assert [v.status for v in verdicts] == [VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED, VerdictStatus.TIMED_OUT]
-    assert again == verdicts[:1]
-    assert len(caplog.messages) == 2
-    assert all(sum(repr(answer[:80]) in message for message in caplog.messages) == 1 for answer in (hung, malformed))
-    assert not any("y" * 80 in message for message in caplog.messages)
+    malformed = "\\frac{1}{" + "y" * 100
+    for _ in range(2):
+        assert grade_all(pool, [(malformed, "7")])[0].status is VerdictStatus.MALFORMED
+    (message,) = caplog.messages
+    assert repr(malformed[:80]) in message and "y" * 80 not in message
 
 
 def test_equal_pairs_are_graded_once_and_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And processes are replaced after their share of tasks."""
     monkeypatch.setattr(grader_queue, "TASKS_PER_PROCESS", 5)
     pairs: list[Pair] = [(f"\\frac{{{n}}}{{2}}", f"{n / 2}") for n in range(23)]
     with GraderPool(MathVerifier(), processes=1, cache_size=2) as small:
@@ -211,9 +192,7 @@ def test_a_broken_pool_loses_no_pair_that_waits_in_it() -> None:
 @pytest.mark.parametrize(
     ("kills", "is_graded"), [(grader_queue.REPLACEMENTS, True), (grader_queue.REPLACEMENTS + 1, False)]
 )
-def test_a_pool_that_breaks_again_and_again_is_replaced_a_few_times(
-    kills: int, is_graded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_pool_is_replaced_a_few_times(kills: int, is_graded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Idle processes are killed before the pair is sent: pebble gives such a pool up."""
     started = grader_queue.Lane.started
     left = iter(range(kills))

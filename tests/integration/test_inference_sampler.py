@@ -1,11 +1,9 @@
 """The sampling of a unit of work, with a scripted generator in place of a server."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,17 +14,12 @@ from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.protocol import Request, SamplingSettings
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler, tokens_within
 from mrt_hpc.inference.tokens import TokenBytes
-from mrt_hpc.inference.traces import PromptedGroup, Start
+from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
 from mrt_hpc.provers.branches import Branches, Fork
 from mrt_hpc.provers.monte_carlo import MonteCarlo
 from mrt_hpc.recipe.sections import Episodes
 from mrt_hpc.run.records import FinishReason, Problem
 from mrt_hpc.run.seeds import derive_seed
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-
-    from mrt_hpc.inference.traces import SampledTrace
 
 TOKENIZER = build_tokenizer()
 TOKENS = TokenBytes(TOKENIZER)
@@ -92,9 +85,11 @@ def sampled(sampler: RolloutSampler, groups: Iterable[PromptedGroup]) -> list[Sa
     return sorted(asyncio.run(collect()), key=lambda v: (v.group.problem.id, v.sample))
 
 
-def sample(generator: Scripted, *, valued: bool = True, concurrency: int = 100) -> list[SampledTrace]:
-    valuer = prover(generator) if valued else None
-    return sampled(RolloutSampler(generator, TOKENS, plan(), valuer, asyncio.Semaphore(concurrency)), GROUPS)
+def sample(generator: Scripted, *, valued: bool = True, room: int = 100) -> list[SampledTrace]:
+    valuer, free = prover(generator) if valued else None, asyncio.Semaphore(room)
+    traces = sampled(RolloutSampler(generator, TOKENS, plan(), valuer, free), GROUPS)
+    assert free._value == room, "it is free again for those that share it"
+    return traces
 
 
 def test_a_trace_is_cut_at_its_markers_and_its_thought_ends_before_the_closing_tag() -> None:
@@ -162,7 +157,7 @@ def test_without_tags_a_forced_answer_is_looked_for_behind_the_prefix() -> None:
 def test_no_more_traces_are_sampled_at_a_time_than_there_is_room_for(room: int) -> None:
     """Room that no whole group fits into is used all the same."""
     generator = Scripted()
-    found = sample(generator, valued=room % 2 == 0, concurrency=room)
+    found = sample(generator, valued=room % 2 == 0, room=room)
     assert generator.most_running == room
     assert [(v.group.problem.id, v.sample) for v in found] == [(f"p{i}", s) for i in range(5) for s in (0, 1)]
     assert [v.completion.seed for v in found[:2]] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(2)]
@@ -190,17 +185,6 @@ def test_a_group_is_claimed_when_there_is_room_for_a_trace_of_it() -> None:
     sampler = RolloutSampler(generator, TOKENS, plan(), room=asyncio.Semaphore(3))
     assert len(sampled(sampler, claimed())) == 10
     assert max(running) < 3
-
-
-def test_the_room_is_free_again_for_those_that_share_it() -> None:
-    async def twice() -> int:
-        room = asyncio.Semaphore(3)
-        for _ in range(2):
-            sampler = RolloutSampler(Scripted(), TOKENS, plan(), room=room)
-            assert len([v async for v in sampler.sample(GROUPS)]) == 10
-        return room._value
-
-    assert asyncio.run(twice()) == 3
 
 
 def test_a_refusal_reaches_the_caller() -> None:

@@ -3,8 +3,6 @@
 Log-probabilities are compared with a transformers forward pass in fp32. One server serves the whole module.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
@@ -14,10 +12,11 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
@@ -43,9 +42,6 @@ from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.roles.sampling.serving import restart_when_hung
 from mrt_hpc.run.records import FinishReason
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
 
 T = TypeVar("T")
 
@@ -94,13 +90,9 @@ def assert_sampled_from(directory: Path, completions: list[Completion], temperat
 
 @dataclass(frozen=True)
 class Reached:
-    """A running server as its clients see it."""
-
     server: VllmServer
 
     def ask(self, question: Callable[[GenerationClient], Awaitable[T]], **options: Any) -> T:
-        """The answer to ``question``, asked through a connection of its own."""
-
         async def connected() -> T:
             async with connect(self.server.control.address, self.server.key, **options) as client:
                 return await question(client)
@@ -120,8 +112,7 @@ class Reached:
 
 
 KEY = secrets.token_urlsafe(32)
-FIRST = 3
-"""The number of the weights version that the server begins with."""
+FIRST = 3  # the number of the weights version that the server begins with
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +144,7 @@ def reached(vllm: VllmServer) -> Reached:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
-def test_log_probabilities_are_those_of_the_distribution_sampled_from(
+def test_log_probabilities_are_of_what_was_sampled_from(
     reached: Reached, models: list[Path], temperature: float
 ) -> None:
     completions = reached.sample(temperature)
@@ -275,8 +266,7 @@ def test_reloaded_weights_are_those_of_the_directory(reached: Reached, models: l
     assert reached.sample(seeds=(1,))[0].cached_tokens == 0, "a reload forgets the prefixes of the old weights"
 
 
-IN_FLIGHT = 300
-"""The tokens of samples during which weights are swapped."""
+IN_FLIGHT = 300  # the tokens of samples during which weights are swapped
 
 
 def continued_distributions(old: Path, new: Path, ids: list[int], start: int) -> torch.Tensor:
@@ -325,7 +315,6 @@ def test_weights_that_are_swapped_in_flight_tell_which_tokens_they_have_sampled(
 
 
 def attached(vllm: VllmServer, model: Path, **changes: Any) -> AttachedServer:
-    """The running server, as a task attaches to it that has not started it."""
     given = {"control": vllm.control, "max_model_len": 512, "dtype": vllm.settings.dtype, "common_seeds": True}
     given |= {"read_deadline_s": 60, "pause_deadline_s": 60}
     return AttachedServer(**{**given, "model_dir": model, "weights_version": 7, **changes})
@@ -394,11 +383,9 @@ async def some_tokens(vllm: VllmServer, before: int) -> None:
             await asyncio.sleep(0)
 
 
-MANY = list(range(40))
-"""The seeds of more samples than the server computes at once."""
+MANY = list(range(40))  # the seeds of more samples than the server computes at once
 LONG = SamplingSettings(200, ignore_stop=True)
-HANGS_S = 8.0
-"""A fresh server may need some seconds on a busy core until the first of many requests has a token."""
+HANGS_S = 8.0  # a fresh server may need some seconds on a busy core until the first of many requests has a token
 
 
 @pytest.mark.parametrize("fault", ["killed", "all hang", "engine hangs while idle"])
@@ -434,12 +421,8 @@ def test_a_server_that_fails_under_load_is_restarted_with_the_weights_loaded_las
     assert not vllm.restart_if_dead()
 
 
-def test_a_reload_that_fails_half_way_leaves_no_server_to_sample_from(
-    vllm: VllmServer, models: list[Path], tmp_path: Path
-) -> None:
-    """vLLM is left with a model without weights then, and dies at the next sample. (A file that is cut short:
-    ``test_several_servers.py``.)
-    """
+def test_a_reload_that_fails_half_way_leaves_no_server(vllm: VllmServer, models: list[Path], tmp_path: Path) -> None:
+    """vLLM is left with a model without weights then, and dies at the next sample."""
     before = vllm.weights_version
     damaged = shutil.copytree(models[0], tmp_path / "damaged")
     tensors = load_file(damaged / "model.safetensors")

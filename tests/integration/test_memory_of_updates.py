@@ -1,18 +1,13 @@
 """The memory that a plan predicts, beside that of real updates."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from memory_worker import TINY, write_model
 from training_support import run_ranks
 
 from mrt_hpc.plan.memory import ModelShape
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SHAPE = ModelShape(512, 1536, 4, 8, 2, 64, 16384, tied=False)
 

@@ -1,14 +1,12 @@
 """Every way of evaluating, and every prover, through a real vLLM server with the small world's model."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, task_in
@@ -21,9 +19,9 @@ from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.domains.small_world.equations import FORCED_TEXT, Split, problems
 from mrt_hpc.domains.verifiers import verifier_of
-from mrt_hpc.inference.client import SamplingSettings, connect
+from mrt_hpc.inference.client import Completion, Request, SamplingSettings, connect
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.inference.sampler import RolloutPlan, TraceCutter
+from mrt_hpc.inference.sampler import Generator, RolloutPlan, TraceCutter
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_start import ServerSettings
 from mrt_hpc.inference.tokens import TokenBytes
@@ -33,32 +31,21 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.kinds import ProverSettings
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import Episodes
 from mrt_hpc.roles import evaluation
 from mrt_hpc.roles.sampling.grading import graded_in_order
 from mrt_hpc.roles.sampling.serving import OwnServers
 from mrt_hpc.roles.sampling.session import SamplingSession
 from mrt_hpc.run.groups import Sampled, read_group
-from mrt_hpc.run.records import FinishReason
-from mrt_hpc.run.seeds import derive_seed
+from mrt_hpc.run.records import FinishReason, Rollout
 from mrt_hpc.run.weights import publish
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.inference.client import Completion, Request
-    from mrt_hpc.inference.sampler import Generator
-    from mrt_hpc.recipe.kinds import ProverSettings
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.run.records import Rollout
-
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
-BLOCK = 32
-"""The tokens of a block of the server's prefix cache on CPU."""
-BASE = 64
-"""evaluation.max_tokens"""
+BLOCK = 32  # the tokens of a block of the server's prefix cache on CPU
+BASE = 64  # evaluation.max_tokens
 PROBLEMS, SAMPLES = 3, 2
 FORCED = "Time is up.\\n\\n</think>\\n\\n\\\\boxed{"
 EXTRAPOLATION = (
@@ -87,8 +74,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
 
 @dataclass
 class Recording:
-    """A client that keeps what it was asked and what came."""
-
     client: Generator
     seen: list[tuple[Request, Completion]] = field(default_factory=list)
 
@@ -100,8 +85,6 @@ class Recording:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """All traces of one evaluation, and the requests that made them."""
-
     graded: list[Sampled]
     seen: list[tuple[Request, Completion]]
 
@@ -110,12 +93,10 @@ class Evaluated:
         return [rollout for trace in self.graded for rollout in trace.rollouts]
 
     def stages(self, number: int) -> list[list[Rollout]]:
-        """The rollouts of each sample, one for each of so many stages."""
         return [self.rollouts[at : at + number] for at in range(0, len(self.rollouts), number)]
 
 
 def evaluate(server: VllmServer, mode: str, asked: ProverSettings | None = None) -> Evaluated:
-    """As the evaluation's task does it."""
     recipe = recipe_with(mode)
     prompter = Prompter.of(STARTING_MODEL, recipe.prompt)
     settings = SamplingSettings(BASE, 1.0, stop_token_ids=prompter.stop_token_ids)
@@ -160,7 +141,6 @@ def inserted(rollout: Rollout) -> list[str]:
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """The number of equal tokens at the beginning of both."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -188,9 +168,7 @@ def test_the_same_seed_gives_the_same_tokens(server: VllmServer, evaluated: dict
 
 
 @pytest.mark.parametrize("name", MODES)
-def test_all_tokens_have_log_probabilities_those_of_sampled_ones_below_0(
-    evaluated: dict[str, Evaluated], name: str
-) -> None:
+def test_tokens_have_log_probabilities_of_sampled_ones_below_0(evaluated: dict[str, Evaluated], name: str) -> None:
     for rollout in evaluated[name].rollouts:
         assert len(rollout.logprobs) == len(rollout.token_ids)
         forced = {at + n for at, length in rollout.inserted for n in range(length)}
@@ -213,9 +191,7 @@ def test_what_is_continued_is_in_the_prefix_cache(evaluated: dict[str, Evaluated
     assert followed
 
 
-def test_the_second_attempts_prompt_holds_the_first_which_is_the_direct_trace_of_its_seed(
-    evaluated: dict[str, Evaluated],
-) -> None:
+def test_a_second_attempt_sees_the_first_which_is_the_direct_trace_of_its_seed(evaluated: dict[str, Evaluated]) -> None:
     both = evaluated["history_conditioned"].stages(2)
     for (first, second), direct in zip(both, evaluated["direct"].rollouts, strict=True):
         assert (first.stage, second.stage, second.counts) == (0, 1, True)
@@ -224,34 +200,6 @@ def test_the_second_attempts_prompt_holds_the_first_which_is_the_direct_trace_of
         shown = first.token_ids[:-1] if first.finish_reason is FinishReason.STOP else first.token_ids
         assert second.prompt_ids[: len(first.prompt_ids) + len(shown)] == [*first.prompt_ids, *shown]
         assert text(second.prompt_ids).endswith("<|end|>\nWait\n<think>\n")
-
-
-def test_prompts_hold_a_sliding_window_of_attempts(evaluated: dict[str, Evaluated]) -> None:
-    for rounds in evaluated["linearised"].stages(4):
-        turns, prompt = [turn(r) for r in rounds], rounds[0].prompt_ids
-        assert [r.stage for r in rounds] == [0, 1, 2, 3]
-        for number in (1, 2, 3):
-            window = turns[max(0, number - 2) : number]
-            assert rounds[number].prompt_ids == [*prompt, *chain.from_iterable(window)]
-
-
-def turn(attempt: Rollout) -> list[int]:
-    """An attempt as the next prompt shows it: without its end token, or with its thought closed, and the sentence."""
-    stopped = attempt.finish_reason is FinishReason.STOP
-    shown = attempt.token_ids[:-1] if stopped else attempt.token_ids
-    closing = "" if stopped or "</think>" in text(shown) else "</think>"
-    return [*shown, *small_world().ids(f"{closing}<|end|>\nWait\n<think>\n")]
-
-
-def test_budgets_cut_one_thought(evaluated: dict[str, Evaluated]) -> None:
-    for stages in evaluated["budget_forcing"].stages(3):
-        for budget, rollout in zip((16, 40, 128), stages, strict=True):
-            cut = rollout.boundaries[-1]
-            assert cut <= budget
-            assert rollout.token_ids[:cut] == stages[-1].token_ids[:cut]
-            assert inserted(rollout) in ([FORCED_TEXT], [])
-            assert cut == budget or not rollout.inserted, "a thought that ended before the budget answers by itself"
-        assert stages[-1].boundaries == sorted({0, *(r.boundaries[-1] for r in stages)})
 
 
 def test_extended_thoughts_reach_the_budget_past_the_limit_of_a_completion(evaluated: dict[str, Evaluated]) -> None:
@@ -273,19 +221,6 @@ def test_extrapolation_goes_past_the_limit_of_a_completion(evaluated: dict[str, 
         assert rollout.token_ids[:base] == plain.token_ids[:base]
         longer += fourth > BASE
     assert longer
-
-
-def test_each_extension_continues_the_trace_with_its_word(evaluated: dict[str, Evaluated]) -> None:
-    by_seed = {request.seeds[0]: request.prompt_ids for request, _ in evaluated["extrapolation"].seen}
-    for rollout in evaluated["extrapolation"].rollouts:
-        before = len(rollout.prompt_ids)
-        for extension, word in enumerate(("Wait", "First", "Wait", "First"), start=1):
-            asked = by_seed[derive_seed(3, "extension", 0, rollout.problem_id, rollout.sample, extension)]
-            assert text(asked).endswith(f"\n\n{word}")
-            kept = common(asked, [*rollout.prompt_ids, *rollout.token_ids])
-            assert len(asked) - kept <= 1, "all but a word that was dropped with its paragraph stands in the trace"
-            assert len(asked) > before
-            before = kept
 
 
 def test_values_are_asked_for_at_the_boundaries_of_the_result_alone(server: VllmServer) -> None:

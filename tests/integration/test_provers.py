@@ -2,14 +2,12 @@
 is known with its probability, so that each estimate can be held against the truth.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random
 import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,28 +15,20 @@ import pytest
 from mrt_hpc.algorithms.batch import Batch
 from mrt_hpc.algorithms.mrt_online import branch_sequences
 from mrt_hpc.inference.client import Completion
-from mrt_hpc.inference.protocol import MOST_LOGPROBS, SamplingSettings
+from mrt_hpc.inference.protocol import MOST_LOGPROBS, Request, SamplingSettings
 from mrt_hpc.inference.tokens import TokenBytes
-from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
+from mrt_hpc.inference.traces import PromptedGroup, SampledBranch, SampledTrace, Start
+from mrt_hpc.mrt.values import Estimate
 from mrt_hpc.provers.base import Estimator, GradedBoundary
-from mrt_hpc.provers.box_tokens import Closing, box_end
+from mrt_hpc.provers.box_tokens import Closing, Writing, box_end
 from mrt_hpc.provers.branches import Branches, Fork, look_ahead_of
 from mrt_hpc.provers.gold_likelihood import GoldLikelihoodScore
 from mrt_hpc.provers.history import AnswerHistory, Planner
 from mrt_hpc.provers.look_ahead import LookingAhead
-from mrt_hpc.provers.majority import MajorityVote
 from mrt_hpc.provers.monte_carlo import MonteCarlo
 from mrt_hpc.provers.rao_blackwell import RaoBlackwellEstimator
 from mrt_hpc.provers.scoring import SMALL, Scorer
 from mrt_hpc.run.records import FinishReason, Problem
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
-
-    from mrt_hpc.inference.protocol import Request
-    from mrt_hpc.inference.traces import SampledBranch
-    from mrt_hpc.mrt.values import Estimate
-    from mrt_hpc.provers.box_tokens import Writing
 
 PIECES = [b"1", b"2", b"}", b"}.", b"2}", b"{", b"<end>"]
 END = PIECES.index(b"<end>")
@@ -60,15 +50,12 @@ CLOSING = Closing(TOKENS)
 
 
 def probabilities(answer: Sequence[int]) -> list[float]:
-    """Of the next token: made up, and always the same after the same tokens."""
     weights = [random.Random(f"{list(answer)}-{token}").random() ** 2 + 0.01 for token in range(len(PIECES))]
     return [w / sum(weights) for w in weights]
 
 
 @dataclass
 class Policy:
-    """Samples by the seed, and tells the probabilities it is asked for."""
-
     asked: list[Request] = field(default_factory=list)
 
     async def stream(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
@@ -148,7 +135,6 @@ def fork(policy: Policy) -> Fork:
 
 
 def estimate(prover: Estimator, number: int) -> Estimate:
-    """The value that a prover finds for one trace, graded as a run grades."""
     sampled = trace(number)
     valuation = asyncio.run(prover.value(sampled))
     rewards = {answer: reward_of(answer) for answer in valuation.all_answers}
@@ -263,8 +249,7 @@ def test_rao_blackwell_is_unbiased_where_answers_have_several_tokenisations(answ
     assert_unbiased(prover)
 
 
-RARE = [b"}%d" % n for n in range(3 * MOST_LOGPROBS)]
-"""More tokens that close a box than one request may ask about."""
+RARE = [b"}%d" % n for n in range(3 * MOST_LOGPROBS)]  # more tokens that close a box than one request may ask about
 
 
 class Many(TokenBytes):
@@ -330,9 +315,7 @@ def test_an_answer_has_the_probability_of_all_that_ends_in_it_however_it_is_writ
 
 
 @pytest.mark.parametrize(("right", "gold"), [(RIGHT, ["12"]), ({"12", "21"}, ["12", "21", "22"]), (RIGHT, ["22"])])
-def test_the_likelihood_of_gold_answers_takes_no_branch(
-    right: set[str], gold: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gold_likelihood_takes_no_branch(right: set[str], gold: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several it is that of any; one that the grader finds wrong has no value."""
     monkeypatch.setattr(sys.modules[__name__], "RIGHT", right)
     policy = Policy()
@@ -340,11 +323,6 @@ def test_the_likelihood_of_gold_answers_takes_no_branch(
     masses = [mass for ids, mass in endings() if answer_in(TOKENS.text(ids)) in right.intersection(gold)]
     assert estimate(prover, 0).value == pytest.approx(sum(masses))
     assert {request.settings.max_tokens for request in policy.asked} == {1}
-
-
-def test_a_majority_is_the_answer_of_most_weight() -> None:
-    prover = MajorityVote(boxed(), 5)
-    assert {estimate(prover, n).value for n in range(40)} <= {0.0, 0.5, 1.0}
 
 
 def test_experience_learns_answers_baselines_and_trust() -> None:

@@ -4,13 +4,6 @@ tour can be typed on it.
 How long it takes and how it does over several seeds is for `tests/benchmarks/bench_learning.py --quickstart`.
 """
 
-from __future__ import annotations
-
-import subprocess
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import pytest
 from commands import typed
 from documents import README, Command, commands
@@ -18,13 +11,10 @@ from documents import README, Command, commands
 from mrt_hpc.analysis.intervals import paired_difference
 from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
 
-if TYPE_CHECKING:
-    from mrt_hpc.run.layout import RunLayout
-
-LOOKS = {"status", "explain", "logs", "report", "cost", "compare"}
-"""Commands that only look at a run."""
+LOOKS = {"status", "explain", "logs", "report", "cost", "compare"}  # commands that only look at a run
 TOUR = [
     command
     for command in commands(README, of_text=False)
@@ -56,19 +46,6 @@ def test_the_report_shows_it(quickstart: RunLayout) -> None:
 @pytest.mark.parametrize("command", TOUR, ids=str)
 def test_the_tour_of_readme_can_be_typed(quickstart: RunLayout, command: Command) -> None:
     typed(*(quickstart.root if word == "runs/quickstart" else word for word in command.words))
-
-
-def test_the_idle_share_is_simulated_with_its_lengths_and_rates(quickstart: RunLayout) -> None:
-    """The groups of past iterations lie in archives."""
-    script = Path(__file__).parents[1] / "benchmarks" / "bench_idle_share.py"
-    asked = [sys.executable, str(script), "--run", str(quickstart.root), "--seeds", "1"]
-    table = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert [line.split(" | ")[0] for line in table[2:]] == [
-        "| drain, max_staleness 0",
-        "| drain, max_staleness 1",
-        "| in flight, max_staleness 1",
-        "| in flight, max_staleness 2",
-    ]
 
 
 def test_the_tour_has_all_looks() -> None:

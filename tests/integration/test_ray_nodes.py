@@ -4,8 +4,6 @@ As on two machines, the folder for temporary files has the same path on both nod
 has a mount namespace of its own, where the kernel lets this user make one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil
@@ -14,9 +12,10 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -28,13 +27,8 @@ from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
 from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_start import ServerSettings
-from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined
+from mrt_hpc.roles.sampling.ray_cluster import Cluster, for_all_ranks, joined
 from mrt_hpc.roles.sampling.session import lane_over
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mrt_hpc.roles.sampling.ray_cluster import Cluster
 
 WORKER = Path(__file__).with_name("ray_rank_worker.py")
 HANGS = "9^{9^{9^{9}}}"
@@ -121,7 +115,6 @@ def test_each_node_has_private_folders_of_its_own(two_nodes: Cluster) -> None:
 
 
 def pairs_for_processes(count: int) -> list[tuple[str, str]]:
-    """Right answers that only a grader process can judge."""
     return [(f"x+{number}", f"{number}+x") for number in range(count)]
 
 
@@ -172,7 +165,6 @@ def test_no_port_is_open_to_other_machines(two_nodes: Cluster) -> None:
 
 
 def test_no_other_user_reaches_the_sockets(two_nodes: Cluster) -> None:
-    """They ask for no token."""
     ray_nodes = [p for p in family(two_nodes.node.pid) if p.name() in ("raylet", "gcs_server")]
     sockets = [Path(c.laddr) for p in ray_nodes for c in p.net_connections("unix") if str(c.laddr).startswith("/")]
     assert sockets

@@ -2,26 +2,24 @@
 leave out their evaluations, which other tests run.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
+from commands import typed
 from conftest import ROOT, submit
 from transformers import AutoModelForCausalLM
 
 from mrt_hpc.algorithms.batch import batch_of
 from mrt_hpc.algorithms.mrt_online import branch_sequences
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
-from mrt_hpc.cli.main import main
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
@@ -30,18 +28,13 @@ from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout, collection_of
 from mrt_hpc.run.manifest import read_manifest
+from mrt_hpc.run.records import Rollout
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import is_delta
 from mrt_hpc.run.weights_delta import chain_to, put_together
 from mrt_hpc.training.supervised import read_suffixes
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.run.records import Rollout
-
-    Runs = Callable[[str], RunLayout]
+Runs = Callable[[str], RunLayout]
 
 RECIPES = sorted((ROOT / "recipes" / "small_world").glob("*.yaml"))
 ITERATIONS, LONGER = 2, 3
@@ -71,8 +64,7 @@ LONG = {"schedule.iterations": LONGER, "schedule.iterations_per_job": LONGER}
 COLLECTED = 24
 COLLECTING = {"data.problems": COLLECTED}
 IN_FLIGHT = {"schedule.max_staleness": 1, "training.keep_weights": 4}
-DELTAS = {**LONG, "training.full_weights_every": LONGER}
-"""Version 2, between two whole models, is a delta."""
+DELTAS = {**LONG, "training.full_weights_every": LONGER}  # version 2, between two whole models, is a delta
 LEARNING = {**LONG, "algorithm.sequences_per_iteration": 16}
 SAMPLES = {"data.samples": 32}
 PARTICULAR = {
@@ -91,18 +83,7 @@ PARTICULAR = {
     },
     "length_penalty": {**SAMPLING, **IN_FLIGHT, "schedule.weight_swap": "recompute"},
     "mrt": {**SAMPLING, **COLLECTING, "algorithm.refresh_every": 1, "schedule.iterations_per_job": 1},
-    "mrt_next_episode": {**SAMPLING, **COLLECTING},
-    "star": {**COLLECTING, **LEARNING},
-    "mrt_star": {**COLLECTING, **LEARNING},
-    "backtracking": {**COLLECTING, **LEARNING, "prover.branches": 8},
-    "sft_conversations": {**SAMPLES, **LEARNING},
-    "sft_suffix": {**SAMPLES, **LEARNING},
-    "mrt_online of another model": {
-        **SAMPLING,
-        "prover": f"{{type: boxed_answer, max_tokens: 4, branches: 2, model: {STARTING_MODEL}, temperature: 1.0, "
-        f'forced_text: "{BOX}"}}',
-    },
-    "mrt_next_episode without tags": {
+    "mrt_next_episode": {
         **SAMPLING,
         **COLLECTING,
         "model": "{type: hugging_face, path: RENAMED}",
@@ -110,35 +91,43 @@ PARTICULAR = {
         "prompt": '{instruction: "", thought_start: "", thought_end: ""}',
         "prover.forced_text": r'"Time is up.\n\nSo \\boxed{"',
     },
+    "star": {**COLLECTING, **LEARNING},
+    "mrt_star": {
+        **COLLECTING,
+        **LEARNING,
+        "prover": f"{{type: boxed_answer, max_tokens: 4, branches: 4, model: {STARTING_MODEL}, temperature: 1.0, "
+        f'forced_text: "{BOX}"}}',
+    },
+    "backtracking": {**COLLECTING, **LEARNING, "prover.branches": 8},
+    "sft_conversations": {**SAMPLES, **LEARNING},
+    "sft_suffix": {**SAMPLES, **LEARNING},
 }
-"""What a recipe is given beside ``SHRUNK``, and further runs of some of them."""
+"""What a recipe is given beside ``SHRUNK``: the prover of one is another model, and the prompt of one has no tags."""
 
 
 def options(name: str, attach: str, **changed: object) -> list[str]:
-    """The options of the submission of a run."""
     changes = {**SHRUNK, "serving.attach": attach, **PARTICULAR.get(name, SAMPLING), **changed}
     return [word for field, value in changes.items() for word in ("--set", f"{field}={value}")]
 
 
 @pytest.fixture(scope="module")
 def run(warm_server: str, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Finished runs by their names, each made once. They sample through one server, one after the other."""
+    """Finished runs of recipes, each made once. They sample through one server, one after the other."""
     finished: dict[str, RunLayout] = {}
 
-    def of(name: str) -> RunLayout:
-        if name not in finished:
-            recipe = name.partition(" ")[0]
+    def of(recipe: str) -> RunLayout:
+        if recipe not in finished:
             layout = RunLayout(tmp_path_factory.mktemp(recipe) / "run")
             renamed = renamed_tokenizer(layout.root.parent / "model")
-            chosen = [word.replace("RENAMED", str(renamed)) for word in options(name, warm_server)]
+            chosen = [word.replace("RENAMED", str(renamed)) for word in options(recipe, warm_server)]
             with ThreadPoolExecutor(1) as pool:
-                has_delta = DELTAS.items() <= PARTICULAR.get(name, {}).items()
+                has_delta = DELTAS.items() <= PARTICULAR.get(recipe, {}).items()
                 copied = pool.submit(copy_of_delta, layout) if has_delta else None
                 submit(ROOT / "recipes" / "small_world" / f"{recipe}.yaml", layout.root, *chosen)
                 if copied is not None:
                     copied.result()
-            finished[name] = layout
-        return finished[name]
+            finished[recipe] = layout
+        return finished[recipe]
 
     return of
 
@@ -159,7 +148,6 @@ def during(layout: RunLayout) -> RunLayout:
 
 
 def copy_of_delta(layout: RunLayout) -> None:
-    """Copy the version that is a delta, and its base, while the run goes on."""
     wait_until(layout.weights_version(2).is_dir, reason="version 2", deadline_s=300, longest_pause_s=0.05)
     during(layout).root.mkdir()
     shutil.copy(layout.identity, during(layout).identity)
@@ -176,7 +164,6 @@ def groups(layout: RunLayout, iteration: int) -> list[Group]:
 
 
 def all_groups(layout: RunLayout) -> list[Group]:
-    """Of all iterations."""
     return [group for iteration in range(iterations(layout)) for group in groups(layout, iteration)]
 
 
@@ -203,9 +190,9 @@ def test_staleness_counts_from_the_oldest_weights_of_a_trace(run: Runs, recipe: 
 
 
 def test_another_model_has_a_server_of_its_own_and_values_every_prefix(run: Runs) -> None:
-    layout = run("mrt_online of another model")
+    layout = run("mrt_star")
     assert list(layout.logs.glob("*vllm-mu.log"))
-    for group in all_groups(layout):
+    for group in groups(layout, COLLECTION):
         prefixes = {(r.sample, j) for r in group.rollouts for j in range(len(r.boundaries))}
         assert {(v.sample, v.boundary) for v in group.values} == prefixes
         assert all(0.0 <= v.value <= 1.0 for v in group.values)
@@ -288,8 +275,7 @@ def test_the_next_episode_is_valued_where_one_was_thought(run: Runs) -> None:
 
 def test_without_tags_the_thought_ends_where_the_last_box_opens(run: Runs) -> None:
     """The small world's model writes a closing tag as it writes any other word: here it means nothing."""
-    layout = run("mrt_next_episode without tags")
-    assert f"{ITERATIONS} of {ITERATIONS} iterations done" in layout.report.read_text()
+    layout = run("mrt_next_episode")
     recipe = read_recipe_lock(layout.recipe_lock)
     tokens = TokenBytes(Prompter.of(layout.weights_version(0), recipe.prompt).tokenizer)
     traces = [r for g in groups(layout, COLLECTION) for r in g.rollouts]
@@ -336,7 +322,6 @@ def test_what_a_supervised_algorithm_learns_becomes_likelier(run: Runs, name: st
 
 
 def mean_nll(model_dir: Path, rollouts: list[Rollout]) -> float:
-    """Of the sampled tokens, by transformers."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     total = count = 0.0
     for rollout in rollouts:
@@ -348,7 +333,6 @@ def mean_nll(model_dir: Path, rollouts: list[Rollout]) -> float:
 def token_logprobs(
     model: torch.nn.Module, prompt_ids: Sequence[int], token_ids: Sequence[int], temperature: float = 1.0
 ) -> torch.Tensor:
-    """[T] of the tokens after the prompt."""
     ids = torch.tensor([[*prompt_ids, *token_ids]])
     with torch.no_grad():
         logits = model(ids).logits[0, :-1] / temperature
@@ -394,11 +378,6 @@ def test_branches_are_learnt_after_what_they_were_sampled_after(run: Runs) -> No
             )
 
 
-def test_the_plan_collects_before_it_trains(run: Runs) -> None:
-    plan = json.loads(run("star").plan.read_text())
-    assert [job["name"] for job in plan["jobs"]][:3] == ["prepare", "collection.inference", "segment-000.trainer"]
-
-
 def test_an_evaluation_with_a_prover_measures_regret(run: Runs) -> None:
     layout = run("grpo")
     for version in (0, ITERATIONS):
@@ -437,37 +416,15 @@ def test_a_finished_run_gets_a_benchmark_and_an_iteration_more(run: Runs, extend
     assert "missing" not in report.lower()
 
 
-ANALYSES: dict[str, tuple[set[str], list[str]]] = {
-    "regret": ({"regret", "areas_by_episode"}, ["regret@"]),
-    "scaling": (set(), []),
-    "progress": (set(), []),
-    "efficiency": (set(), []),
-    "extrapolate": ({"extrapolation"}, ["accuracy at 144 tokens"]),
-}
-"""The analyses, the figures that each draws, and measures by which it tells the two apart or says that it cannot."""
-
-
-@pytest.mark.parametrize("analysis", ANALYSES)
-def test_every_analysis_of_a_run_ends_in_its_figures(
-    extended: tuple[RunLayout, str], analysis: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("analysis", "benchmark", "measure"),
+    [("regret", "held-out", "regret@"), ("extrapolate", "longer", "accuracy at 144 tokens")],
+)
+def test_an_analysis_tells_the_models_of_a_run_apart_or_says_that_it_cannot(
+    extended: tuple[RunLayout, str], analysis: str, benchmark: str, measure: str, tmp_path: Path
 ) -> None:
-    figures, compared = ANALYSES[analysis]
-    models = [f"{extended[0].root}@first", str(extended[0].root)]
-    benchmark = "longer" if analysis == "extrapolate" else "held-out"
-    command = ["analyze", analysis, *models, "--benchmark", benchmark, "--out", str(tmp_path)]
-    result = CliRunner().invoke(main, command)
-    assert result.exit_code == 0, result.output
-    written = {path.stem for path in tmp_path.glob("*.png")}
-    assert written and written >= figures
-    assert {path.stem for path in tmp_path.glob("*.svg")} == written
-    assert any(tmp_path.glob("*.csv"))
-    for measure in compared:
-        (verdict,) = [line for line in result.output.splitlines() if line.startswith(measure)]
-        assert "n = 8 problems" in verdict or " is better: " in verdict
-
-
-def test_the_first_and_the_last_model_of_a_run_are_compared(extended: tuple[RunLayout, str]) -> None:
-    measures = ["--measure", "pass@1", "--measure", "maj@2", "--benchmark", "held-out"]
-    compared = CliRunner().invoke(main, ["compare", str(extended[0].root), *measures])
-    assert compared.exit_code == 0, compared.output
-    assert "problems" in compared.output
+    models = [f"{extended[0].root}@first", extended[0].root]
+    said = typed("analyze", analysis, *models, "--benchmark", benchmark, "--out", tmp_path).output
+    assert any(tmp_path.glob("*.png")) and any(tmp_path.glob("*.csv"))
+    (verdict,) = [line for line in said.splitlines() if line.startswith(measure)]
+    assert "n = 8 problems" in verdict or " is better: " in verdict

@@ -1,25 +1,18 @@
 """The page of a run of 248 iterations in a real headless browser."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import ELEMENT, Browser, browser, reason_to_skip
 from synthetic_run import HOSTILE, Shape, SyntheticEvaluation, SyntheticRun
 
-from mrt_hpc.analysis.measures import RunSummary
-from mrt_hpc.analysis.report.content import Boundary, RunRecord, SampleProblem, SampleTrace, visible
-from mrt_hpc.analysis.report.render import render_page
+from mrt_hpc.analysis.report.content import visible
 from mrt_hpc.roles.report import write_comparison, write_report
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import RunLayout
 
 pytestmark = pytest.mark.skipif(reason_to_skip() is not None, reason=reason_to_skip() or "")
 WIDE, PHONE = 1280, 390
@@ -289,9 +282,7 @@ def test_without_scripts_all_tables_and_figures_are_there(run: RunLayout, page: 
         page.open(run.page, WIDE)
 
 
-def test_runs_stand_side_by_side_and_models_of_an_evaluation_can_be_filtered(
-    run: RunLayout, page: Browser, tmp_path: Path
-) -> None:
+def test_runs_and_models_of_an_evaluation_can_be_filtered(run: RunLayout, page: Browser, tmp_path: Path) -> None:
     other = SyntheticRun(tmp_path / "other", Shape(iterations=62, name="other-run", seed=1)).write()
     write_comparison([run, other], tmp_path / "both.html", [None, None])
     evaluation = SyntheticEvaluation(tmp_path / "evaluation").write()
@@ -307,30 +298,3 @@ def test_runs_stand_side_by_side_and_models_of_an_evaluation_can_be_filtered(
         assert all(words in text for text in listed(page))
         assert 0 < count(page)[0] < count(page)[1]
     assert count(page) == (32, 64)
-
-
-def test_problems_are_listed_by_benchmark_and_in_their_natural_order(page: Browser, tmp_path: Path) -> None:
-    """Two benchmarks have a problem 1; 2 comes before 10; and a loss of 0.3 points is written as 0."""
-    path = tmp_path / "page.html"
-    names = ("aime24: 10", "aime24: 2", "math500: 1", "aime24: 1")
-    path.write_text(render_page([few_traces(names)]))
-    page.open(path, WIDE)
-    told = page.script("return [...document.getElementById('problem').options].map((o) => o.value)")
-    assert told == ["", "aime24: 1", "aime24: 2", "aime24: 10", "math500: 1"]
-    choose(page, "problem", "math500: 1")
-    assert [text.partition(" sample")[0] for text in listed(page)] == ["math500: 1"]
-    assert "best episode +50, worst 0" in listed(page)[0]
-    chips = page.script(
-        "return [...document.querySelectorAll('#trace .chip')].map((c) => [c.textContent, c.className])"
-    )
-    assert chips == [["+50 points", "chip g3"], ["0 points", "chip zero"]]
-
-
-def few_traces(names: Sequence[str]) -> RunRecord:
-    """A run with a trace for each of some problems: its first episode gains half, and its second loses 0.3 points."""
-    values = tuple(Boundary(value) for value in (0.25, 0.75, 0.747))
-    traces = tuple(
-        SampleTrace("evaluation", name, 0, True, "7", 9, False, "", ("First.", "Wait."), values, "7") for name in names
-    )
-    summary = RunSummary(recipe="r", algorithm="grpo", model="m", iterations_planned=1)
-    return RunRecord("r", summary, traces=traces, problems={name: SampleProblem("?", "7") for name in names})

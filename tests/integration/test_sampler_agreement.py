@@ -1,9 +1,8 @@
 """The first sampled group checks the trainer's policy: real groups of vLLM, and a trainer that holds other weights."""
 
-from __future__ import annotations
-
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, task_in
@@ -16,15 +15,10 @@ from mrt_hpc.roles.trainer import Trainer
 from mrt_hpc.roles.training.sampler_agreement import LIMIT_16_BITS, LIMIT_32_BITS, limit_of
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import commit_group
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST
 from mrt_hpc.run.weights import publish, take_over
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from mrt_hpc.run.layout import RunLayout
-    from mrt_hpc.training.rendezvous import Ranks
+from mrt_hpc.training.rendezvous import Ranks
 
 
 def negate_a_layer(model: Path) -> None:
@@ -64,10 +58,9 @@ def test_the_policy_that_sampled_is_the_trainers(
 
 
 @pytest.mark.parametrize("fault", ["weights", "temperature"])
-def test_no_update_is_made_where_the_policies_differ(
+def test_policies_that_differ_make_no_update(
     fault: str, quickstart: RunLayout, one_rank: Ranks, tmp_path: Path
 ) -> None:
-    """A weight that one side did not load, and another temperature."""
     changes = ("sampling.temperature=0.5", "prover.temperature=0.5") if fault == "temperature" else ()
     tamper = negate_a_layer if fault == "weights" else lambda _: None
     trainer = trainer_of(tmp_path / "run", quickstart, one_rank, tamper, *changes)

@@ -1,16 +1,11 @@
 """The smallest run that has every role in it, from the recipe to the report: the one whole run of `env/test --fast`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from conftest import ROOT, submit
 
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
 from mrt_hpc.run.layout import RunLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SMALLEST = {
     "schedule.iterations": 1,

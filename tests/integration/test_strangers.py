@@ -1,17 +1,16 @@
 """Another user of a node tries to get into a trainer: as a rank, through its listeners and through its folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -19,9 +18,6 @@ from listeners import NOBODY, beyond_loopback, listeners, send_rubbish
 
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may act as another user"),
@@ -60,8 +56,6 @@ os._exit(0)
 
 @dataclass(frozen=True)
 class Trainer:
-    """Two ranks that meet through a folder of their own."""
-
     folder: Path
     nodes: int = 1
 
@@ -86,7 +80,6 @@ class Trainer:
 
 @pytest.fixture
 def mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file that the stranger's code would make."""
     return tmp_path_factory.mktemp("mark") / "made"
 
 
@@ -101,13 +94,11 @@ def processes() -> Iterator[list[subprocess.Popen[Any]]]:
 
 
 def other_interface() -> str | None:
-    """A network interface with an IPv4 address besides the loopback one."""
     found = psutil.net_if_addrs().items()
     return next((name for name, at in found if name != "lo" and any(a.family is socket.AF_INET for a in at)), None)
 
 
 def attack(trainer: Trainer, mark: Path, ranks: list[psutil.Popen]) -> subprocess.Popen[str]:
-    """Another user attacks the folder and all listeners of some ranks, and stays connected to them."""
     found = listeners(ranks)
     stays = send_rubbish(found)
     folder = json.loads(trainer.address.read_text())["folder"]
@@ -120,9 +111,7 @@ def attack(trainer: Trainer, mark: Path, ranks: list[psutil.Popen]) -> subproces
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_strangers_do_not_disturb_a_trainer(
-    nodes: int, tmp_path: Path, mark: Path, processes: list[subprocess.Popen[Any]]
-) -> None:
+def test_strangers_do_no_harm(nodes: int, tmp_path: Path, mark: Path, processes: list[subprocess.Popen[Any]]) -> None:
     """On one node, or on two, which are both this one."""
     trainer = Trainer(tmp_path, nodes)
     ranks = [trainer.start(rank) for rank in range(2)]
@@ -137,9 +126,7 @@ def test_strangers_do_not_disturb_a_trainer(
     assert not mark.exists()
 
 
-def test_a_stranger_who_comes_before_a_rank_is_not_taken_for_it(
-    tmp_path: Path, mark: Path, processes: list[subprocess.Popen[Any]]
-) -> None:
+def test_no_stranger_is_taken_for_a_rank(tmp_path: Path, mark: Path, processes: list[subprocess.Popen[Any]]) -> None:
     """Of two ranks it is chance which one connects to the other: only the one that listens can meet a stranger."""
     trainer = Trainer(tmp_path)
     (tmp_path / "go").touch()

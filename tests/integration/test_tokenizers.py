@@ -2,11 +2,10 @@
 loaded, they bring back texts whole, or are refused.
 """
 
-from __future__ import annotations
-
 import json
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from commands import refusal
@@ -25,10 +24,6 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.sections import Episodes, Prompt
 from mrt_hpc.roles.prepare_checks import refuse_lossy, written_texts
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
 CORPUS = ["Wait, let me re-check: 3*x + 4 = 19.\n\nAlternatively, the answer is 3.\n\n", *PROBES] * 20
 QWEN_SPLIT = Regex(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
@@ -43,9 +38,9 @@ def byte_level(*, prefix_space: bool = False) -> Tokenizer:
     return trained(pre_tokenizers.ByteLevel(add_prefix_space=prefix_space))
 
 
-def split_bytes(*before: pre_tokenizers.PreTokenizer, nfc: bool = False, regex: bool = False) -> Tokenizer:
+def split_bytes(*before: pre_tokenizers.PreTokenizer, nfc: bool = False) -> Tokenizer:
     """A byte-level vocabulary whose texts are split by other rules first."""
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex)
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return trained(pre_tokenizers.Sequence([*before, level]), nfc=nfc)
 
 
@@ -58,7 +53,6 @@ def qwen() -> Tokenizer:
 
 
 def beginning(tokenizer: Tokenizer, *first: str) -> Tokenizer:
-    """A tokenizer that writes special tokens before each text."""
     tokenizer.add_special_tokens([*first])
     named = [(token, tokenizer.token_to_id(token)) for token in first]
     single = " ".join([*first, "$A"])
@@ -79,21 +73,13 @@ def deepseek() -> Tokenizer:
 
 
 def neox() -> Tokenizer:
-    """With runs of spaces as added tokens that are not special."""
     tokenizer = byte_level()
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.add_tokens([AddedToken(" " * n, normalized=True) for n in range(24, 1, -1)])
     return tokenizer
 
 
-def falcon() -> Tokenizer:
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    parts = [pre_tokenizers.Punctuation("contiguous"), level, pre_tokenizers.Digits(individual_digits=False)]
-    return trained(pre_tokenizers.Sequence([*parts, *split_by("[0-9][0-9][0-9]")]))
-
-
 def phi3() -> Tokenizer:
-    """As Llama 2's, with tags that swallow the space behind them."""
     tokenizer = legacy(prepends=True)
     tokenizer.add_special_tokens([AddedToken("<|end|>", rstrip=True, normalized=False)])
     return beginning(tokenizer, "<s>")
@@ -155,21 +141,18 @@ def fallback(*more: str, merges: Sequence[tuple[str, str]] = ()) -> Tokenizer:
 
 def fuse() -> Tokenizer:
     """Every character a token, and a decoder that only joins them."""
-    characters = sorted({c for text in (*CORPUS, TRACE, *TEXTS) for c in text})
+    characters = sorted({c for text in (*CORPUS, TRACE, INDENTED, *TEXTS) for c in text})
     tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(["<s>", "</s>", *characters])}, []))
     tokenizer.decoder = decoders.Fuse()
     return tokenizer
 
 
 FAMILIES: dict[str, Callable[[], Tokenizer]] = {
-    "byte level": byte_level,
     "byte level, prefix space": lambda: byte_level(prefix_space=True),
     "Qwen2": qwen,
     "Metaspace, never": lambda: metaspace("never"),
-    "Metaspace, first": lambda: metaspace("first"),
     "Metaspace, always": lambda: metaspace("always"),
     "byte fallback": lambda: legacy(prepends=False),
-    "byte fallback, prepends": lambda: legacy(prepends=True),
     "Fuse": fuse,
     "Llama 2": lambda: beginning(legacy(prepends=True), "<s>"),
     "Llama 3": llama3,
@@ -178,14 +161,9 @@ FAMILIES: dict[str, Callable[[], Tokenizer]] = {
     "Phi-3": phi3,
     "DeepSeek-V3": deepseek,
     "GPT-NeoX": neox,
-    "Falcon": falcon,
     "ChatGLM": lambda: beginning(legacy(prepends=True), "[gMASK]", "sop"),
-    "Cohere": lambda: beginning(
-        split_bytes(pre_tokenizers.Digits(individual_digits=True), nfc=True, regex=True), "<s>"
-    ),
 }
-OF_MODELS = [*FAMILIES][[*FAMILIES].index("Llama 2") :]
-"""Families that are built as the files of known models are, with a small vocabulary."""
+"""From ``Llama 2`` on they are built as the files of known models are, with a small vocabulary."""
 CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast", "Qwen2Tokenizer", "PreTrainedTokenizerFast")
 
 
@@ -196,15 +174,14 @@ def fast(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def prompter_of(tokenizer: Tokenizer, directory: Path, kind: str = "PreTrainedTokenizerFast") -> Prompter:
-    """As loaded from a directory whose configuration names a class."""
     fast(tokenizer).save_pretrained(directory)
     path = directory / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": kind}))
     return Prompter.of(directory, Prompt())
 
 
-@pytest.mark.parametrize("family", OF_MODELS)
-def test_the_tokenizer_of_a_family_brings_back_texts_and_begins_prompts(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_tokenizer_of_a_family_brings_back_texts_and_tokens_and_begins_prompts(family: str, tmp_path: Path) -> None:
     prompter = prompter_of(FAMILIES[family](), tmp_path)
     refuse_lossy(prompter, [*TEXTS, INDENTED], "model.path")
     tokens, tokenizer = TokenBytes(prompter.tokenizer), prompter.tokenizer
@@ -218,12 +195,7 @@ def test_the_tokenizer_of_a_family_brings_back_texts_and_begins_prompts(family: 
     assert len(cut_episodes(tokens.pieces(trace), Episodes())) == 3
     stored = StoredTokens.read(tmp_path / "tokenizer.json").cut(trace, [0, len(trace)], TRACE)
     assert stored is not None and stored.episodes == (TRACE,)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_each_token_has_the_bytes_that_the_tokenizers_decoder_gives_it(family: str, tmp_path: Path) -> None:
-    prompter = prompter_of(FAMILIES[family](), tmp_path)
-    tokenizer, tokens, (anchor,) = prompter.tokenizer, TokenBytes(prompter.tokenizer), prompter.ids("x")
+    (anchor,) = prompter.ids("x")
     special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     for token in {*range(len(tokenizer))} - special:
         try:
@@ -234,7 +206,7 @@ def test_each_token_has_the_bytes_that_the_tokenizers_decoder_gives_it(family: s
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in OF_MODELS])
+@pytest.mark.parametrize("family", ["byte level, prefix space", "Qwen2", "Metaspace, always", "byte fallback", "Fuse"])
 def test_a_tokenizer_is_what_its_file_says_whatever_class_is_named(family: str, kind: str, tmp_path: Path) -> None:
     prompter = prompter_of(FAMILIES[family](), tmp_path, kind)
     refuse_lossy(prompter, TEXTS, "model.path")

@@ -2,12 +2,11 @@
 files.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import typed
@@ -30,13 +29,8 @@ from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import is_delta
 from mrt_hpc.training import checkpoint
-from mrt_hpc.training.engine import build
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.training.engine import TrainerEngine
-    from mrt_hpc.training.rendezvous import Ranks
+from mrt_hpc.training.engine import TrainerEngine, build
+from mrt_hpc.training.rendezvous import Ranks
 
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
 CHANGES = (
@@ -108,9 +102,7 @@ def test_a_weights_version_that_was_set_aside_is_published_again(trainer: Traine
     assert verify(path).digest == before
 
 
-def test_a_version_that_is_published_again_or_resumed_from_is_a_whole_model(
-    engine: TrainerEngine, tmp_path: Path
-) -> None:
+def test_a_version_published_again_or_resumed_from_is_a_whole_model(engine: TrainerEngine, tmp_path: Path) -> None:
     whole = ("schedule.iterations=9", "schedule.iterations_per_job=9", "training.full_weights_every=9")
     trainer = trainer_in(tmp_path / "run", engine, *whole, "evaluation.every=9")
     layout = trainer.task.layout
@@ -127,9 +119,7 @@ def test_a_version_that_is_published_again_or_resumed_from_is_a_whole_model(
 
 
 @pytest.mark.parametrize(("other", "reopened"), [(TaskState.DONE, True), (TaskState.STOPPED, False)])
-def test_a_damaged_group_is_sampled_again_by_who_is_left_or_the_next_submission(
-    trainer: Trainer, other: TaskState, reopened: bool
-) -> None:
+def test_a_damaged_group_is_sampled_again_by_who_is_left(trainer: Trainer, other: TaskState, reopened: bool) -> None:
     layout = trainer.task.layout
     write_task(layout, INFERENCE, 0, TaskRecord(TaskState.DONE))
     write_task(layout, INFERENCE, 1, TaskRecord(other))

@@ -1,7 +1,5 @@
 """Stopping and going on: the same bits in the same shape, the same training in any other, and no damage unnoticed."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math
@@ -9,10 +7,11 @@ import os
 import random
 import shutil
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import hypothesis
@@ -36,10 +35,6 @@ from mrt_hpc.training.rendezvous import Ranks, on_rank_zero
 from mrt_hpc.training.rng_state import Generators
 from mrt_hpc.training.trained_state import KEYS, TrainedState
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
 pytestmark = pytest.mark.timeout(2400)  # the processes of the fixture go through many shapes
 SHAPES = {  # stages and precisions by the number of ranks
     1: [(0, "fp32"), (1, "fp32"), (2, "fp32"), (3, "fp32"), (0, "bf16"), (3, "bf16_autocast")],
@@ -47,16 +42,13 @@ SHAPES = {  # stages and precisions by the number of ranks
 }
 CASES = [(ranks, *shape) for ranks, shapes in SHAPES.items() for shape in shapes]
 CHANGES = [  # ranks, stage and precision of the writer, and of the trainer that goes on
-    (2, 2, "fp32", 1, 2, "fp32"),
-    (1, 2, "fp32", 2, 2, "fp32"),
-    (2, 3, "fp32", 1, 3, "fp32"),
-    (1, 3, "fp32", 2, 3, "fp32"),
-    (1, 0, "fp32", 2, 0, "fp32"),
-    (1, 0, "fp32", 1, 2, "fp32"),
-    (1, 3, "fp32", 1, 0, "fp32"),
-    (2, 0, "fp32", 1, 3, "fp32"),
+    (1, 0, "fp32", 2, 1, "fp32"),
     (1, 1, "fp32", 2, 3, "fp32"),
-    (2, 3, "fp32", 2, 1, "fp32"),
+    (1, 2, "fp32", 2, 2, "fp32"),
+    (1, 3, "fp32", 2, 0, "fp32"),
+    (2, 0, "fp32", 1, 3, "fp32"),
+    (2, 2, "fp32", 1, 0, "fp32"),
+    (2, 3, "fp32", 1, 2, "fp32"),
     (2, 2, "bf16", 1, 0, "bf16"),
     (1, 0, "bf16", 2, 3, "bf16"),
     (2, 3, "bf16", 2, 0, "bf16_autocast"),
@@ -135,7 +127,6 @@ def test_rows_that_ranks_share_leave_checkpoints_that_others_go_on_from(ranks: i
 
 
 def learns_the_same(other: dict[str, Any], straight: dict[str, Any], tolerance: float) -> None:
-    """Two jobs have taken the same steps, up to rounding."""
     assert other["optimizer_steps"] == straight["optimizer_steps"]
     for ours, theirs in zip(other["updates"], straight["updates"], strict=True):
         assert ours["step"] == theirs["step"]
@@ -196,7 +187,6 @@ def test_files_are_shared_out_evenly_and_bounded(monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def three(folder: Path, tmp_path: Path) -> Path:
-    """A parent of three sound checkpoints."""
     checkpoints = RunLayout(tmp_path).checkpoints
     for step in (1, 2, 3):
         shutil.copytree(RunLayout(folder / "2-2-fp32").checkpoint(2), RunLayout(tmp_path).checkpoint(step))
@@ -213,7 +203,6 @@ PART = "tensors-00001-of-00002.safetensors"
 
 
 def make_infinite(path: Path) -> None:
-    """As an earlier version may have written it: its files are as they were written."""
     tensors = load_file(path / PART)
     next(iter(tensors.values())).view(-1)[-1] = math.inf
     save_file(tensors, path / PART)
@@ -221,7 +210,6 @@ def make_infinite(path: Path) -> None:
 
 
 def seal(path: Path) -> None:
-    """Give a checkpoint a manifest of the content that it has now."""
     (path / MANIFEST).unlink(missing_ok=True)
     write_manifest(path, step=2)
 
@@ -259,9 +247,7 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
 
 
 @pytest.mark.parametrize(("damage", "reason"), DAMAGES)
-def test_a_damaged_checkpoint_is_passed_over_and_reported(
-    damage: Callable[[Path], object], reason: str, three: Path
-) -> None:
+def test_damage_is_passed_over_and_reported(damage: Callable[[Path], object], reason: str, three: Path) -> None:
     assert good(three) == (three / "step000003", [])
     damage(three / "step000003")
     found, [(name, why)] = good(three)
@@ -282,9 +268,7 @@ def test_only_complete_checkpoints_count_and_the_newest_stay(three: Path) -> Non
     assert good(three)[0] is good(three / "nowhere")[0] is None
 
 
-def test_a_checkpoint_that_cannot_be_read_just_now_is_not_passed_over(
-    three: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_cannot_be_read_now_is_not_passed_over(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a filesystem that is away for a minute would send the run back to its beginning."""
 
     def away(_: Path) -> None:
@@ -296,9 +280,7 @@ def test_a_checkpoint_that_cannot_be_read_just_now_is_not_passed_over(
             checkpoint.good(three, lambda path, _: pytest.fail(str(path)))
 
 
-def test_a_checkpoint_that_is_removed_while_it_is_read_is_looked_for_again(
-    three: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_removed_while_it_is_read_is_looked_for_again(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verify = checkpoint.verify
 
     def slow(path: Path) -> None:
@@ -329,9 +311,7 @@ def test_an_older_format_is_refused(one_rank: Ranks, folder: Path, tmp_path: Pat
         checkpoint.load(build(settings(), folder / "model", one_rank), path)
 
 
-def test_a_checkpoint_of_another_model_is_refused_before_anything_changes(
-    one_rank: Ranks, folder: Path, tmp_path: Path
-) -> None:
+def test_one_of_another_model_is_refused_before_anything_changes(one_rank: Ranks, folder: Path, tmp_path: Path) -> None:
     trainer = build(settings(), tiny_model(tmp_path / "model"), one_rank)
     before = [p.detach().clone() for p in trainer.policy.parameters()]
     with pytest.raises(UserError, match="another model"):
@@ -340,9 +320,7 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_changes(
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_trainer_that_never_stepped_has_a_checkpoint(
-    stage: int, one_rank: Ranks, folder: Path, tmp_path: Path
-) -> None:
+def test_a_trainer_that_never_stepped_can_be_saved(stage: int, one_rank: Ranks, folder: Path, tmp_path: Path) -> None:
     path = RunLayout(tmp_path).checkpoint(0)
     straight, again, untouched = (build(settings(zero_stage=stage), folder / "model", one_rank) for _ in range(3))
     checkpoint.save(straight, path, {})
@@ -363,31 +341,24 @@ def test_a_trainer_that_never_stepped_has_a_checkpoint(
 def test_no_damage_passes_for_a_good_checkpoint(data: st.DataObject, folder: Path, tmp_path: Path) -> None:
     """Flipped, cut and deleted at any place of any file: found, unless the content is what was written."""
     source = RunLayout(folder / "2-2-fp32").checkpoint(2)
-    contents = {p.name: p.read_bytes() for p in sorted(source.iterdir())}
     path = RunLayout(tmp_path).checkpoint(2)
-    path.mkdir(parents=True, exist_ok=True)
-    damaged = dict(contents)
-    for _ in range(data.draw(st.integers(1, 3))):
-        victim = data.draw(st.sampled_from(sorted(damaged)))
-        place = data.draw(st.integers(0, max(0, len(damaged[victim]) - 1)))
-        kind = data.draw(st.sampled_from(["flip", "replace", "cut", "delete"]))
-        content = bytearray(damaged[victim])
-        if kind == "delete":
-            damaged.pop(victim)
-            break
-        if kind == "cut":
+    shutil.copytree(source, path, dirs_exist_ok=True)
+    victim = path / data.draw(st.sampled_from(sorted(p.name for p in source.iterdir())))
+    content = bytearray(victim.read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    match data.draw(st.sampled_from(["flip", "replace", "cut", "delete"])):
+        case "flip":
+            content[place] ^= 1 << place % 8
+        case "replace":
+            content[place] = data.draw(st.integers(0, 255))
+        case "cut":
             content = content[:place]
-        elif content:
-            content[place] = data.draw(st.integers(0, 255)) if kind == "replace" else content[place] ^ 1 << place % 8
-        damaged[victim] = bytes(content)
-    for name in contents:
-        (path / name).unlink(missing_ok=True)
-        if name in damaged:
-            (path / name).write_bytes(damaged[name])
+        case _:
+            content.clear()
+    victim.write_bytes(content) if content else victim.unlink()
     found, bad = good(path.parent)
     assert (found is None) == (len(bad) == 1)
-    if found is not None:
-        assert damaged | {MANIFEST: b""} == contents | {MANIFEST: b""}
+    assert found is None or victim.name == MANIFEST or content == (source / victim.name).read_bytes()
 
 
 # -- in each rank: trainers that stop and go on
@@ -422,7 +393,6 @@ def same_bits(trained: TrainedState, ranks: Ranks) -> bool:
 
 
 def do(job: dict[str, Any], model: Path, run: Path, ranks: Ranks) -> dict[str, Any]:
-    """Train or load, perhaps save, go on, publish."""
     seen: dict[str, Any] = {}
     chosen = settings(
         zero_stage=job["stage"],
@@ -454,8 +424,7 @@ def do(job: dict[str, Any], model: Path, run: Path, ranks: Ranks) -> dict[str, A
 
 # -- in each rank: saves that fail
 
-SMALL_FILES = 12_000
-"""Bytes: several rounds of files, so that ranks must go on gathering after a failure."""
+SMALL_FILES = 12_000  # bytes: several rounds of files, so that ranks must go on gathering after a failure
 
 
 def on_full_disk(write: Callable[..., object], path: Path, tensors: dict[str, torch.Tensor]) -> object:
@@ -485,7 +454,6 @@ FAILURES: dict[str, tuple[int, str, Callable[..., Any]]] = {
 
 
 def attempt(case: str, path: Path, ranks: Ranks, trainer: Any) -> dict[str, Any]:
-    """Save with ``case`` going wrong; how long it took and what was raised."""
     failing_rank, function, wrong = FAILURES[case]
     write = getattr(checkpoint, function)
     started = time.monotonic()

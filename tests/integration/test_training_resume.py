@@ -1,10 +1,9 @@
-"""Publishing, complete or absent, and what the trainer does at its edges. Stopping and going on: checkpoints' tests."""
-
-from __future__ import annotations
+"""Publishing, complete or absent, and what the trainer does at its edges. One whose memory was parked continues as one
+whose memory stayed, to the bit. Stopping and going on: checkpoints' tests.
+"""
 
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -20,17 +19,14 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.weights_delta import VersionKey, chain_to, delta_between, put_together
 from mrt_hpc.training import checkpoint, export, policy
-from mrt_hpc.training.accelerator import deepspeed
+from mrt_hpc.training.accelerator import deepspeed, park, unpark
 from mrt_hpc.training.agreement import make_small
-from mrt_hpc.training.engine import build, deepspeed_config
+from mrt_hpc.training.engine import TrainerEngine, build, deepspeed_config
 from mrt_hpc.training.policy import load_policy, parameter_count
 from mrt_hpc.training.rendezvous import Ranks, join
 from mrt_hpc.training.settings import Objective
 from mrt_hpc.training.trained_state import KEYS, WEIGHT, TrainedState
-
-if TYPE_CHECKING:
-    from mrt_hpc.training.engine import TrainerEngine
-    from mrt_hpc.training.update_statistics import SkippedStep
+from mrt_hpc.training.update_statistics import SkippedStep
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +51,7 @@ def test_a_model_that_cannot_be_trained_is_refused(one_rank: Ranks, tmp_path: Pa
     make(tmp_path / "whole", one_rank, zero_stage=2)
 
 
-def test_partitioned_weights_are_fetched_in_one_order(
-    model: Path, one_rank: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partitioned_weights_come_in_one_order(model: Path, one_rank: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "LOGIT_ELEMENTS", 7 * VOCABULARY)
     trainer = make(model, one_rank, zero_stage=3, max_tokens_per_micro_batch=40)
     invalidated = []
@@ -129,7 +123,6 @@ def test_a_model_is_partitioned_while_it_is_made_and_is_the_whole_one(tmp_path: 
 
 
 def compare_loaded(_: Ranks, *models: str) -> dict[str, dict[str, bool]]:
-    """By case and tensor whether a partitioned model is the whole one, on one of several ranks."""
     return {f"{Path(m).name} {p.value}": compare(Path(m), p) for m in models for p in Precision}
 
 
@@ -147,7 +140,6 @@ def compare(model: Path, precision: Precision) -> dict[str, bool]:
 
 
 def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> dict[str, bool]:
-    """Whether each tensor has the same number format and the same values."""
     assert ours.keys() == theirs.keys()
     return {n: t.dtype == theirs[n].dtype and torch.equal(t, theirs[n]) for n, t in ours.items()}
 
@@ -165,9 +157,7 @@ def test_an_offloaded_optimiser_comes_to_the_same_state(stage: int, model: Path,
 
 
 @pytest.mark.parametrize("stage", [0, 3])
-def test_weights_that_are_not_finite_are_published_in_no_form(
-    stage: int, model: Path, one_rank: Ranks, tmp_path: Path
-) -> None:
+def test_weights_not_finite_are_published_in_no_form(stage: int, model: Path, one_rank: Ranks, tmp_path: Path) -> None:
     layout, trainer = RunLayout(tmp_path), make(model, one_rank, zero_stage=stage)
     name = "model.model.layers.1.mlp.up_proj.weight"
     state = TrainedState(trainer)
@@ -186,18 +176,6 @@ def test_weights_that_are_not_finite_are_published_in_no_form(
     assert export.gathered(trainer, "bfloat16")
     with pytest.raises(UserError, match="float16 has none above 65504, bfloat16 does"):
         export.gathered(trainer, "float16")
-
-
-def test_a_failing_commit_leaves_no_version(tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path)
-
-    def full_disk(directory: Path) -> None:
-        (directory / "model.safetensors").write_bytes(b"half")
-        raise OSError("no space left on device")
-
-    with pytest.raises(OSError, match="no space left"):
-        weights.publish(layout, 1, full_disk)
-    assert list(layout.weights.iterdir()) == []
 
 
 def test_sequences_without_advantage_are_counted_but_not_computed(model: Path, one_rank: Ranks) -> None:
@@ -249,11 +227,44 @@ def test_an_infinite_loss_with_a_finite_gradient_takes_no_step(stage: int, model
     assert trainer.update(batch).optimizer_steps == 1
 
 
-def test_likelihood_raises_the_likelihood(model: Path, one_rank: Ranks) -> None:
-    trainer = make(model, one_rank, objective=Objective.LIKELIHOOD, optimizer_steps_per_iteration=2)
-    batch = [s for s in random_batch(3) if s.has_signal]
-    for s in batch:
-        s.advantages[:] = 1.0
-    first = trainer.update(batch)
-    assert first.loss == pytest.approx(first.nll, rel=0.2)
-    assert trainer.update(batch).nll < first.nll
+# -- memory that leaves and comes back
+
+
+def weights_after(model: Path, stage: int, ranks: Ranks, *, parked: bool) -> list[torch.Tensor]:
+    """The weights after two updates, with the memory parked between them or not. They lie in memory that can be freed,
+    as on a GPU; on a CPU stage 0 keeps the mapped file.
+    """
+    engine = build(settings(zero_stage=stage), model, ranks)
+    for parameter in engine.policy.parameters() if stage == 0 else ():
+        parameter.data = parameter.data.clone()
+    engine.update(random_batch(1))
+    if parked:
+        content = park("cpu")
+        sizes = [weight.untyped_storage().nbytes() for weight in held(engine)]
+        unpark(content)
+        assert set(sizes) == {0}
+    engine.update(random_batch(2))
+    return [weight.detach().clone() for weight in held(engine)]
+
+
+def held(engine: TrainerEngine) -> list[torch.Tensor]:
+    """The weights that this rank holds: under ZeRO-3 its part of each."""
+    return [getattr(parameter, "ds_tensor", parameter) for parameter in engine.policy.parameters()]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_parked_memory_comes_back_to_the_bit(tmp_path: Path, one_rank: Ranks, stage: int) -> None:
+    model = tiny_model(tmp_path / "model")
+    stayed, moved = (weights_after(model, stage, one_rank, parked=parked) for parked in (False, True))
+    assert all(map(torch.equal, stayed, moved))
+
+
+def test_views_of_parked_memory_stay_views() -> None:
+    whole = torch.arange(6.0)
+    part = whole[2:4]
+    content = park("cpu")
+    emptied = whole.untyped_storage().nbytes()
+    unpark(content)
+    assert emptied == 0
+    part += 1.0
+    assert whole.tolist() == [0.0, 1.0, 3.0, 4.0, 4.0, 5.0]

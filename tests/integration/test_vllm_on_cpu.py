@@ -2,12 +2,15 @@
 them. The tokens that its scheduler holds back: nothing is lost, doubled or moved.
 """
 
-from __future__ import annotations
-
+import json
+import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from scipy.stats import chi2
@@ -24,6 +27,7 @@ from vllm.v1.outputs import LogprobsLists
 
 from mrt_hpc.inference import vllm_on_cpu
 from mrt_hpc.inference.vllm_on_cpu import HoldingScheduler, step_keys
+from mrt_hpc.run.waiting import wait_until
 
 P = torch.tensor([0.3, 0.25, 0.2, 0.1, 0.08, 0.05, 0.02])
 SEEDS = np.arange(40_000, dtype=np.uint64)
@@ -33,7 +37,6 @@ of_the_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="vLLM's kernel
 
 
 def drawn(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """One token of distribution ``P`` for each seed and place."""
     keys = torch.from_numpy(step_keys(seeds, positions).view(np.int64))
     ids: NDArray[np.int64] = torch.ops._C.fused_gumbel_argmax(P.log().repeat(len(keys), 1), keys).numpy()
     return ids
@@ -112,7 +115,6 @@ def test_only_the_tokens_of_top_k_and_top_p_are_drawn_and_log_probabilities_are_
 
 
 def token(request: str, place: int, **more: Any) -> EngineCoreOutput:
-    """The token at a place of a request, with its log-probability and the two likeliest tokens."""
     if place == 0:
         more["prefill_stats"] = PrefillStats()
     ids, values = np.array([[place, 7, 8]]), np.array([[-float(place), -0.1, -0.2]], np.float32)
@@ -146,7 +148,6 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> HoldingScheduler:
 
 
 def passed_on(scheduler: HoldingScheduler, *outputs: EngineCoreOutput) -> list[tuple[str, list[int]]]:
-    """What a step with these outputs passes on: requests with their tokens."""
     found = scheduler.update_from_output(None, list(outputs))
     given = [output for one in found.values() for output in one.outputs]
     for output in given:
@@ -167,9 +168,7 @@ def test_the_last_token_takes_those_that_were_held_with_it(scheduler: HoldingSch
     assert passed_on(scheduler, token("b", 4, finish_reason=FinishReason.LENGTH)) == [("b", [1, 2, 3, 4])]
 
 
-def test_all_are_passed_on_in_time_and_in_a_pause_but_what_was_aborted(
-    scheduler: HoldingScheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_are_passed_on_in_time_and_in_a_pause(scheduler: HoldingScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(vllm_on_cpu, "LONGEST_S", 0.0)
         assert passed_on(scheduler, token("b", 2)) == [("a", [1]), ("b", [1, 2])]
@@ -181,3 +180,44 @@ def test_all_are_passed_on_in_time_and_in_a_pause_but_what_was_aborted(
     assert scheduler.has_finished_requests(), "the engine takes a step, in which nothing is sampled"
     assert passed_on(scheduler) == [("b", [3])]
     assert not scheduler.has_finished_requests()
+
+
+# -- the process that a server forks for its engine
+
+
+SERVER = """
+import json, os, signal, time
+import torch
+from vllm.v1.engine import utils
+from mrt_hpc.inference.vllm_on_cpu import fork_engines
+
+def compute():
+    return float((torch.ones(2048, 2048) @ torch.ones(2048, 2048)).sum())
+
+def engine(pipe):
+    pipe.send([os.getpid(), torch.get_num_threads(), compute()])
+    time.sleep(60)
+
+threads = torch.get_num_threads()
+fork_engines()
+mine = compute()
+context = utils.get_mp_context()
+receiver, sender = context.Pipe(duplex=False)
+context.Process(target=engine, args=(sender,)).start()
+print(json.dumps([threads, mine, *(receiver.recv() if receiver.poll(60) else [None, None, None])]), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_forked_engine_computes_with_all_threads_and_ends_with_its_server() -> None:
+    """OpenMP in the child waits for ever for threads that the thread which forked had before."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as server:
+        assert server.stdout
+        threads, of_server, engine, threads_of_engine, of_engine = json.loads(server.stdout.readline())
+        assert engine is not None, "the engine does not compute"
+        assert of_engine == of_server
+        assert threads_of_engine == threads
+        assert server.wait(30) == -signal.SIGKILL
+    wait_until(lambda: not psutil.pid_exists(engine), reason="the end of the engine", deadline_s=10)

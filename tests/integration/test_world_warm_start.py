@@ -1,20 +1,14 @@
 """The small world's tokenizer and a warm start of a few steps, read back as any Hugging Face directory is."""
 
-from __future__ import annotations
-
 import json
-import os
 import random
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.domains.small_world.equations import (
@@ -44,12 +38,7 @@ from mrt_hpc.domains.small_world.warm_start import (
 )
 from mrt_hpc.run.seeds import derive_seed
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from transformers import PreTrainedTokenizerFast
-
-    Trained = tuple[Path, WarmStartReport]
+Trained = tuple[Path, WarmStartReport]
 
 SHORT = WarmStartSettings(steps=6, rows=2, warm_up=2)
 
@@ -69,12 +58,6 @@ def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-@given(st.text(max_size=60) | st.lists(st.sampled_from([" yes", "Wait", "\n", "12", "</think>", "x"])).map("".join))
-def test_any_text_survives(text: str):
-    tokenizer = build_tokenizer()
-    assert tokenizer.decode(encode(tokenizer, text)) == text
-
-
 def test_spans_of_an_example_join_at_token_boundaries_and_no_word_falls_apart(tokenizer: PreTrainedTokenizerFast):
     """What is trained on in pieces must read the same in one piece, forced text and cuts inside a check included."""
     rng = random.Random(0)
@@ -85,14 +68,6 @@ def test_spans_of_an_example_join_at_token_boundaries_and_no_word_falls_apart(to
         checks = text.partition(END_THINK)[0].count(" vs ") + text.count(FORCED_TEXT)
         forced = len(encode(tokenizer, FORCED_TEXT.removesuffix(ANSWER_START))) if FORCED_TEXT in text else 0
         assert len(whole) <= 19 * (checks + 1) + forced + 5
-
-
-def test_auto_tokenizer_reads_it_back_unchanged(tokenizer: PreTrainedTokenizerFast, tmp_path: Path):
-    build_tokenizer().save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    text = "Solve 3*x+14=35\n<think>\nFirst, x=10: naïve  \t日本</think>\n\n\\boxed{7}"
-    assert encode(loaded, text) == encode(tokenizer, text)
-    assert (loaded.eos_token_id, loaded.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
 
 
 def test_prompt_and_forced_text_are_not_labelled(tokenizer: PreTrainedTokenizerFast):
@@ -124,8 +99,7 @@ def test_batches_are_full(tokenizer: PreTrainedTokenizerFast):
 
 # -- the starting model that comes with the package -------------------------------------------------------------------
 
-FIRST_LOSSES = [6.11931, 6.05629, 5.90911, 5.7343, 5.50173]
-"""Of the first steps of its training, in nats a token."""
+FIRST_LOSSES = [6.11931, 6.05629, 5.90911, 5.7343, 5.50173]  # of the first steps of its training, in nats a token
 
 
 def test_the_first_steps_are_those_that_made_it(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -146,16 +120,6 @@ def test_the_starting_model_has_the_tokenizer_and_the_shape_of_today(trained: Tr
         assert (STARTING_MODEL / name).read_bytes() == (trained[0] / name).read_bytes(), name
     shipped, fresh = (json.loads((folder / "config.json").read_text()) for folder in (STARTING_MODEL, trained[0]))
     assert shipped | {"transformers_version": ""} == fresh | {"transformers_version": ""}
-
-
-@pytest.mark.skipif("MRT_HPC_TEST_WARM_START" not in os.environ, reason="MRT_HPC_TEST_WARM_START is not set")
-def test_the_whole_warm_start_makes_the_starting_model_again(tmp_path: Path) -> None:
-    warm_start(WarmStartSettings(), tmp_path, print)
-    shipped, made = (load_file(directory / "model.safetensors") for directory in (STARTING_MODEL, tmp_path))
-    assert {name: tensor.shape for name, tensor in shipped.items()} == {n: t.shape for n, t in made.items()}
-    different = [name for name, tensor in shipped.items() if not torch.equal(tensor, made[name])]
-    print(f"{len(different)} of {len(shipped)} tensors differ in a bit: another machine adds in another order")
-    assert all(torch.corrcoef(torch.stack([shipped[n].flatten(), made[n].flatten()]))[0, 1] > 0.9 for n in different)
 
 
 def test_the_directory_is_a_model_like_any_other_and_the_same_for_the_same_settings(trained: Trained, tmp_path: Path):

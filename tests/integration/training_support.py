@@ -1,7 +1,5 @@
 """What the trainer's integration tests share: a tiny model, batches, a plain trainer to compare with, ranks."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -13,10 +11,11 @@ import tempfile
 import time
 import traceback
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,9 +27,6 @@ from mrt_hpc.run.process import die_with_parent, loading
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.rendezvous import Ranks, join, leave
 from mrt_hpc.training.settings import Objective, TrainerSettings, TrainingSequence
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 VOCABULARY = 48
 
@@ -94,7 +90,6 @@ def branched(batch: list[TrainingSequence]) -> list[TrainingSequence]:
 
 
 def update_batches() -> list[list[TrainingSequence]]:
-    """The batches of the updates that are compared; the last has one sequence to compute, and so a rank without any."""
     return [random_batch(1), random_batch(2), random_batch(3, sequences=2)]
 
 
@@ -110,7 +105,6 @@ def settings(objective: Objective = Objective.POLICY_GRADIENT, **changes: object
 
 
 def plain_logprobs(model: torch.nn.Module, s: TrainingSequence, temperature: float) -> torch.Tensor:
-    """[T] log-probabilities from the whole logits of one sequence alone."""
     ids = torch.tensor([[*s.prompt_ids, *s.token_ids]])
     logits = model(input_ids=ids).logits[0, len(s.prompt_ids) - 1 : -1] / temperature
     return logits.log_softmax(-1)[torch.arange(len(s.token_ids)), torch.tensor(s.token_ids)]
@@ -119,7 +113,6 @@ def plain_logprobs(model: torch.nn.Module, s: TrainingSequence, temperature: flo
 def plain_loss(
     model: torch.nn.Module, batch: list[TrainingSequence], old: list[torch.Tensor], chosen: TrainerSettings
 ) -> torch.Tensor:
-    """The policy loss, token by token, as the formula is written."""
     total, tokens = torch.zeros(()), 0
     for s, old_logprobs in zip(batch, old, strict=True):
         logprobs = plain_logprobs(model, s, chosen.temperature)
@@ -158,7 +151,6 @@ class PlainTrainer:
         return loss.item(), {n: p.grad.clone() for n, p in self.model.named_parameters() if p.grad is not None}
 
     def apply(self, rate: float) -> float:
-        """Clip, step, and give the norm before clipping."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.training.gradient_clip)
@@ -177,11 +169,7 @@ def end_at_once() -> None:
 
 
 def run_ranks(script: str, arguments: list[str], world_size: int, directory: Path, timeout_s: float = 800) -> None:
-    """Run ``script`` of this folder on so many ranks; its first arguments are rank, world size and the address file.
-
-    Raises:
-        AssertionError: a rank failed; with the end of its output.
-    """
+    """Run ``script`` of this folder on so many ranks; its first arguments are rank, world size and the address file."""
     here = Path(__file__).parent
     address = directory / f"address-{uuid.uuid4().hex[:8]}.json"
     environment = os.environ | {
@@ -208,8 +196,7 @@ def endings(logs: list[Path]) -> str:
     return "\n".join(f"{log.name}:\n{log.read_text()[-4000:]}" for log in logs)
 
 
-ENDED = "exit statuses of the ranks:"
-"""Begins the line for which the caller waits: libraries print others."""
+ENDED = "exit statuses of the ranks:"  # begins the line for which the caller waits: libraries print others
 
 
 def in_ranks(work: Callable[..., Any], arguments: list[Any], world_size: int, directory: Path) -> list[Any]:

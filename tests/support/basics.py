@@ -1,16 +1,12 @@
 """What many tests begin with: recipes, the jobs of the quickstart, a stand-in for a command, the resources of a job."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from mrt_hpc.plan.jobs import JobResources
-
-if TYPE_CHECKING:
-    import pytest
-
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"
@@ -21,18 +17,15 @@ JOBS = ("prepare", INFERENCE, TRAINER, EVALUATION, "report")  # the jobs of the 
 
 
 def resources(**changes: Any) -> JobResources:
-    """What a small job asks for."""
     small = {"nodes": 1, "ranks_per_node": 1, "gpus_per_rank": 0, "cpus_per_rank": 1, "memory_gib_per_node": 1.0}
     return JobResources(**{**small, "time_limit_minutes": 1, **changes})
 
 
 def executable(path: Path, script: str) -> Path:
-    """A shell script in the place of a command."""
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return path
 
 
 def look_first_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands of this folder stand before all others."""
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)

@@ -1,22 +1,17 @@
 """A headless Chromium, driven through chromedriver's WebDriver interface, for tests of pages."""
 
-from __future__ import annotations
-
-import base64
 import json
 import os
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 PROGRAMS = ("chromium", "chromedriver")
 FLAGS = (
@@ -36,7 +31,6 @@ def reason_to_skip() -> str | None:
 
 
 def _missing_programs() -> list[str]:
-    """The programs that a test of a page needs and that the machine lacks."""
     return [name for name in PROGRAMS if shutil.which(name) is None]
 
 
@@ -50,11 +44,7 @@ class Browser:
     session: str
 
     def call(self, method: str, path: str, **body: Any) -> Any:
-        """The answer to one WebDriver command.
-
-        Raises:
-            RuntimeError: the browser refuses it.
-        """
+        """The answer to one WebDriver command."""
         content = None if method == "GET" else json.dumps(body)
         answer = self.client.request(method, f"/session/{self.session}/{path}", content=content).json()["value"]
         if isinstance(answer, dict) and "error" in answer:
@@ -73,7 +63,6 @@ class Browser:
         self.call("POST", "url", url=page.as_uri())
 
     def script(self, source: str, *arguments: Any) -> Any:
-        """What a function body returns that runs in the page."""
         return self.call("POST", "execute/sync", script=source, args=list(arguments))
 
     def console(self) -> list[str]:
@@ -84,21 +73,10 @@ class Browser:
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         self.call("POST", "actions", actions=[{"type": "key", "id": "keyboard", "actions": actions}])
 
-    def screenshot(self, path: Path) -> None:
-        """The whole page as a PNG."""
-        size = self.devtools("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        shot = self.devtools("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-        path.write_bytes(base64.b64decode(shot["data"]))
-
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
-    """A browser with a profile of its own below a folder; it ends with the block.
-
-    Raises:
-        RuntimeError: the machine lacks it, or it does not start.
-    """
+    """A browser with a profile of its own below a folder; it ends with the block."""
     if missing := _missing_programs():
         raise RuntimeError(_words(missing))
     said = folder / "chromedriver.log"

@@ -1,27 +1,20 @@
 """A run on a cluster without a cluster: its ledger, and scripts in the place of Slurm's commands."""
 
-from __future__ import annotations
-
 import json
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pytest
 from basics import executable, look_first_in
 from run_of import run_of
 from slurm_texts import squeue_prints
 
 from mrt_hpc.attempt.ledger import record_submission
-from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.plan.jobs import Plan, read_plan
 from mrt_hpc.run.events import event_file
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-
-if TYPE_CHECKING:
-    import pytest
-
-    from mrt_hpc.plan.jobs import Plan
-    from mrt_hpc.run.layout import RunLayout
 
 PREPARE = "prepare"
 
@@ -77,7 +70,6 @@ class CannedRun:
         write_task(self.layout, job, index, TaskRecord(state, **fields))  # type: ignore[arg-type]
 
     def events(self, job: str, attempt: str, *events: dict[str, object], index: int = 0, begun: float = 1000.0) -> None:
-        """Write the events of an attempt, a second apart."""
         path = event_file(self.layout.events, job, index, 0, attempt)
         path.parent.mkdir(exist_ok=True)
         lines = [{"time": begun + n, "host": "node7", "pid": 7, **event} for n, event in enumerate(events)]
@@ -91,14 +83,7 @@ class CannedRun:
 
 
 def canned_run(root: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, name: str = "run") -> CannedRun:
-    """A run of the quickstart of which nothing is submitted; squeue and sacct know nothing.
-
-    Args:
-        root: of the run directory and the folder of commands.
-        monkeypatch: puts that folder before all others.
-        overrides: fields of the recipe.
-        name: of the run directory.
-    """
+    """A run of the quickstart of which nothing is submitted; squeue and sacct know nothing."""
     commands = root / "bin"
     commands.mkdir(exist_ok=True)
     look_first_in(commands, monkeypatch)
@@ -108,7 +93,6 @@ def canned_run(root: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, nam
 
 
 def submitted_run(root: Path, monkeypatch: pytest.MonkeyPatch, name: str = "run") -> CannedRun:
-    """A run whose first job is done and whose others are submitted."""
     run = canned_run(root, monkeypatch, "resources.inference.tasks=4", name=name)
     run.submitted(prepare="11", inference="12", trainer="13", evaluation="14", report="15")
     run.done(PREPARE)

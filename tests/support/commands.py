@@ -1,9 +1,8 @@
 """Runs commands in this process."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from basics import RECIPES, look_first_in
@@ -12,12 +11,7 @@ from click.testing import CliRunner, Result
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mrt_hpc.recipe.schema import Recipe
-
+from mrt_hpc.recipe.schema import Recipe
 
 HELP = """
 from click import Group
@@ -44,7 +38,6 @@ def typed(*words: object, exits: int = 0, columns: int | str | None = None) -> R
 
 
 def refusal(work: Callable[..., object], *arguments: Any) -> UserError:
-    """The error with which a function refuses these arguments."""
     with pytest.raises(UserError) as refused:
         work(*arguments)
     return refused.value
@@ -55,7 +48,6 @@ def recipe(name: str, *settings: str) -> Recipe:
 
 
 def commands_first(folder: Path, patch: pytest.MonkeyPatch) -> Path:
-    """A new folder in which commands are looked for before all others."""
     folder.mkdir()
     look_first_in(folder, patch)
     return folder

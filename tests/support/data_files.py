@@ -1,16 +1,12 @@
 """The bytes of files of rows, as data sets have them."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def json_lines(rows: Sequence[Any]) -> bytes:

@@ -1,7 +1,5 @@
 """Reads the Markdown pages: their blocks of code, the commands in them, and their code spans."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass
@@ -23,8 +21,6 @@ _SPAN = re.compile(r"`([^`\n]+)`")
 
 @dataclass(frozen=True)
 class Command:
-    """One command of this package in a page."""
-
     page: Path
     words: tuple[str, ...]  # what follows ``mrt-hpc``
 
@@ -37,7 +33,6 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def spans(page: Path) -> list[str]:
-    """The code spans of a page, blocks left out."""
     return _SPAN.findall(_BLOCK.sub("", page.read_text()))
 
 
@@ -80,11 +75,7 @@ def _commands_of(line: str) -> list[tuple[str, ...]]:
 
 
 def resolved(words: tuple[str, ...]) -> tuple[click.Command, list[str]]:
-    """The command that these words name, and its arguments; a word in capitals stands for any.
-
-    Raises:
-        AssertionError: there is no such command.
-    """
+    """The command that these words name, and its arguments; a word in capitals stands for any."""
     command: click.Command = main
     rest = list(words)
     while isinstance(command, click.Group) and rest and not rest[0].startswith("-") and not rest[0].isupper():
@@ -95,11 +86,6 @@ def resolved(words: tuple[str, ...]) -> tuple[click.Command, list[str]]:
 
 
 def options_of(words: tuple[str, ...]) -> None:
-    """Check that the options exist and have values, without running anything.
-
-    Raises:
-        AssertionError: there is no such command.
-        click.UsageError: there is no such option, or its value is missing.
-    """
+    """Check that the options exist and have values, without running anything."""
     command, rest = resolved(words)
     command.make_parser(click.Context(command)).parse_args(rest)

@@ -1,9 +1,8 @@
 """Evaluated samples of two problems, small enough to work out by hand, and a run directory that holds them."""
 
-from __future__ import annotations
-
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from run_of import run_of
 from samples import branch_with, rollout_with
@@ -14,14 +13,9 @@ from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.groups import Sampled, commit_group
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import GroupStatistics, PrefixValue
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.run.layout import RunLayout
 
 BENCHMARK = "held-out"
 ANSWER_TOKENS = 2  # the tokens of each forced answer
@@ -34,7 +28,6 @@ def boundary(tokens: int, answers: str) -> EvaluatedBoundary:
 
 
 def trace(answer: str, tokens: int, *boundaries: EvaluatedBoundary) -> EvaluatedTrace:
-    """A trace whose answer is right if it is R."""
     return EvaluatedTrace(float(answer == "R"), answer, tokens, boundaries)
 
 
@@ -66,14 +59,12 @@ def run_directory(place: Path, *changes: str, problems: int = 2, shards: int = 2
 
 
 def benchmark_of(problems: int, shards: int, mode: str = "{type: direct}") -> tuple[str, str]:
-    """The changes of a recipe that give it so many problems in so many shards."""
     source = f"{{type: small_world, split: held_out, problems: {problems}}}"
     benchmark = f"{{name: {BENCHMARK}, samples: 2, problems: {source}, mode: {mode}}}"
     return f"evaluation.benchmarks=[{benchmark}]", f"evaluation.problem_shards={shards}"
 
 
 def evaluated_run(place: Path, *versions: int, problems: int = 2) -> RunLayout:
-    """A run directory of which these weights versions have the samples above on its problems, a shard each."""
     layout = run_directory(place, problems=problems, shards=problems)
     for version in versions:
         commit_all(layout, version, shards=problems)

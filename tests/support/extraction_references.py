@@ -1,14 +1,9 @@
 """Usual rules of extraction, each in a few lines and named by what it does; that of math-verify is its own."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from math_verify import parse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 THOUGHT_END = "</think>"
 

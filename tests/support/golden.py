@@ -2,8 +2,6 @@
 ``env/test --update`` writes the files.
 """
 
-from __future__ import annotations
-
 import os
 
 from basics import ROOT

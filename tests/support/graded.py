@@ -1,14 +1,9 @@
 """Grading for tests without an event loop."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mrt_hpc.domains.grader_queue import GraderPool, Pair, Verdict
+from mrt_hpc.domains.grader_queue import GraderPool, Pair, Verdict
 
 
 def grade_all(pool: GraderPool, pairs: Sequence[Pair]) -> list[Verdict]:

@@ -1,17 +1,12 @@
 """A server on this machine that answers as the Hugging Face hub does for data sets and models, from their files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = 1000  # the number of bytes above which a file is stored as a large one, with a SHA-256 that the hub tells
@@ -19,8 +14,6 @@ LARGE = 1000  # the number of bytes above which a file is stored as a large one,
 
 @dataclass
 class Faults:
-    """What goes wrong with the contents of files, by name."""
-
     breaks: dict[str, int] = field(default_factory=dict)
     """The number of times that the connection breaks in the middle of a file."""
     stalls: set[str] = field(default_factory=set)
@@ -86,7 +79,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _send_file(self, repository: Repository, name: str, headers: dict[str, str]) -> None:
-        """Send a file from the byte that was asked for, with what goes wrong on the way."""
         faults, body = repository.faults, repository.files[name]
         start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
         repository.fetched.append((name, start))
@@ -112,7 +104,6 @@ class _Handler(BaseHTTPRequestHandler):
         return b"", {"X-Error-Code": "RepoNotFound"}, 404
 
     def _of(self, repository: Repository, path: str) -> Answer | None:
-        """The answer of a repository; None where another one is meant."""
         information = f"/api/{repository.kind}/{repository.name}"
         if path == information or path.startswith(f"{information}/revision/"):
             return _information(repository, path.partition("/revision/")[2] or "main")

@@ -4,36 +4,29 @@ explorer of crash states.
 Each question looks at files alone and knows nothing of faults. ``Audit`` collects the answers that are wrong.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 from mrt_hpc.algorithms.batch import batch_digest
 from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.archive import read_sampled, sampled_positions
+from mrt_hpc.run.groups import Group
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, read_manifest, verify
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from mrt_hpc.run.groups import Group
-    from mrt_hpc.run.layout import RunLayout
-    from mrt_hpc.run.records import Problem, Rollout
+from mrt_hpc.run.records import Problem, Rollout
 
 T = TypeVar("T")
 
 
 @dataclass
 class Audit:
-    """What was found wrong, and how often work was done again."""
-
     violations: list[str] = field(default_factory=list)
     steps: int = 0  # updates computed, those that were computed again included
     iterations: int = 0
@@ -87,28 +80,24 @@ def checked_groups(
 
 
 def check_samples(found: Audit, where: str, rollouts: Sequence[Rollout], drawn: Sequence[Problem], n: int) -> None:
-    """Every sample of every problem once."""
     there = Counter((r.problem_id, r.sample) for r in rollouts)
     wanted = Counter((p.id, s) for p in drawn for s in range(n))
     found.check(there == wanted, f"{where}: missing {wanted - there}, too many {there - wanted}")
 
 
 def check_versions(found: Audit, where: str, groups: Sequence[Group], allowed: set[int]) -> None:
-    """Sampled with weights that were not too old."""
     rollouts = [r for g in groups for r in g.rollouts]
     versions = {r.weights_version for r in rollouts} | {v for r in rollouts for _, v in r.later_weights}
     found.check(versions <= allowed, f"{where}: weights {sorted(versions)}")
 
 
 def check_trained(found: Audit, layout: RunLayout, iteration: int, groups: Sequence[Group]) -> None:
-    """Trained on as it stands there, once."""
     if (metrics := found.readable(lambda: IterationMetrics.read(layout.metrics(iteration)))) is not None:
         trained = batch_digest(g.digest for g in groups)
         found.check(metrics.batch == trained, f"iteration {iteration} was trained on other groups than those there")
 
 
 def check_evaluated(found: Audit, layout: RunLayout, version: int, shard: Path) -> None:
-    """Evaluated with the weights that are there under that number."""
     weights = found.readable(partial(read_manifest, layout.weights_version(version)))
     manifest = found.readable(partial(read_manifest, shard))
     same = manifest is not None and weights is not None and manifest.about["weights"] == weights.digest

@@ -1,16 +1,11 @@
 """Where the processes of a run take connections, and another user of the machine who makes some."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
+from collections.abc import Iterable
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 NOBODY = 65534
 RUBBISH = """

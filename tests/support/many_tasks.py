@@ -1,21 +1,15 @@
 """A run of thousands of tasks in the middle of its work, with a queue that lists them."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import pytest
 from canned_queue import CannedRun, canned_run
 from synthetic_run import Shape, SyntheticRun
 
 from mrt_hpc.attempt.ledger import record_submission
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.task_state import TaskState
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 ITERATIONS, SHARDS, BENCHMARKS = 248, 20, 4
 SHARD = {"kind": EventKind.PART_COMMITTED, "what": "part", "version": 4, "benchmark": "b0", "shard": 1}

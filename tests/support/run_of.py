@@ -1,31 +1,25 @@
 """Run directories of the recipes as they are made on this machine, attempts at their tasks, and what these leave."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from basics import RECIPES, resources
 
 from mrt_hpc.attempt.entry import load_task
 from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.backend import Site
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan, evaluation_plan
-from mrt_hpc.plan.jobs import Job
+from mrt_hpc.plan.jobs import Job, Role
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.schema import Experiment, Recipe
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.events import EventKind, events_by_process
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.weights import publish
 from mrt_hpc.submit.create import create_or_open
-
-if TYPE_CHECKING:
-    from mrt_hpc.backends.backend import Site
-    from mrt_hpc.plan.jobs import Role
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.layout import RunLayout
 
 
 def run_of(root: Path, *changes: str, recipe: str | Experiment = "quickstart", site: Site | None = None) -> RunLayout:
@@ -54,11 +48,9 @@ def read_events(directory: Path, kind: EventKind | None = None) -> list[dict[str
 
 
 def publish_some(layout: RunLayout, *versions: int) -> None:
-    """Publish weights versions whose file says ``weights``."""
     for version in versions:
         publish(layout, version, lambda directory: (directory / "model.safetensors").write_text("weights") and None)
 
 
 def job_of(name: str, role: Role, tasks: int = 1) -> Job:
-    """A job whose tasks are one process each, without a GPU."""
     return Job(name=name, role=role, tasks=tasks, resources=resources())

@@ -1,7 +1,5 @@
 """Samples of problems as runs record them, made without a server."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mrt_hpc.run.groups import Sampled
@@ -20,7 +18,6 @@ def rollout_with(token_ids: list[int], **fields: Any) -> Rollout:
 
 
 def branch_with(token_ids: list[int], **fields: Any) -> Branch:
-    """A finished branch of which only these fields matter."""
     usual = {"boundary": 0, "branch": 0, "logprobs": [-0.5] * len(token_ids), "known": False, "look_ahead": 0.0}
     return Branch(token_ids=token_ids, **{**COMMON, "prompt_tokens": 1, "cached_tokens": None, **usual, **fields})
 

@@ -1,7 +1,5 @@
 """Whether there is what programs of answers run in; without it their tests are skipped, and fail in CI."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

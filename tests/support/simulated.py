@@ -3,15 +3,14 @@
 A population has finitely many problems, so that the truth, a mean over all of them, is computed and not sampled.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from math import factorial, prod
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mrt_hpc.analysis.efficiency import ModelEfficiency, tokens_to
 from mrt_hpc.analysis.intervals import (
@@ -26,13 +25,8 @@ from mrt_hpc.analysis.intervals import (
 from mrt_hpc.mrt.regret import TraceCurve, area_of_episodes, first_reached
 from mrt_hpc.mrt.votes import AnswerCounts, majority_at_k
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    FloatArray = NDArray[np.float64]
-    Drawn = tuple[NDArray[np.int64], NDArray[np.int64]]
+FloatArray = NDArray[np.float64]
+Drawn = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 SIZE = 2000  # problems of a population
 POOL = 8  # the traces that a problem may have, where they are valued
@@ -75,11 +69,10 @@ class Experiment:
     """Draws so many problems and their samples, and gives the measure of each; for a difference, its gain."""
     interval: Callable[[FloatArray], IntervalEstimate] = field(default=share_interval)
 
-    def by(self, interval: Callable[[FloatArray], IntervalEstimate]) -> Experiment:
+    def by(self, interval: Callable[[FloatArray], IntervalEstimate]) -> "Experiment":
         return replace(self, interval=interval)
 
-    def covered(self, trials: int, problems: int, seed: int) -> Coverage:
-        """How often the interval holds the truth."""
+    def covered(self, trials: int, problems: int, seed: int) -> "Coverage":
         rng = np.random.default_rng([seed, problems, self.samples])
         estimates = [self.interval(self.values(rng, problems)) for _ in range(trials)]
         low, high = np.array([[e.low, e.high] for e in estimates]).T
@@ -97,12 +90,10 @@ class Coverage:
 
     @property
     def share(self) -> float:
-        """In which the interval holds the truth."""
         return 1.0 - self.below - self.above
 
 
 def gain_interval(gains_P: FloatArray) -> IntervalEstimate:
-    """The interval of a paired difference of these gains."""
     after = dict(enumerate(gains_P.tolist()))
     return paired_difference({str(i): 0.0 for i in after}, {str(i): gain for i, gain in after.items()})
 
@@ -184,8 +175,6 @@ def true_majority(shares: FloatArray) -> float:
 
 @dataclass(frozen=True)
 class ValuedPool:
-    """The valued traces that problems may have."""
-
     values: FloatArray  # [size, POOL, K] true values; K is the most that a trace has
     weights: FloatArray  # [size, POOL, K] what each value adds to the area
     stopped: FloatArray  # [size, POOL, K] what it adds to the area of the first ``KEPT`` episodes
@@ -242,7 +231,6 @@ def later_progress(mixture: Mixture, samples: int) -> Experiment:
 
 @cache
 def valued_pool(mixture: Mixture, size: int = 500) -> ValuedPool:
-    """So many problems with the traces that each may have."""
     rng = np.random.default_rng(4)
     most = 9
     values, weights, stopped = np.zeros((3, size, POOL, most))
@@ -259,7 +247,6 @@ def valued_pool(mixture: Mixture, size: int = 500) -> ValuedPool:
 
 
 def random_curve(rng: np.random.Generator, chance: float, most: int) -> TraceCurve:
-    """A trace that finds the answer with this chance after some episode; harder problems have longer traces."""
     episodes = int(min(most - 1, 1 + rng.poisson(2 + 4 * (1 - chance))))
     tokens = np.concatenate([[0.0], np.cumsum(rng.lognormal(6.5, 0.6, episodes))])
     found = rng.integers(1, episodes + 1) if rng.random() < chance else most

@@ -5,40 +5,27 @@ effect of the seed, and one of the seed on the problem; all effects are normal. 
 of a population and over all seeds, by Gauss and Hermite's quadrature.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import expit, logit
-from simulated import SIZE, Coverage
+from simulated import SIZE, Coverage, FloatArray, Mixture
 
 from mrt_hpc.analysis.intervals import IntervalEstimate, crossed_gain, crossed_share
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simulated import FloatArray, Mixture
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(41)
 
 
 @dataclass(frozen=True)
 class Recipes:
-    """Two recipes on the problems of a population."""
-
     mixture: Mixture
-    seed_spread: float
-    """The standard deviation of the effect of a seed on all problems, log-odds."""
-    interaction: float
-    """That of the effect of a seed on one problem."""
+    seed_spread: float  # the standard deviation of the effect of a seed on all problems, log-odds
+    interaction: float  # that of the effect of a seed on one problem
     samples: int = 4
-    gain: float = 0.2
-    """The mean gain of the second recipe, log-odds."""
-    gain_spread: float = 0.8
-    """Its standard deviation over problems."""
+    gain: float = 0.2  # the mean gain of the second recipe, log-odds
+    gain_spread: float = 0.8  # its standard deviation over problems
 
     @cached_property
     def odds(self) -> tuple[FloatArray, FloatArray]:
@@ -48,11 +35,9 @@ class Recipes:
 
     @cached_property
     def truth(self) -> float:
-        """The difference of the mean accuracies."""
         return self._mean(self.odds[1]) - self._mean(self.odds[0])
 
     def _mean(self, odds: FloatArray) -> float:
-        """The mean accuracy over problems and seeds."""
         spread = float(np.hypot(self.seed_spread, self.interaction))
         return float((expit(odds[:, None] + spread * NODES) @ WEIGHTS).mean() / WEIGHTS.sum())
 
@@ -67,7 +52,6 @@ class Recipes:
         return np.asarray(rng.binomial(self.samples, expit(odds_P + of_seeds)) / self.samples)
 
     def covered(self, trials: int, seeds: tuple[int, int], problems: int, seed: int = 0) -> Coverage:
-        """How often the interval of the difference holds the truth."""
         rng = np.random.default_rng([seed, *seeds, problems])
         found = [crossed_gain([self.drawn(rng, seeds, problems)]).interval for _ in range(trials)]
         return covering(found, self.truth)
@@ -85,6 +69,5 @@ class Recipes:
 
 
 def covering(found: Sequence[IntervalEstimate], truth: float) -> Coverage:
-    """How often intervals hold the truth."""
     low, high = np.array([[interval.low, interval.high] for interval in found]).T
     return Coverage(float((truth < low).mean()), float((truth > high).mean()), float((high - low).mean()))

@@ -1,22 +1,15 @@
 """The situations of a run on a cluster that are explained: its queue, its trainer, and what the accounts say."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from basics import EVALUATION, INFERENCE, TRAINER
-from canned_queue import PREPARE
+from canned_queue import PREPARE, CannedRun
 
 from mrt_hpc.attempt.end import STOPPED
 from mrt_hpc.run.task_state import TaskState
 
-if TYPE_CHECKING:
-    from canned_queue import CannedRun
-
 
 class Situated(NamedTuple):
-    """What a run is in when it is explained: its queue, its trainer with the reason, and what sacct prints."""
-
     task: str = ""
     queue: tuple[str, ...] = ()
     trainer: tuple[TaskState, str] | None = None
@@ -24,7 +17,6 @@ class Situated(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """The task that is explained; none for the whole run."""
         return [self.task] if self.task else []
 
     def make(self, run: CannedRun) -> None:

@@ -2,12 +2,10 @@
 changes for what a test is about.
 """
 
-from __future__ import annotations
-
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.backends.slurm.answers import squeue_format
 from mrt_hpc.backends.slurm.commands import SlurmRefusedError
@@ -24,9 +22,6 @@ from mrt_hpc.backends.slurm.survey import (
     survey,
 )
 from mrt_hpc.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 TEXTS = Path(__file__).parents[1] / "unit" / "slurm_texts"
 USER = User("researcher", frozenset({"researcher", "lab"}))
@@ -49,8 +44,6 @@ def squeue_prints(*records: str) -> str:
 
 @dataclass(frozen=True)
 class RecordedSlurm:
-    """Answers each question of a survey."""
-
     kind: str = "accounting"
     """``accounting``, or ``plain``: a cluster without accounting, with small limits, whose preemption cancels."""
     changes: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
@@ -59,11 +52,7 @@ class RecordedSlurm:
     refusing: Mapping[str, str] = field(default_factory=dict)  # by command, the words with which it refuses
 
     def __call__(self, command: Sequence[str], timeout_s: float = 0.0) -> str:  # noqa: ARG002 - as of run_slurm
-        """What the command prints.
-
-        Raises:
-            UserError: it is missing, or refuses.
-        """
+        """What the command prints."""
         if command[0] in self.missing:
             raise UserError(f"{command[0]} was not found", where=shlex.join(command))
         if command[0] in self.refusing:

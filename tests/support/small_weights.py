@@ -1,24 +1,19 @@
 """Weights versions of a few small tensors, published in full or as deltas."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from mrt_hpc.domains.small_world.model import build_tokenizer
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.weights import publish
 from mrt_hpc.run.weights_delta import TensorBytes, TensorKind, VersionKey, contents_of, delta_between
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.run.layout import RunLayout
 
 Tensors = dict[str, "np.ndarray[Any, Any]"]
 NAMES = {"float32": "F32", "uint16": "U16", "int64": "I64"}
@@ -27,7 +22,6 @@ FILES = {"model-1.safetensors": ("bias", "embedding"), "model-2.safetensors": ("
 
 
 def tensors(version: int, share: float = 0.01) -> Tensors:
-    """Those of a version: each version changes a share of the numbers of the one before."""
     draw = np.random.default_rng(0)
     embedding, head = (draw.integers(0, 2**16, size, np.uint16) for size in ((200, 40), (3, 50)))
     for number in range(1, version + 1):
@@ -39,7 +33,6 @@ def tensors(version: int, share: float = 0.01) -> Tensors:
 
 
 def as_bytes(values: Tensors) -> list[TensorBytes]:
-    """As the trainer gives them."""
     return [
         TensorBytes(TensorKind(name, NAMES[value.dtype.name], value.shape), value.reshape(-1).view(np.uint8))
         for name, value in sorted(values.items())
@@ -87,8 +80,6 @@ CONFIG = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "max_pos
 
 
 def publish_models(layout: RunLayout, *versions: int) -> list[str]:
-    """Publish small models as weights versions, and return their digests."""
-
     def write(version: int, directory: Path) -> None:
         (directory / "config.json").write_text(json.dumps({**CONFIG, "version": version}))
         build_tokenizer().save_pretrained(directory)

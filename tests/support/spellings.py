@@ -1,14 +1,9 @@
 """The usual other spellings of gold answers: each changes how an answer is written, never what it says."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 FILES = ("aime24", "aime25", "aime_1983_2023", "amc23", "math500", "math_train", "minerva_math")
 _INTEGER = re.compile(r"-?[0-9]{4,}")
@@ -19,7 +14,6 @@ _RELATION = ("=", "<", ">", "\\le", "\\ge", "\\in", "\\neq", ",", "\\text", "\\m
 
 
 def named(gold: str) -> str | None:
-    """``x=`` before it, where it is one value without a name or words."""
     return None if any(sign in gold for sign in _RELATION) else f"x={gold}"
 
 
@@ -36,7 +30,6 @@ def with_thousands(gold: str, separator: str) -> str | None:
 
 
 def changed(gold: str, other: str) -> str | None:
-    """The other spelling where it is another one."""
     return other if other != gold else None
 
 
@@ -60,15 +53,10 @@ SPELLINGS: dict[str, Callable[[str], str | None]] = {
 
 
 def spelt(gold: str) -> dict[str, str]:
-    """All spellings of a gold answer, by their names."""
     return {name: answer for name, rule in SPELLINGS.items() if (answer := rule(gold)) is not None}
 
 
 def gold_answers(folder: Path, files: Iterable[str] = FILES) -> list[str]:
-    """The gold answers of the files, each once.
-
-    Raises:
-        OSError: one of them is not there.
-    """
+    """The gold answers of the files, each once."""
     lines = [line for name in files for line in (folder / f"{name}.jsonl").read_text("utf-8").splitlines()]
     return list(dict.fromkeys(str(json.loads(line)["answer"]) for line in lines))

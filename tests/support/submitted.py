@@ -1,13 +1,7 @@
 """The ids of a run's submissions."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from mrt_hpc.attempt.ledger import current_submissions, submissions
-
-if TYPE_CHECKING:
-    from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import RunLayout
 
 
 def latest_ids(layout: RunLayout) -> dict[str, str]:

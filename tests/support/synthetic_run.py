@@ -1,11 +1,10 @@
 """A finished run of any length without its computation: the writers of the run directory write made-up measurements."""
 
-from __future__ import annotations
-
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 from basics import QUICKSTART
@@ -19,23 +18,16 @@ from mrt_hpc.evaluate.asked_models import ModelsAsked
 from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import EvaluatedModel, Recipe
+from mrt_hpc.recipe.schema import EvaluatedModel, Experiment, Recipe
 from mrt_hpc.roles.evaluation_summary import answers_by_problem
 from mrt_hpc.run.archive import archive_groups
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.events import EventKind, event_file
 from mrt_hpc.run.groups import Sampled, commit_group
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import draw_problems, read_problems
-from mrt_hpc.run.records import Branch, GroupStatistics, PrefixValue, Rollout
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from mrt_hpc.recipe.schema import Experiment
-    from mrt_hpc.run.layout import RunLayout
-    from mrt_hpc.run.records import Branch, Problem, Rollout
+from mrt_hpc.run.records import Branch, GroupStatistics, PrefixValue, Problem, Rollout
 
 SAMPLES, BRANCHES, EPISODES, BUDGETS = 4, 4, 6, (4096, 8192, 12288, 16384)
 VALUED = (
@@ -65,8 +57,6 @@ class Shape:
 
 
 class SyntheticRun:
-    """Writes a run directory of a shape."""
-
     def __init__(self, root: Path, shape: Shape) -> None:
         self.shape, self.random = shape, np.random.default_rng(shape.seed)
         self.recipe, self.layout = self._directory(root)
@@ -159,7 +149,6 @@ class SyntheticRun:
         return Sampled(rollouts=rollouts, branches=branches, values=values, statistics=statistics)
 
     def _rollout(self, iteration: int, problem: Problem, sample: int) -> tuple[Rollout, list[int]]:
-        """A trace, and how many branches are right at each of its boundaries."""
         steps = self.random.integers(-2, 4, EPISODES).cumsum() + int(self.random.integers(0, 3))
         reached = [1, *(int(min(BRANCHES, max(0, step))) for step in steps)]
         right = reached[-1] > BRANCHES // 2

@@ -1,7 +1,5 @@
 """One step in a process of its own: ``python -m steps NAME FILE FOLDER SECONDS [--tiny]``."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import traceback
@@ -12,7 +10,6 @@ from steps.record import NotHere, Record
 
 
 def main() -> None:
-    """Run the step, and write how it ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
     parser.add_argument("file", type=Path)

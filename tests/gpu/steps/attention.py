@@ -4,11 +4,10 @@ The weights are the same in both number formats: they are rounded to bfloat16 fi
 in 32 bits.
 """
 
-from __future__ import annotations
-
 import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,24 +19,17 @@ from mrt_hpc.training.accelerator import choose_kernels, device
 from mrt_hpc.training.attention import PACKED_ATTENTION, Blocks, has_flash_attention, segments_of
 from mrt_hpc.training.micro_batch import lay_out
 from mrt_hpc.training.policy import Kernels, Policy, logit_chunks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from mrt_hpc.training.settings import TrainingSequence
-    from steps.record import Record
+from mrt_hpc.training.settings import TrainingSequence
+from steps.record import Record
 
 VOCABULARY = 2048
 KINDS: dict[str, type[PretrainedConfig]] = {"qwen2": Qwen2Config, "llama": LlamaConfig, "qwen3": Qwen3Config}
 HEADS, KEY_HEADS = 8, 2
-LONE = 200
-"""The number of parts of one query each."""
+LONE = 200  # the number of parts of one query each
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What one way of computing gives, in the order of the sequences."""
-
     logprobs: torch.Tensor
     loss: float
     gradient: torch.Tensor
@@ -55,12 +47,10 @@ def run(record: Record) -> None:
 
 
 def told(deterministic: bool) -> str:
-    """Which kernels may be used, in a word."""
     return "deterministic" if deterministic else "fastest"
 
 
 def compare(record: Record, kind: str, head: int, deterministic: bool) -> None:
-    """All ways of computing with one model."""
     model, batch = model_of(kind, head, layers=2 if record.tiny else 4), sequences(record.tiny)
     choose_kernels(False)  # the reference need not give the same bits twice, and must not fail for that
     reference = scored(copy.deepcopy(model).float(), Kernels(), batch)
@@ -71,12 +61,10 @@ def compare(record: Record, kind: str, head: int, deterministic: bool) -> None:
 
 
 def ways() -> Iterator[tuple[str, Kernels]]:
-    """Those of the trainer that the benchmark measures."""
     return ((variant.name, variant.kernels) for variant in VARIANTS if variant.kernels is not None)
 
 
 def model_of(kind: str, head: int, layers: int) -> PreTrainedModel:
-    """A small model of random weights in bfloat16."""
     hidden = HEADS * head
     torch.manual_seed(0)
     config = KINDS[kind](
@@ -113,7 +101,6 @@ def sequences(tiny: bool) -> list[TrainingSequence]:
 
 
 def scored(model: PreTrainedModel, kernels: Kernels, batch: Sequence[TrainingSequence]) -> Scored:
-    """Compute all sequences in one micro-batch."""
     vars(model.get_output_embeddings()).pop("forward", None)  # what an earlier way fused
     model.set_attn_implementation(PACKED_ATTENTION if kernels.in_one_row else "sdpa")
     model.zero_grad()
@@ -164,7 +151,6 @@ def lone_queries(head: int) -> dict[str, Any]:
 
 
 def attended(segments: Any, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The output, and the gradients of queries, keys and values."""
     query, key, value = (t.detach().requires_grad_() for t in inputs)
     output: torch.Tensor = segments.attend(query, key, value, None)
     output.float().square().sum().backward()

@@ -1,33 +1,27 @@
 """The trainer's benchmark at the stages of the recipes, each in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import bench_trainer_gpu
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from steps.record import Record
+from steps.record import Record
 
 STAGES = {2: (("traces", "branches"), 0.64), 3: (("traces",), 0.24)}
 """The ZeRO stages of the recipes, each with its sets of sequences and its share of the time of the step."""
 
 
 def run(record: Record) -> None:
-    """Measure every stage."""
     record.needs_gpu_unless_tiny()
     for stage, (sets, share) in STAGES.items():
         record.part(f"stage {stage}", updates, record, stage, sets, share)
 
 
 def updates(record: Record, stage: int, sets: Sequence[str], share: float) -> dict[str, Any]:
-    """The figures of every update, and the tables."""
     output = record.folder / f"benchmark-{stage}.json"
     command = [sys.executable, str(Path(bench_trainer_gpu.__file__)), "--shape", record.shape]
     command += ["--zero-stage", str(stage), "--sets", *sets, "--output", str(output)]

