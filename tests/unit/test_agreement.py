@@ -1,7 +1,5 @@
 """The trainer refuses a model that it would not train as it is sampled: small models of several families."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Analyses of few problems against arithmetic worked out by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -261,7 +259,6 @@ def test_progress_is_split_by_outcome_and_difficulty() -> None:
 
 
 def test_problems_of_the_same_accuracy_are_in_the_same_third_for_all_models() -> None:
-    """Also where all is turned round: what was hard is easy then."""
     mirrored = {"hard": "easy", "medium": "medium", "easy": "hard"}
     for shares, levels in (
         ([0, 0.1, 0.5, 0.5, 0.9, 1], "hard hard medium medium easy easy"),

@@ -1,7 +1,5 @@
 """``mrt-hpc analyze`` on a run directory as the evaluation writes it, and with ``--suite``, which evaluates before."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shlex
@@ -44,7 +42,6 @@ def analyze(*arguments: object, exits: int = 0) -> Result:
 
 
 def refused(arguments: Sequence[object], *facts: str) -> None:
-    """An analysis is refused, and this stands in the message."""
     shown = analyze(*arguments, exits=2).stderr
     assert [fact for fact in facts if fact not in shown] == []
 
@@ -182,11 +179,9 @@ class Submissions:
     """Stands in for the submission of evaluations on the suite: makes the run directory, and samples where asked to."""
 
     suite: Path
-    run: Path
-    """A run whose weights versions 0 and 20 are there."""
+    run: Path  # a run whose weights versions 0 and 20 are there
     recipes: list[EvaluationRecipe] = field(default_factory=list)
-    sampled: bool = False
-    """Whether all is sampled."""
+    sampled: bool = False  # whether all is sampled
     roots: list[Path] = field(default_factory=list)
 
     def submit(self, recipe: EvaluationRecipe, _awaited: object, _site: object, root: Path, _listener: object) -> None:
@@ -276,7 +271,6 @@ def test_the_suites_that_are_advised_suit_their_analyses(submissions: Submission
 
 
 def test_a_prover_that_is_set_makes_the_suite_fit(submissions: Submissions) -> None:
-    """As the error says."""
     small = (submissions.run, "--suite", "small_world", "--set", "evaluation.regret_budgets=[128, 256]")
     analyze("regret", *small, "--set", "evaluation.prover={type: forced_answer, branches: 8}")
     likelihood = "evaluation.prover={type: gold_likelihood, max_tokens: 8}"

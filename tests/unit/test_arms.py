@@ -1,7 +1,5 @@
 """Arms of several training seeds: the interval over seeds and problems by hand, and what is refused and told."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A back end that the package does not know, in one file beside the site profile; and this machine's own."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -74,7 +72,6 @@ def scripts(site: Path) -> Path:
 
 @pytest.fixture
 def run(site: Path, tmp_path: Path) -> RunLayout:
-    """A run whose jobs are all queued."""
     submit(tmp_path / "run", site)
     return RunLayout(tmp_path / "run")
 
@@ -99,7 +96,6 @@ def test_submit_hands_every_job_over_once(site: Path, run: RunLayout, scripts: P
 def test_a_script_runs_its_task_and_the_next_submission_sends_the_rest(
     site: Path, run: RunLayout, scripts: Path
 ) -> None:
-    """The task is the real one: it makes weights version 0."""
     subprocess.run(["sh", scripts / "1_0.sh"], check=True, timeout=120)
     assert read_task(run, "prepare", 0).state is TaskState.DONE, (scripts / "1_0.ended").read_text()
     assert run.weights_version(0).is_dir()
@@ -208,7 +204,6 @@ def report_job(name: str, *after: tuple[str, DependencyKind], tasks: int = 1) ->
 
 
 def test_what_needs_a_failed_job_is_given_up_and_the_rest_goes_on(machine: Machine) -> None:
-    """What is done is not started again."""
     layout, ok, anyway = machine.layout, DependencyKind.AFTEROK, DependencyKind.AFTERANY
     for index in range(3):
         write_task(layout, "done", index, TaskRecord(TaskState.DONE))
@@ -226,7 +221,6 @@ def test_what_needs_a_failed_job_is_given_up_and_the_rest_goes_on(machine: Machi
 
 @pytest.mark.parametrize(("retries", "kill", "failures"), [(2, 2, 3), (1, 9, 2)])
 def test_a_killed_task_is_run_again(machine: Machine, retries: int, kill: int, failures: int) -> None:
-    """The report's own failure is fatal."""
     assert not machine.runs(report_job("a"), retries=retries, kill=kill)
     record = read_task(machine.layout, "a", 0)
     assert (record.state, record.failures) == (TaskState.FAILED, failures)

@@ -2,8 +2,6 @@
 arithmetic and the exchange with a side of `bench_against_trl.py`.
 """
 
-from __future__ import annotations
-
 import bench_against_trl
 import bench_trainer_gpu as bench
 import pytest

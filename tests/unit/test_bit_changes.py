@@ -1,7 +1,5 @@
 """What has changed between two arrays of bits is found exactly, whatever the bits stand for."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +32,6 @@ def assert_comes_back(old: Bytes, new: Bytes, width: int) -> None:
     st.integers(0, 2**31),
 )  # fmt: skip
 def test_the_new_bits_come_back(width: int, count: int, share: float, seed: int) -> None:
-    """A share of the elements is drawn again."""
     old, draw = elements(width, count, seed), np.random.default_rng(seed + 1)
     new, chosen = old.copy(), draw.random(count) < share
     new.reshape(-1, width)[chosen] = draw.integers(0, 256, (int(chosen.sum()), width), np.uint8)

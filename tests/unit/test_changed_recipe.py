@@ -51,8 +51,6 @@ DROP = "sampling.long_prompts=drop"
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the quickstart, which is submitted again and again."""
-
     layout: RunLayout
 
     def submit(self, *settings: str) -> Recipe:
@@ -101,19 +99,16 @@ class Run:
 
     @property
     def opened(self) -> list[str]:
-        """Jobs of which a task is not done."""
         tasks = [(job.name, read_task(self.layout, job.name, i)) for job in self.plan.jobs for i in range(job.tasks)]
         return list(dict.fromkeys(name for name, task in tasks if task.state is not TaskState.DONE))
 
     @property
     def changes(self) -> dict[str, tuple[object, object]]:
-        """All changes that the events hold: the old and the new value of each field."""
         events = read_events(self.layout.events, EventKind.RECIPE_CHANGED)
         return {change["field"]: (change["old"], change["new"]) for event in events for change in event["changes"]}
 
     @property
     def units(self) -> list[tuple[int, str, bool]]:
-        """Version, benchmark, and whether its task is done, of each planned evaluation."""
         return [
             (unit.version, unit.benchmark, read_task(self.layout, job.name, index).state is TaskState.DONE)
             for job in self.plan.jobs
@@ -122,19 +117,16 @@ class Run:
 
     @property
     def are_done(self) -> list[bool]:
-        """Whether the task of each planned evaluation is done."""
         return [done for _, _, done in self.units]
 
     def evaluation_task(self, index: int = 0) -> Task:
         return task_of(self.layout, "segment-000.evaluation", index)
 
     def missing(self, versions: list[int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What a report lacks, and what was never made."""
         found = read_measurements(self.layout, 0, versions, evaluation_settings(self.layout, self.locked))
         return found.missing, found.unmade
 
     def planned(self, *settings: str) -> str:
-        """What ``mrt-hpc plan`` prints."""
         options = [word for setting in settings for word in ("--set", setting)]
         return typed("plan", QUICKSTART, "--run", self.layout.root, *options).output
 
@@ -191,7 +183,6 @@ def test_what_decides_nothing_is_accepted(run: Run, begun: tuple[str], change: t
 def test_what_was_done_cannot_be_changed(
     run: Run, begun: tuple[str], done: int | None, change: tuple[str], fact: str | None
 ) -> None:
-    """A run of which so many iterations are done."""
     recipe = run.submit(*begun)
     publish_some(run.layout, *(() if done is None else (0, done)))
     if fact is None:

@@ -2,8 +2,6 @@
 and what is typed works when it is pasted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

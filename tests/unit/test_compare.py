@@ -1,7 +1,5 @@
 """Comparisons of models: numbers worked out by hand, verdicts in words, and the samples of a run."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math
@@ -39,7 +37,6 @@ def model(name: str, rewards: Mapping[str, Sequence[float]], benchmark: str = "b
 
 
 def compared(first: ModelSamples, *others: ModelSamples, measures: Sequence[str] = ("pass@1",)) -> list[Comparison]:
-    """The comparisons of models on one benchmark."""
     return compare([Arm.of(first)], [[Arm.of(other)] for other in others], [measure_of(name) for name in measures])
 
 
@@ -219,7 +216,6 @@ def rewarded_run(root: Path, rewards: Mapping[int, float], *changes: str) -> Run
 
 
 def rows_of(*arguments: object) -> list[dict[str, object]]:
-    """The comparisons of models."""
     return list(json.loads(typed("compare", *arguments, "--json").stdout)["comparisons"])
 
 

@@ -1,7 +1,5 @@
 """What the shell offers after TAB."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Container images: what they are built from, that they appear whole, and what a run notices of another image."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -148,7 +146,6 @@ class Node:
         (root / "a.sif").write_text("image")
 
     def starts(self, build: str = 'mkdir "$3" && touch "$3/python"') -> subprocess.Popen[str]:
-        """A task begins."""
         fourth_last = "for word; do fourth=$third; third=$second; second=$last; last=$word; done"
         case = f'case $1 in build) {build} ;; exec) ls "$fourth" > {self.root}/seen-$$ ;; esac'
         apptainer = executable(self.root / "apptainer", f'echo "$@" >> {self.root}/calls\n{fourth_last}\n{case}')
@@ -161,7 +158,6 @@ class Node:
 
     @property
     def built(self) -> int:
-        """How often the image was unpacked."""
         return [line.split()[0] for line in (self.root / "calls").read_text().splitlines()].count("build")
 
 

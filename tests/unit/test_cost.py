@@ -1,7 +1,5 @@
 """The reckoning of hours: small runs whose numbers are computed by hand, with canned texts of sacct."""
 
-from __future__ import annotations
-
 import csv
 import json
 from io import StringIO
@@ -34,8 +32,7 @@ SACCT = """\
 20_1|CANCELLED by 1000|900|900|Unknown|0|0|
 12|COMPLETED|900|1000|1000|1500|4|cpu=4,gres/gpu=1,node=1
 """
-WHOLE = (1400 * 2 + 1500 * 1) / 3600
-"""The GPU-hours of this text."""
+WHOLE = (1400 * 2 + 1500 * 1) / 3600  # the GPU-hours of this text
 
 
 def use(what: Use) -> dict[str, Any]:
@@ -84,13 +81,11 @@ def reckoned(layout: RunLayout, accounts: Accounts | None = None) -> Spending:
 
 
 def of(layout: RunLayout, role: Role, accounts: Accounts | None = None) -> dict[Use, float]:
-    """The seconds of each use of a role."""
     return {row.use: round(row.hours * 3600, 6) for row in reckoned(layout, accounts).rows if row.role is role}
 
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an sacct that answers."""
     folder = commands_first(tmp_path / "bin", monkeypatch)
     put_sacct(folder, SACCT)
     return folder

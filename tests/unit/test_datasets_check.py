@@ -1,7 +1,5 @@
 """A check of data files finds every repeat, every problem that two files share, and every answer that is unreadable."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -25,7 +23,6 @@ LONG = "A train leaves the station at noon and travels at a constant speed of si
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -43,12 +40,10 @@ def checked(*files: Path, against: Sequence[Path] = (), verifier: str = "exact",
 
 
 def printed(*arguments: str | Path, code: ExitCode = ExitCode.FATAL) -> str:
-    """What the command prints."""
     return typed("data", "check", *arguments, exits=code).output
 
 
 def places(report: CheckReport, kind: FindingKind) -> list[list[tuple[str, int]]]:
-    """File and line of each finding of a kind."""
     return [[(p.file, p.line) for p in finding.places] for finding in report.findings if finding.kind is kind]
 
 

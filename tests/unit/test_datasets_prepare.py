@@ -2,8 +2,6 @@
 the record beside each says where it is from.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
@@ -36,8 +34,7 @@ from mrt_hpc.run.records import Problem
 OUT = Path("mine.jsonl")
 TEXTS = [("What is 1+1?", 2), ("Half of 5?", 2.5), ("Half of 8?", 4.0)]
 ROWS: list[dict[str, Any]] = [{"Question": text, "Answer": answer, "level": 1} for text, answer in TEXTS]
-FLOATS = [{**row, "Answer": float(row["Answer"])} for row in ROWS]
-"""A column of parquet has one type."""
+FLOATS = [{**row, "Answer": float(row["Answer"])} for row in ROWS]  # a column of parquet has one type
 PROBLEMS = [Problem(f"mine-{n}", text, f"{answer:g}") for n, (text, answer) in enumerate(TEXTS)]
 
 
@@ -296,7 +293,6 @@ DECLARED = ["main/train-0.jsonl", "main/test-0.jsonl", "socratic/a/b.parquet"]
 
 
 def set_of(names: list[str], card: str = "") -> str:
-    """A folder with the files of a data set."""
     folder = Path("set").absolute()
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -365,7 +361,6 @@ def test_names_of_the_hub() -> None:
 
 
 def numina(rows: int) -> list[dict[str, Any]]:
-    """Rows as those of NuminaMath-CoT; every fifth has no answer in a box."""
     solutions = (rf"It is $\boxed{{{i + 1}}}$." if i % 5 else "It is clear." for i in range(rows))
     return [{"problem": f"What is {i}+1?", "solution": text, "messages": []} for i, text in enumerate(solutions)]
 
@@ -443,7 +438,6 @@ def test_a_data_set_of_the_hub_is_prepared_and_fetched_by_its_own_name(hub: dict
 
 
 def of(source: str) -> tuple[list[Problem], SourceRecord]:
-    """What a name has given, at its usual place."""
     path = Path("data") / f"{source}.jsonl"
     return read_problems(path), SourceRecord.read(record_file(path))
 
@@ -505,7 +499,6 @@ def test_plan_and_submit_say_how_to_fetch_data() -> None:
 
 
 def test_every_data_file_of_the_recipes_has_a_command_and_the_number_of_problems_that_they_state() -> None:
-    """Those of problems: samples for supervised training are the user's own."""
     for recipe in sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml")):
         loaded = load_recipe(recipe)
         for source in [loaded.data, *(benchmark.problems for benchmark in loaded.evaluation.benchmarks)]:

@@ -1,7 +1,5 @@
 """The segmentation rule on a page of drawn cases, on tokens, and over random text and random tokenisations."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

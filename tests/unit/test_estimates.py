@@ -1,9 +1,7 @@
 """Measures of summaries with their intervals."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mrt_hpc.analysis.intervals import mean_of_shares
 from mrt_hpc.analysis.measures import EvaluationSummary
@@ -17,9 +15,6 @@ from mrt_hpc.analysis.rows import (
     summarise_evaluation,
     without_interval,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SUMMARY = summarise_evaluation(
     0,

@@ -1,12 +1,10 @@
 """The arguments of an evaluation on its own: which models they name, and the recipe made of them."""
 
-from __future__ import annotations
-
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from basics import RECIPES
@@ -31,16 +29,11 @@ from mrt_hpc.roles import prepare
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.sampling.weights_on_node import verified_weights
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.layout import split_at
+from mrt_hpc.run.layout import RunLayout, split_at
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import publish
 from mrt_hpc.submit import create
 from mrt_hpc.submit.create import create_or_open
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mrt_hpc.run.layout import RunLayout
 
 SILENT = "benchmarks: [{name: held-out, problems: {type: small_world, split: held_out}}]\nmax_tokens: 64\n"
 """A suite that states little, so that the rest comes from the recipe of the run."""
@@ -52,7 +45,6 @@ OTHERWISE = (
 
 
 def models_at(*places: Path) -> list[str]:
-    """Model directories without content."""
     for place in places:
         place.mkdir(parents=True)
         (place / "config.json").write_text("{}")
@@ -205,7 +197,6 @@ def test_what_the_suite_or_an_override_states_may_differ_between_runs(run: Path,
 
 
 def test_the_suites_of_the_project_measure_every_model_in_the_same_way(run: Path, tmp_path: Path) -> None:
-    """Two runs whose recipes differ in everything, and a model without a run."""
     two = trained(tmp_path / "two", 20, changes=OTHERWISE).root
     [model] = models_at(tmp_path / "model")
 
@@ -217,7 +208,6 @@ def test_the_suites_of_the_project_measure_every_model_in_the_same_way(run: Path
 
 
 def measured(recipe: EvaluationRecipe) -> str:
-    """All that decides numbers."""
     benchmarks = recipe.evaluation.benchmarks
     section = recipe.evaluation.model_dump(mode="json")
     ways = [(asdict(recipe.sampling_of(b)), repr(verifier_of(b.problems, recipe.grading))) for b in benchmarks]

@@ -2,12 +2,10 @@
 consequences. Most situations are in tests/golden/explain.txt.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from basics import INFERENCE, ROOT, TRAINER
@@ -20,15 +18,11 @@ from mrt_hpc.attempt.end import STOPPED
 from mrt_hpc.attempt.entry import record_after
 from mrt_hpc.attempt.run_progress import failed
 from mrt_hpc.errors import UserError
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.peers import PeersFailedError
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.retries import PAUSED, SHORTAGES, Shortage
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, task_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.roles.task.context import Task
 
 
 @pytest.fixture
@@ -37,12 +31,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
 
 
 def explain(run: CannedRun, *task: str) -> str:
-    """What is printed, with the run directory as RUN."""
     return typed("explain", run.layout.root, *task).output.replace(str(run.layout.root), "RUN")
 
 
 def first(text: str) -> tuple[str, str]:
-    """The sentence, and what to type next."""
     sentence, command, *_ = text.splitlines()
     assert command.startswith("  next:     ")
     return sentence, command.removeprefix("  next:     ")
@@ -155,7 +147,6 @@ def ends(task: Task, error: BaseException, time: float) -> str:
 
 @pytest.fixture
 def tasks(run: CannedRun) -> tuple[Task, Task]:
-    """Of the trainer and of the inference."""
     return task_of(run.layout, TRAINER), task_of(run.layout, INFERENCE)
 
 

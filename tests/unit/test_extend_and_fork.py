@@ -1,12 +1,11 @@
 """More iterations for a run, and new runs that begin with weights of another: from the run directory alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from basics import QUICKSTART, executable
@@ -39,10 +38,6 @@ from mrt_hpc.submit.extension import extended_recipe
 from mrt_hpc.submit.origin import fork_of, forked_data
 from mrt_hpc.training.supervised import read_suffixes, write_samples
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 CONSTANT = ("training.schedule=constant", "training.warmup_ratio=0")
 SITE = SlurmSite(name="mycluster", account="mine")
 
@@ -55,14 +50,12 @@ def damage(layout: RunLayout, version: int) -> None:
 
 
 def submitted(layout: RunLayout) -> None:
-    """Record that a job of the run was submitted to the cluster."""
     record_site(layout, SITE)
     remember_site(layout, SITE)
     record_submission(layout, "prepare", "7", "mycluster")
 
 
 def flat(*words: object, exits: int = 0) -> str:
-    """What a command prints, in one line."""
     return " ".join(typed(*words, exits=exits).output.split())
 
 
@@ -275,7 +268,6 @@ def test_samples_of_a_fork_are_compared_too(tmp_path: Path) -> None:
 
 
 def evaluation_of(tmp_path: Path) -> RunLayout:
-    """The directory of an evaluation on its own, of which nothing has begun."""
     trained = run_of(tmp_path / "trained")
     publish_models(trained, 0)
     recipe = evaluation_recipe(models_asked([f"{trained.root}@0"]), "small_world", results=tmp_path / "results")

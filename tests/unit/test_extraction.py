@@ -2,8 +2,6 @@
 on one table of completions; and what recipes force and leave out.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """Sweeps: families of runs, how they are made and continued, and which commands take them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -26,7 +24,6 @@ TWO = ("--sweep", "seed=0..1", "--sweep", "algorithm.alpha=0.5,1")
 
 
 def in_a_process(*words: object) -> str:
-    """What a command prints; a process holds the runs that it submits as long as it lives."""
     command = [sys.executable, "-m", "mrt_hpc", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr

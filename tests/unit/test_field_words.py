@@ -1,16 +1,16 @@
 """What a field takes is said in words, by ``mrt-hpc fields`` and by the refusal of a value; numbers have ranges."""
 
-from __future__ import annotations
-
 import math
 import re
 import typing
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
 from commands import recipe, refusal, typed
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from mrt_hpc.backends.slurm.site import SlurmSite
@@ -22,11 +22,6 @@ from mrt_hpc.recipe.schema import EvaluationRecipe, Recipe
 from mrt_hpc.recipe.site import SITES
 from mrt_hpc.recipe.source import Source
 from mrt_hpc.recipe.validate import validate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pydantic import BaseModel
 
 JARGON = re.compile(
     r"Input|input|Field required|should (be|have|match)|Undefined|pydantic|\^|Extra |valid (string|int|num)"
@@ -96,7 +91,6 @@ def test_a_wrong_value_is_refused_with_field_range_meaning_and_option(setting: s
     ],
 )
 def test_a_profile_holds_what_sbatch_and_shells_can_use(tmp_path: Path, line: str, field: str, expected: str) -> None:
-    """It adds no lines to job scripts, and replaces none."""
     path = tmp_path / "site.yaml"
     path.write_text(f"type: slurm\nname: here\n{line}\n")
     refused = refusal(load_site, path)
@@ -106,7 +100,6 @@ def test_a_profile_holds_what_sbatch_and_shells_can_use(tmp_path: Path, line: st
 
 
 def wrong_values(field: FieldInfo) -> Iterator[object]:
-    """A value of each wrong kind, and those at and beyond each bound."""
     yield from (None, True, 1.5, -1e300, 10**30, math.inf, math.nan, "", "no choice", "a\nb", [], [[]], {}, {"": 0})
     for constraint in field.metadata:
         bounds = [getattr(constraint, name, None) for name in ("ge", "gt", "le", "lt")]
@@ -114,21 +107,18 @@ def wrong_values(field: FieldInfo) -> Iterator[object]:
 
 
 def filled(section: type[BaseModel]) -> dict[str, object]:
-    """The fields that a section must have."""
     tag = tag_of(section)
     required = {name: field for name, field in section.model_fields.items() if field.is_required()}
     return {**({"type": tag} if tag else {}), **{name: right_value(field) for name, field in required.items()}}
 
 
 def right_value(field: FieldInfo) -> object:
-    """A value that a required field takes."""
     if below := models_of(field.annotation):
         return filled(below[0])
     return {int: 1, float: 0.5, str: "a"}.get(field.annotation) or get_args(field.annotation)[0]  # type: ignore[arg-type]
 
 
 def sections(model: type[BaseModel]) -> Iterator[tuple[type[BaseModel], Callable[[object], object]]]:
-    """A kind of file and each section of it, with what lays such a section into an otherwise right file."""
     yield model, lambda section: section
     for name, field in model.model_fields.items():
         many = get_origin(field.annotation) is tuple
@@ -170,7 +160,6 @@ def models_below(*models: type[BaseModel]) -> set[type[BaseModel]]:
 
 
 def limits_of_numbers(annotation: Any, limits: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The constraints of each kind of number in an annotation."""
     if annotation in (int, float):
         yield limits
     inner = get_args(annotation)

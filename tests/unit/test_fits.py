@@ -1,9 +1,8 @@
 """The memory of roles, against arithmetic by hand; refusals, and proposals that fit."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from basics import RECIPES
@@ -21,12 +20,8 @@ from mrt_hpc.plan.memory import ModelShape, ServerSetting, TrainerSetting, Unkno
 from mrt_hpc.plan.memory_fit import Fits, fits, nearest_change, refuse_unfit
 from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import Training
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.recipe.schema import Recipe
 
 
 def config(kind: str, hidden: int, inner: int, layers: int, heads: tuple[int, int], words: int) -> dict[str, object]:
@@ -41,21 +36,18 @@ def config(kind: str, hidden: int, inner: int, layers: int, heads: tuple[int, in
 QWEN_1_5B = config("qwen2", 1536, 8960, 28, (12, 2), 151936)
 LLAMA_8B = config("llama", 4096, 14336, 32, (32, 8), 128256)
 QWEN_32B = config("qwen2", 5120, 27648, 64, (40, 8), 152064)
-PARAMETERS = 1_777_088_000
-"""Of the first of them."""
+PARAMETERS = 1_777_088_000  # of the first of them
 SMALL = ModelShape(8, 16, 2, 2, 1, 4, 100, tied=False)
 GIB = 2**30
 
 
 def model(directory: Path, config: dict[str, object]) -> str:
-    """The field of a recipe whose model has this config.json."""
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     return f"model.path={directory}"
 
 
 def of_size(name: str, directory: Path, *overrides: str) -> Recipe:
-    """A recipe of the paper, with its model's config.json in a directory."""
     of_model = model(directory / "model", LLAMA_8B if name.endswith("llama") else QWEN_1_5B)
     return recipe(name, of_model, *overrides)
 
@@ -69,7 +61,6 @@ def needed(found: Fits, name: str) -> float:
 
 
 def change_of(asked: Recipe, site: SlurmSite, name: str) -> tuple[tuple[str, object], ...] | None:
-    """The nearest change with which a part that does not fit would."""
     unfit = next(one for one in fits(asked, site).roles if one.name == name and not one.fits)
     return nearest_change(unfit.role, asked, site)
 

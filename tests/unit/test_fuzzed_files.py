@@ -6,8 +6,6 @@ makes a thousand mutations of each kind of file, with reports; without it the te
 that failed once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -15,9 +13,10 @@ import resource
 import shutil
 import signal
 import socket
+from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -32,9 +31,6 @@ from mrt_hpc.run.events import EventKind, event_file
 from mrt_hpc.run.heartbeats import Heart
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 LOOKS = (["status"], ["explain"], ["cost"], ["status", "--json"])
 """What is typed after each mutation of a file of a run; ``runs`` is asked for the folder of the run."""
@@ -58,7 +54,6 @@ NO_FILES = ("pipe", "folder", "circle", "device", "nothing", "socket")
 
 @contextmanager
 def little_memory() -> Iterator[None]:
-    """Limit the memory of this process during the block."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, before[1]))
     try:
@@ -69,7 +64,6 @@ def little_memory() -> Iterator[None]:
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Raise where the block takes longer."""
 
     def late(*_: object) -> None:
         raise TimeoutError(f"no answer within {seconds:g} s")
@@ -84,7 +78,6 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def answers(words: list[str]) -> str:
-    """What a command prints; it ends well, or with an error in words."""
     with within(LONGEST_S), little_memory():
         result = CliRunner().invoke(main, words)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -130,7 +123,6 @@ def wrong_bytes(content: bytes, draw: random.Random) -> bytes:
 
 
 def no_file(path: Path, kind: str) -> None:
-    """Put something that is no file at a place."""
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "folder":
@@ -144,7 +136,6 @@ def no_file(path: Path, kind: str) -> None:
 
 @contextmanager
 def restored(path: Path) -> Iterator[bytes]:
-    """What the block does to a file is undone at its end; gives the content."""
     content = path.read_bytes()
     try:
         yield content
@@ -182,7 +173,6 @@ def mutated(path: Path, name: str) -> Iterator[None]:
 
 
 def a_run(root: Path) -> None:
-    """A run that has begun, with every kind of file that commands read."""
     layout = SyntheticRun(root / "runs" / "run", Shape(2, 1, ("aime24",), problems=2, paragraphs=1)).write()
     for version in (1, 2):
         shutil.copytree(layout.weights_version(0), layout.weights_version(version))
@@ -209,7 +199,6 @@ def a_run(root: Path) -> None:
 
 
 def files_of(layout: RunLayout) -> dict[str, Path]:
-    """A file of each kind, by its name in a message."""
     return {
         "lock": layout.recipe_lock, "plan": layout.plan, "name": layout.identity, "fork": layout.forked_from,
         "claim": layout.jobs / "local-00001.json", "submission": layout.jobs / "queued-000001.json",
@@ -241,7 +230,6 @@ KINDS = sorted(files_of(RunLayout(Path("run"))))
 
 
 def a_model(directory: Path) -> None:
-    """A model whose files alone show no fault."""
     directory.mkdir()
     config = {
         "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096, "num_attention_heads": 8,
@@ -262,7 +250,6 @@ def check_model(directory: Path) -> None:
 
 
 def a_place(folder: Path) -> Path:
-    """A folder with a file of each kind."""
     a_run(folder)
     a_model(folder / "model")
     return folder
