@@ -20,7 +20,6 @@ from mrt_hpc.analysis.intervals import (
     crossed_gain,
     crossed_share,
     detectable,
-    mean_gain,
     seeds_needed,
     t_quantile,
     wilson,
@@ -77,13 +76,6 @@ def test_the_accuracy_of_an_arm_by_hand() -> None:
     )
     assert crossed_share(np.ones((2, 9))) == wilson(9, 9)
     assert crossed_share(np.array([[0.0], [1.0]])) == IntervalEstimate(0.5, 0.0, 1.0)
-
-
-def test_one_run_in_each_arm_is_the_paired_difference() -> None:
-    rng = np.random.default_rng(0)
-    before, after = rng.random((2, 20))
-    by_problem = [{str(i): float(x) for i, x in enumerate(values)} for values in (before, after)]
-    assert crossed_gain([(before[None], after[None])]) == mean_gain([(by_problem[0], by_problem[1])])
 
 
 @pytest.mark.parametrize(("spread", "interaction"), [(0.0, 0.0), (0.4, 0.0), (0.15, 0.5)])

@@ -226,13 +226,6 @@ def test_more_iterations_of_a_constant_schedule_go_on_from_those_done(run: Run) 
         assert longer.training.warmup_steps == 1, "a tenth of the ten steps that it began with"
 
 
-WRITES = [
-    *(("write_json", 0), ("task_file", 0), ("task_file", 2)),
-    *(("write_json", 1), ("write_text", 0), ("_record_changes", 0)),
-]
-"""Each write of a renewal in turn, and how many calls of its function come before it; the journal is the first."""
-
-
 def cut_short(run: Run, write: str, calls_before: int, *settings: str) -> None:
     """Submit, and end before one of the writes of the renewal."""
     original, calls = getattr(renewal, write), count()
@@ -245,17 +238,6 @@ def cut_short(run: Run, write: str, calls_before: int, *settings: str) -> None:
     with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(renewal, write, writes_or_ends)
         run.submit(*settings)
-
-
-@pytest.mark.parametrize(("write", "calls_before"), WRITES)
-def test_a_change_cut_short_is_finished_by_the_same_submission(run: Run, write: str, calls_before: int) -> None:
-    run.finish(*CONSTANT)
-    wanted = (*CONSTANT, "schedule.iterations=14", "expected.trace_tokens=9")
-    cut_short(run, write, calls_before, *wanted)
-    assert run.submit(*wanted) == run.locked
-    assert (run.plan.iterations, run.opened[0]) == (14, "segment-002.inference")
-    assert run.changes["schedule.iterations"] == (10, 14)
-    assert not run.layout.renewal.exists()
 
 
 HELD_OUT = "name: held-out, problems: {type: small_world, split: held_out}, samples: 2"

@@ -39,7 +39,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def on_node(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> OnNode:
-
     def code(node: str) -> CompiledCode:
         (tmp_path / node).mkdir(exist_ok=True)
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / node))

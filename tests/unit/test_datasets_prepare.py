@@ -489,15 +489,6 @@ def test_a_source_with_another_number_of_problems_is_refused() -> None:
     assert (refused.value, OUT.exists()) == ("31 problems of 31 rows", False)
 
 
-def test_plan_and_submit_say_how_to_fetch_data() -> None:
-    change = ("--set", "data={type: jsonl, path: data/aime24.jsonl, limit: null}")
-    Path("mine.yaml").write_text("extends: quickstart\nname: mine\n")
-    fetch = f"mrt-hpc data fetch aime24 {Path('data/aime24.jsonl').resolve()}\n"
-    assert fetch in printed("plan", "mine.yaml", *change)
-    assert fetch in printed("submit", "mine.yaml", *change, code=ExitCode.FATAL)
-    assert not Path("runs").exists()
-
-
 def test_every_data_file_of_the_recipes_has_a_command_and_the_number_of_problems_that_they_state() -> None:
     for recipe in sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml")):
         loaded = load_recipe(recipe)

@@ -108,7 +108,6 @@ def preempted(notice_s: int, **site: object) -> dict[str, object]:
 
 
 def has_folder(mode: int, *files: str) -> Plant:
-
     def plant(_: pytest.MonkeyPatch, folder: Path) -> None:
         (folder / "run").mkdir()
         (folder / "run").chmod(mode)

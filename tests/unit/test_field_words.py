@@ -42,26 +42,20 @@ def test_every_field_and_all_choices_of_an_enumeration_have_words_of_their_own()
     ("setting", "field", "expected"),
     [
         ("training.learning_rat=1", "training.learning_rat", "learning_rate is the nearest"),
-        ("algorithm.type=grp", "algorithm.type", "grpo is the nearest"),
-        ("resources.trainer.gpu=1", "resources.trainer.gpu", "gpus is the nearest"),
         ("sampling.top_p=0.9", "sampling.top_p", "refused in training"),
         ("name=a/b", "name", "text of letters, digits"),
         ("seed=-1", "seed", "a whole number from 0 to 9,223,372,036,854,775,807"),
         ("sampling.max_tokens=1.5", "sampling.max_tokens", "a whole number from 1 to 10,000,000"),
         ("training.learning_rate=fast", "training.learning_rate", "a number from 1e-12 to 1: The peak"),
-        ("training.learning_rate=.nan", "training.learning_rate", "a finite number from 1e-12 to 1"),
         ("training.precision=fp8", "training.precision", "one of fp32, bf16, bf16_autocast"),
         ("training.betas=[0.9, 1]", "training.betas.1", "divides by zero"),
         ("training.betas=3", "training.betas", "a list of 2, each a number from 0 to below 1"),
         ("training.deterministic=3", "training.deterministic", "true or false, or null"),
-        ("evaluation.benchmarks.0.problems.split=test", "evaluation.benchmarks.0.problems.split", "one of train, held"),
         ("evaluation.results=' '", "evaluation.results", "the path of a file or folder"),
         ("algorithm=3", "algorithm", "a section with type: one of grpo"),
         ("data={type: conversations}", "data.path", "text: "),
-        ("data={}", "data.type", "one of jsonl, small_world, conversations"),
         ("training={? [a] : b}", "training", "names of fields, each a text"),
         ("serving.stall_limit_s=1e-300", "serving.stall_limit_s", "less is over at once"),
-        ("resources.trainer.gpus=18446744073709551616", "resources.trainer.gpus", "no node has more"),
         ('episodes.markers=["\\t"]', "episodes.markers.0", "white space"),
     ],
 )
@@ -200,24 +194,7 @@ def test_fields_can_be_narrowed(words: list[str], there: str, absent: str) -> No
     lines = typed("fields", *words).output.splitlines()
     assert there in lines
     assert absent not in lines
-
-
-def test_fields_follow_the_width_of_the_terminal_and_a_wrong_name_has_the_nearest() -> None:
-    for columns in (50, 100):
-        widest = max(map(len, typed("fields", "training", columns=columns).output.splitlines()))
-        assert columns - 15 < widest <= columns
-    assert "`" not in typed("fields", "schedule.weight_swap").output
     assert "training is the nearest" in typed("fields", "trainig", exits=2).stderr
-
-
-def test_a_plan_can_be_read_on_a_narrow_terminal_and_a_width_that_is_none_changes_nothing() -> None:
-    lines = typed("plan", "quickstart", columns=60).output.splitlines()
-    assert "segment-000.trainer, iterations 0-19" in lines
-    assert max(len(line) for line in lines if "Run directory" not in line) <= 60
-    piped = typed("plan", "quickstart").output
-    assert any("The time limits allot" in line and line.endswith(".") for line in piped.splitlines())
-    for columns in ("0", "-3", "wide"):
-        assert typed("plan", "quickstart", columns=columns).output == piped
 
 
 def test_a_field_is_found_by_a_part_of_its_name_and_by_its_name_elsewhere() -> None:

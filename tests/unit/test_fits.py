@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from basics import RECIPES
-from commands import recipe, refusal, typed
+from commands import recipe, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -308,14 +308,3 @@ def test_a_proposal_always_fits(
             values = (f"{field}={str(value).lower() if isinstance(value, bool) else value}" for field, value in change)
             better = recipe("mrt", *fields, *values)
             assert all(other.fits for other in fits(better, site).roles if other.role is one.role)
-
-
-# -- commands
-
-
-def test_submit_makes_nothing_of_what_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    small = ("quickstart", "--set", "resources.trainer.memory_gib=0.5")
-    assert "submit will refuse" in typed("plan", *small).output
-    assert "--set resources.trainer.memory_gib=" in typed("submit", *small, exits=2).stderr
-    assert not (tmp_path / "runs").exists()

@@ -64,7 +64,6 @@ def little_memory() -> Iterator[None]:
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-
     def late(*_: object) -> None:
         raise TimeoutError(f"no answer within {seconds:g} s")
 
