@@ -10,14 +10,14 @@ from evaluated import PROBLEMS, boundary, model, trace, unvalued
 from scipy.stats import t as student
 
 from mrt_hpc.analysis import efficiency, episode_progress, scaling
-from mrt_hpc.analysis.accuracy_by_budget import AccuracyAt, analyse_extrapolation, extrapolation_of
+from mrt_hpc.analysis.accuracy_by_budget import AccuracyAt, analyse_extrapolation
 from mrt_hpc.analysis.analysis_files import Analysis, as_csv, gain_table
 from mrt_hpc.analysis.efficiency import analyse_efficiency, default_levels, efficiencies, ratio_text, tokens_to
 from mrt_hpc.analysis.episode_progress import Difficulty
 from mrt_hpc.analysis.intervals import IntervalEstimate, mean_gain
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, GradedAnswer, ModelSamples, with_prover
 from mrt_hpc.analysis.problem_measures import Regret, curves_of, tokens_at
-from mrt_hpc.analysis.regret_by_budget import ModelRegret, analyse_regret, area_ratios, even_budgets
+from mrt_hpc.analysis.regret_by_budget import analyse_regret, area_ratios, even_budgets
 from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, analyse_scaling, direct_curves, prefix_curve
 from mrt_hpc.mrt.votes import RIGHT
 from mrt_hpc.recipe.choices import Boundaries
@@ -25,17 +25,6 @@ from mrt_hpc.recipe.kinds import MODES, ModeSettings
 from mrt_hpc.run.groups import RolloutOutcome
 
 MODEL = model(PROBLEMS)
-
-
-def test_the_difference_of_regret_is_paired_by_problem() -> None:
-    """Ten problems of regret 0.50, 0.51 .. 0.59, and ten of 0.01 less and 0.03 less by turns: a mean of -0.02 with a
-    standard deviation of 0.0105409, so that the interval is 0.0075405 wide on each side.
-    """
-    first = ModelRegret("first", (9,), ({str(n): 0.5 + n / 100 for n in range(10)},), ())
-    second = ModelRegret("second", (9,), ({str(n): 0.49 + n / 100 - n % 2 / 50 for n in range(10)},), ())
-    (found,) = second.above(first)
-    ends = found.interval.low, found.interval.high
-    assert (found.mean, *ends) == pytest.approx((-0.02, -0.0275405, -0.0124595), abs=1e-6)
 
 
 def test_differences_of_regret_are_corrected_for_all_budgets_and_models() -> None:
@@ -232,13 +221,6 @@ def test_complete_samples_of_equal_tokens_are_paired_by_problem() -> None:
     assert row[2:6] == pytest.approx((2000, 0.545, 0.5, 0.045))
 
 
-def test_progress_by_episode_is_over_the_traces_that_have_it() -> None:
-    """Episode 0: 0.25, 0, 0, 0; episode 1: -0.5 of one trace."""
-    first, second = episode_progress.progress_by_episode(PROBLEMS)
-    assert (first.mean.mean, first.traces, first.problems) == (pytest.approx(0.25 / 4), 4, 2)
-    assert (second.mean.mean, second.traces, second.problems) == (pytest.approx(-0.5), 1, 1)
-
-
 def test_progress_is_split_by_outcome_and_difficulty() -> None:
     """By the first traces both problems are medium, which counts for the second ones; by the second ones ``a`` is hard
     and ``b`` easy, which counts for the first ones.
@@ -396,17 +378,6 @@ BETTER = extrapolated("better", a=("XX", "RX", "RX", "RR"), b=("XX", "XX", "RX",
 WORSE = extrapolated("worse", a=("XX", "RX", "XX", "XX"), b=("XX", "XX", "XX", "RX"), c=("RX", "RR", "RR", "RX"))
 
 
-def test_the_accuracy_at_a_budget_is_the_mean_value_of_its_boundary() -> None:
-    found = extrapolation_of(BETTER)
-    assert found.by_problem == (
-        {"a": 0.5, "b": 0.0, "c": 1.0}, {"a": 0.5, "b": 0.5, "c": 1.0}, {"a": 1.0, "b": 1.0, "c": 1.0},
-    )  # fmt: skip
-    assert [one.mean for one in found.accuracy] == pytest.approx([0.5, 2 / 3, 1.0])
-    assert [one.mean for one in found.gain] == pytest.approx([0.0, 1 / 6, 0.5])
-    both = {"a": (*BETTER.problems["a"], *WORSE.problems["a"]), "b": BETTER.problems["b"]}
-    assert AccuracyAt(128, 3).values(replace(BETTER, problems=both)) == {"a": 0.5, "b": 1.0}
-
-
 def test_the_tables_hold_every_budget_and_other_evaluations_are_refused() -> None:
     found = analyse_extrapolation([BETTER, WORSE])
     accuracy, gains = found.tables
@@ -424,6 +395,8 @@ def test_the_tables_hold_every_budget_and_other_evaluations_are_refused() -> Non
     assert found.summary.rows[0][3] == "1.000, 96 used"
     assert [line.x for line in found.figures[0].panels[1].lines] == [(32.0, 64.0, 96.0)] * 2
     assert found.verdicts[2].startswith("accuracy at 128 tokens, worse against better: -0.667")
+    both = {"a": (*BETTER.problems["a"], *WORSE.problems["a"]), "b": BETTER.problems["b"]}
+    assert AccuracyAt(128, 3).values(replace(BETTER, problems=both)) == {"a": 0.5, "b": 1.0}
     for other in (replace(WORSE, budgets=(64, 96, 127)), replace(WORSE, boundaries=Boundaries.CUTS)):
         refused = refusal(analyse_extrapolation, [BETTER, other])
         assert refused.advice == "mrt-hpc eval runs/worse --suite paper_extrapolation"

@@ -58,14 +58,6 @@ def test_seeds_are_shared_by_benchmarks_and_problems_are_not() -> None:
     assert sum(part.size for part in turned.seeds) < 1e-2, "runs that are better on one benchmark and worse on another"
 
 
-def test_runs_that_agree_by_chance_do_not_show_that_seeds_do() -> None:
-    """Two runs with means of 1/2 on other problems: what is left of a value is 1/2, a mean square of 4 * 1/4 / 3."""
-    agree = np.array([[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0]])
-    gain = crossed_gain([(np.zeros((1, 4)), agree)])
-    assert gain.seeds[0].size == pytest.approx((8 / 4 / 3) / 4 / 2)
-    assert 0 < gain.p_value < 1
-
-
 def test_the_accuracy_of_an_arm_by_hand() -> None:
     """Of AFTER: 0.7; means of runs 0.6 and 0.8, 0.01 for seeds; problems 0.6, 0.7 and 0.8, a variance of 0.01 of which
     0.02 / 2 is that of seeds: nothing is left. 0.21 / 0.01 = 21 draws, of which 14.7 are right, and t(1) = 12.706.

@@ -1,16 +1,14 @@
 """A back end that the package does not know, in one file beside the site profile; and this machine's own."""
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from basics import INFERENCE, JOBS, QUICKSTART, ROOT, TRAINER, resources
-from commands import refusal
+from commands import in_a_process, refusal
 from ruamel.yaml import YAML
 from run_of import read_events, run_of
 from submitted import latest_ids
@@ -45,19 +43,10 @@ def write_site(folder: Path, **fields: object) -> Path:
     return folder / "batch.yaml"
 
 
-def command(*words: object, exits: int = 0) -> str:
-    """What `mrt-hpc` prints in a process of its own: one that submits holds the run until it ends."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    line = [sys.executable, "-m", "mrt_hpc.cli.main", *(str(word) for word in words)]
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == exits, done.stderr
-    return done.stderr if exits else done.stdout
-
-
 def submit(run: Path, site: Path | str | None, *changes: str, exits: int = 0) -> str:
     where = [] if site is None else ["--site", site]
     sets = [word for change in (*SMALL, *changes) for word in ("--set", change)]
-    return command("submit", QUICKSTART, "--run", run, *where, *sets, exits=exits)
+    return in_a_process("submit", QUICKSTART, "--run", run, *where, *sets, exits=exits)
 
 
 @pytest.fixture
@@ -83,7 +72,7 @@ def test_submit_hands_every_job_over_once(site: Path, run: RunLayout, scripts: P
     assert set(live_jobs(run)) == set(JOBS)
     assert "0 job(s) submitted, 5 queued before, 0 done" in submit(run.root, site)
     assert sorted(path.name for path in scripts.iterdir()) == before
-    shown = command("status", run.root)
+    shown = in_a_process("status", run.root)
     assert ("2 queued" in shown, "not reached" in shown) == (True, False), "the array of two inference tasks"
     submit(run.root, site, "resources.inference.tasks=3", exits=2)  # other values while jobs are queued
     assert set(live_jobs(run)) == set(JOBS)
@@ -99,8 +88,8 @@ def test_a_script_runs_its_task_and_the_next_submission_sends_the_rest(
     subprocess.run(["sh", scripts / "1_0.sh"], check=True, timeout=120)
     assert read_task(run, "prepare", 0).state is TaskState.DONE, (scripts / "1_0.ended").read_text()
     assert run.weights_version(0).is_dir()
-    assert "1 done" in command("status", run.root)
-    assert f"4 job(s) in the queue (scripts in {scripts})" in command("cancel", run.root)
+    assert "1 done" in in_a_process("status", run.root)
+    assert f"4 job(s) in the queue (scripts in {scripts})" in in_a_process("cancel", run.root)
     assert live_jobs(run) == {}
     assert "4 job(s) submitted, 0 queued before, 1 done" in submit(run.root, site)
     assert latest_ids(run)[TRAINER] == "7"
@@ -125,9 +114,9 @@ def test_a_run_stays_in_its_queue(
 
 def test_plan_asks_it_what_it_would_refuse_and_prints_its_scripts(tmp_path: Path) -> None:
     site = write_site(tmp_path / "site", most_scripts=3)
-    planned = command("plan", QUICKSTART, "--site", site, "--sbatch")
+    planned = in_a_process("plan", QUICKSTART, "--site", site, "--sbatch")
     assert all(text in planned for text in (f"# ---- {TRAINER}\n#!/bin/sh\n", "{prepare}_0"))
-    planned = command("plan", QUICKSTART, "--site", site)
+    planned = in_a_process("plan", QUICKSTART, "--site", site)
     assert all(text in planned for text in ("submit will refuse", "doubtful: "))
     assert "the host takes 3" in submit(tmp_path / "run", site, exits=2)
     assert not (tmp_path / "run").exists()
@@ -138,11 +127,11 @@ def test_a_task_that_fails_for_good_is_not_run_again(run: RunLayout, scripts: Pa
     run.recipe_lock.write_text("name: [\n")
     subprocess.run(["sh", scripts / "1_0.sh"], check=True, timeout=120)
     assert (scripts / "1_0.ended").read_text() == "2\n"
-    assert "1 failed" in command("status", run.root)
+    assert "1 failed" in in_a_process("status", run.root)
     entry = run.jobs / "site-batch.json"
     entry.write_text(re.sub(r'"type": "\w+:', '"type": "no_such_module:', entry.read_text()))
-    assert "not reached (batch: " in command("status", run.root)
-    assert "module" in command("cancel", run.root, exits=2)
+    assert "not reached (batch: " in in_a_process("status", run.root)
+    assert "module" in in_a_process("cancel", run.root, exits=2)
 
 
 def test_a_kind_of_site_that_is_none_is_refused(tmp_path: Path) -> None:

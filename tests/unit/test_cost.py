@@ -2,14 +2,12 @@
 
 import csv
 import json
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from basics import executable
 from commands import commands_first, typed
-from rich.console import Console
 from run_of import read_events, run_of
 
 from mrt_hpc.analysis.rows import summarise_evaluation
@@ -17,8 +15,7 @@ from mrt_hpc.analysis.spending import Accounts, Allocation, Spending, prices, sp
 from mrt_hpc.attempt.ledger import record_submission
 from mrt_hpc.backends.queued_jobs import A_DAY_S
 from mrt_hpc.backends.slurm.queue import attempts_of
-from mrt_hpc.cli.tables import hours_table, hours_text
-from mrt_hpc.plan.hours import UseHours
+from mrt_hpc.cli.tables import hours_text
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.run.events import EventKind, EventLog, Use, event_file
@@ -186,11 +183,6 @@ def test_what_a_point_of_accuracy_cost(run: RunLayout) -> None:
 
 
 def test_less_than_an_hour_is_printed_in_minutes() -> None:
-    printed = StringIO()
-    Console(width=80, file=printed).print(
-        hours_table([UseHours(Role.TRAINER, Use.TRAINING, 6 / 3600, 0.0, 6 / 3600)], of_gpus=False)
-    )
-    assert {"core-minutes", "0.10"} <= set(printed.getvalue().split()), "as hours they would be printed as 0.00"
     assert [hours_text(hours, "GPU") for hours in (0.0, 0.5, 2.5)] == [
         "0.00 GPU-hours",
         "30.00 GPU-minutes",

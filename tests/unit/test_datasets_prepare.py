@@ -5,10 +5,7 @@ the record beside each says where it is from.
 import gzip
 import hashlib
 import json
-import os
 import random
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from commands import refusal, typed
+from commands import in_a_process, refusal, typed
 from data_files import json_lines, parquet
 from hub_server import COMMIT, Repository, serving
 
@@ -304,37 +301,38 @@ def set_of(names: list[str], card: str = "") -> str:
 SHARDED = [f"data/{part}.parquet" for part in ("train-00001-of-00002", "train-00000-of-00002", "test-00000-of-00001")]
 
 
-def test_the_files_of_a_split() -> None:
-    hard = "data/hard-00000-of-00001.parquet"
-    for names, card, asked, part, chosen in (
+HARD, TWO_SPLITS = "data/hard-00000-of-00001.parquet", ["train.jsonl", "test.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("names", "card", "asked", "part", "chosen"),
+    [
         (["deepscaler.json"], "", Selection(), "default train", ["deepscaler.json"]),
         (SHARDED, "", Selection(split="train"), "default train", [SHARDED[1], SHARDED[0]]),
-        ([hard], "", Selection(), "default hard", [hard]),
+        ([HARD], "", Selection(), "default hard", [HARD]),
         (["dev/a.json", "train/a.json"], "", Selection(split="validation"), "default validation", ["dev/a.json"]),
         (DECLARED, CARD, Selection(split="test"), "main test", ["main/test-0.jsonl"]),
         (DECLARED, CARD, Selection(config="socratic"), "socratic train", ["socratic/a/b.parquet"]),
         ([".cache/train.jsonl", "test.jsonl"], "", Selection(), "default test", ["test.jsonl"]),
         (["test.jsonl", "more.jsonl", "test.csv"], "", Selection(split="test"), "default test", ["test.jsonl"]),
-    ):
-        place = set_of(names, card)
+        # what leaves a choice open is refused with an option
+        (TWO_SPLITS, "", Selection(), "--split test", None),
+        (TWO_SPLITS, "", Selection(split="tset"), "--split test", None),
+        (DECLARED, CARD.replace("  default: true\n", ""), Selection(), "--config", None),
+        (DECLARED, CARD, Selection(config="platonic"), "--config", None),
+        (["loader.py"], "", Selection(), "--config", None),
+        (DECLARED, "---\nconfigs: [\n---\n", Selection(), "--config", None),
+    ],
+)
+def test_the_files_of_a_split(
+    names: list[str], card: str, asked: Selection, part: str, chosen: list[str] | None
+) -> None:
+    place = set_of(names, card)
+    if chosen is not None:
         assert choose(place, asked, "here") == (*part.split(), [f"{place}/{name}" for name in chosen])
-        shutil.rmtree(place)
-
-
-def test_a_choice_that_is_open_is_refused() -> None:
-    two = ["train.jsonl", "test.jsonl"]
-    for names, card, asked, option in (
-        (two, "", Selection(), "--split test"),
-        (two, "", Selection(split="tset"), "--split test"),
-        (DECLARED, CARD.replace("  default: true\n", ""), Selection(), "--config"),
-        (DECLARED, CARD, Selection(config="platonic"), "--config"),
-        (["loader.py"], "", Selection(), "--config"),
-        (DECLARED, "---\nconfigs: [\n---\n", Selection(), "--config"),
-    ):
-        place = set_of(names, card)
-        refused = refusal(choose, place, asked, "here")
-        assert (option in str(refused.advice), refused.where) == (True, "here")
-        shutil.rmtree(place)
+        return
+    refused = refusal(choose, place, asked, "here")
+    assert (part in str(refused.advice), refused.where) == (True, "here")
 
 
 def test_a_folder_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,11 +406,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 
 def on_hub(hub: dict[str, str], *arguments: str, code: ExitCode = ExitCode.OK) -> str:
-    """What a command prints that asks a hub: the hub's client reads its variables when it is imported."""
-    command = [sys.executable, "-m", "mrt_hpc", "data", *arguments]
-    done = subprocess.run(command, env={**os.environ, **hub}, capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode == code, done.stderr
-    return done.stdout + done.stderr
+    """In a process, as the hub's client reads its variables when it is imported."""
+    return in_a_process("data", *arguments, exits=code, **hub)
 
 
 def test_what_the_hub_does_not_have_or_does_not_answer(hub: dict[str, str]) -> None:

@@ -266,19 +266,6 @@ def test_the_plan_has_a_task_for_each_model_benchmark_and_shard(run: Path) -> No
     assert (recipe.evaluated_versions, [d.job for d in plan.jobs[2].after]) == ([0, 1], ["evaluation"])
 
 
-def test_the_plan_has_expected_hours_and_what_is_not_there_and_makes_nothing(tmp_path: Path) -> None:
-    """872 problems, 20 samples of 100 tokens each, at 5,500 tokens a second: a twelfth of an hour, and 40 starts."""
-    [model] = models_at(tmp_path / "some-1.5B")
-    site = tmp_path / "site.yaml"
-    site.write_text("type: slurm\nname: here\ngpu_type: h100\n")
-    changes = ("--set", "expected.trace_tokens=100", "--set", "resources.evaluation.gpus=1")
-    where = ("--site", site, "--data", tmp_path, "--run", tmp_path / "e")
-    out = typed("eval", model, "--suite", "paper_20", "--plan", *where, *changes).output
-    assert "Expected: 2 GPU-hours, by stated rates of h100 for 1.5 billion parameters." in out
-    assert f"benchmark aime24 {tmp_path / 'aime24.jsonl'}" in out
-    assert not (tmp_path / "e").exists()
-
-
 def test_a_plan_names_models_and_data_that_are_not_there(run: Path, tmp_path: Path) -> None:
     recipe = recipe_of(run, suite="paper_20")
     (tmp_path / "aime24.jsonl").write_text("")
@@ -291,6 +278,9 @@ def test_a_plan_names_models_and_data_that_are_not_there(run: Path, tmp_path: Pa
     for told, file in zip(files, ("aime25", "amc23", "minerva_math", "math500"), strict=True):
         assert f"{tmp_path / file}.jsonl; " in told
         assert told.endswith(f"mrt-hpc data fetch {file} {tmp_path / file}.jsonl")
+    where = ("--data", tmp_path, "--run", tmp_path / "e")
+    shown = typed("eval", f"{run}@20", "--suite", "paper_20", "--plan", *where).output
+    assert f"benchmark aime25 {tmp_path / 'aime25.jsonl'}" in shown and not (tmp_path / "e").exists()
 
 
 # -- models that are not there yet, or damaged

@@ -14,7 +14,6 @@ from commands import typed
 from many_tasks import many_tasks
 from run_of import task_of
 
-from mrt_hpc.attempt.end import STOPPED
 from mrt_hpc.attempt.entry import record_after
 from mrt_hpc.attempt.run_progress import failed
 from mrt_hpc.errors import UserError
@@ -62,25 +61,6 @@ def test_a_task_that_waits_for_room_on_the_disk_says_so(run: CannedRun, lacking:
     assert lacking.what in typed("status", run.layout.root).output
     run.log(f"{TRAINER}/13_0_log.err", f"{PAUSED}: {lacking.what}\nworking again\n")
     assert lacking.what not in explain(run)
-
-
-def test_files_set_aside_and_attempts_are_counted(run: CannedRun) -> None:
-    started = {"kind": "task_started", "job": TRAINER, "task": 0, "rank": 0, "attempt": "13.0", "world_size": 1}
-    aside = {"kind": "set_aside", "path": "weights/v000003", "reason": "checksum"}
-    ended = {"kind": "task_ended", "job": TRAINER, "task": 0, "rank": 0, "outcome": "stopped"}
-    run.events(TRAINER, "13.0", started, aside, ended)
-    run.task(TRAINER, TaskState.STOPPED, message=STOPPED)
-    assert "1 file(s)" in explain(run)
-    assert all(fact in explain(run, TRAINER) for fact in ("1 attempt(s)", "weights/v000003", "checksum", "stopped"))
-
-
-def test_where_the_queue_is_not_reached_the_files_and_hearts_speak(run: CannedRun) -> None:
-    run.unreached()
-    text = explain(run)
-    assert "job 12" in text and "Slurm: squeue refused" in text
-    run.task(TRAINER, TaskState.RUNNING, attempt="13.0")
-    write_json(run.layout.heart(TRAINER, 0), {"attempt": "13.0", "beat": 1})
-    assert f"{TRAINER} runs since" in explain(run, TRAINER)
 
 
 def test_a_run_that_its_user_cancelled_says_so_until_it_is_submitted_again(run: CannedRun) -> None:
