@@ -96,9 +96,6 @@ def test_the_seeds_needed_show_the_difference_and_one_less_does_not() -> None:
     assert seeds_needed(gain, least) is None, "the problems alone are too few"
 
 
-# -- in words
-
-
 def arm(name: str, *runs: Sequence[float]) -> Arm:
     """An arm whose runs have these rewards, one problem and sample each."""
     rewards = [{f"p{i}": (EvaluatedTrace(r, None, 10, ()),) for i, r in enumerate(run)} for run in runs]
@@ -129,9 +126,6 @@ def test_below_ten_problems_the_assumption_is_told() -> None:
         first, second = arm("old", [0.0] * count), arm("new", [1.0, 0.0] * 5 if count == 10 else [1.0] * 9)
         found = compare([first], [[second]], [measure_of("pass@1")])
         assert any("normal distribution" in note for note in notes(found, [[first], [second]])) is told
-
-
-# -- typed
 
 
 def seed_run(root: Path, rewards: Sequence[float], *changes: str, version: int = 20, grader: str = "") -> RunLayout:
@@ -196,9 +190,6 @@ def test_runs_of_other_recipes_in_an_arm_are_told(runs: list[Path], tmp_path: Pa
     assert [model.run.origin(model.number(["held-out"])).recipe is None for model in arms.models] == [False, False]
     (tmp_path / "gone" / "recipe.lock.yaml").unlink()
     assert arms.models[1].run.origin(0).recipe is None
-
-
-# -- what was evaluated in another way
 
 
 def test_verdicts_of_several_graders_are_refused_and_tokens_are_compared(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from basics import INFERENCE, JOBS, QUICKSTART, ROOT, TRAINER, resources
-from commands import in_a_process, refusal
+from commands import in_a_process
 from ruamel.yaml import YAML
 from run_of import read_events, run_of
 from submitted import latest_ids
@@ -20,7 +20,6 @@ from mrt_hpc.backends.local.backend import LocalRun, run_plan
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.local.slots import Slots, largest_need, machine_slots
 from mrt_hpc.backends.queued_jobs import live_jobs
-from mrt_hpc.backends.sites import find_site
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import build_plan, compile_plan
 from mrt_hpc.plan.jobs import Dependency, DependencyKind, Job, Plan, Role, read_plan
@@ -132,16 +131,6 @@ def test_a_task_that_fails_for_good_is_not_run_again(run: RunLayout, scripts: Pa
     entry.write_text(re.sub(r'"type": "\w+:', '"type": "no_such_module:', entry.read_text()))
     assert "not reached (batch: " in in_a_process("status", run.root)
     assert "module" in in_a_process("cancel", run.root, exits=2)
-
-
-def test_a_kind_of_site_that_is_none_is_refused(tmp_path: Path) -> None:
-    for kind, words in {
-        "no_such_module:Site": "no module `no_such_module`",
-        "mrt_hpc.recipe.site:SiteSettings": "it extends mrt_hpc.backends.backend:Site",
-        "nowhere": "one of local, slurm",
-    }.items():
-        (tmp_path / "site.yaml").write_text(f'type: "{kind}"\nname: here\n')
-        assert words in refusal(find_site, str(tmp_path / "site.yaml")).message()
 
 
 def test_each_kind_of_site_has_a_back_end_and_an_unknown_one_is_a_slurm_cluster(tmp_path: Path) -> None:

@@ -1,6 +1,4 @@
-"""Parts of benchmarks that need no GPU and no TRL: `tests/benchmarks/bench_trainer_gpu.py` without an engine, and the
-arithmetic and the exchange with a side of `bench_against_trl.py`.
-"""
+"""Parts of benchmarks that need no GPU and no TRL: counted operations, and the table beside TRL."""
 
 import bench_against_trl
 import pytest

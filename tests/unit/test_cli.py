@@ -1,6 +1,4 @@
-"""The commands as a user meets them: every wrong input is an error with what to type next, and leaves nothing behind;
-and what is typed works when it is pasted.
-"""
+"""The commands as a user meets them: a wrong input is an error with what to type next, and leaves nothing behind."""
 
 import json
 import os
@@ -19,8 +17,6 @@ from run_of import run_of
 
 import mrt_hpc
 from mrt_hpc.attempt.ledger import last_site
-from mrt_hpc.cli.main import main
-from mrt_hpc.cli.options import SECTIONS
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.run.layout import RunLayout
 
@@ -208,8 +204,3 @@ def test_a_recipe_that_is_typed_without_its_ending_is_named(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_online.yaml").write_text("extends: mrt_online\n")
     assert "my_online.yaml" in typed("validate", "my_online", exits=2).stderr
-
-
-def test_help_has_every_command_in_one_section() -> None:
-    named = [name for names in SECTIONS.values() for name in names]
-    assert sorted(named) == sorted(set(main.commands) - {"resume"})

@@ -134,9 +134,6 @@ def test_a_damaged_image_fails_the_check(tmp_path: Path, monkeypatch: pytest.Mon
     assert [found[what] for what in ("torch", "mrt-hpc", "vllm")] == [True, False, False]
 
 
-# -- unpacking, where Apptainer is not installed setuid
-
-
 class Node:
     """A node whose task unpacks its image; the stand-in for Apptainer writes down how it was called."""
 

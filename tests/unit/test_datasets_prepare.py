@@ -1,6 +1,4 @@
-"""Data files are made from sources of other kinds and columns, from the hub and by the names of the paper's data sets;
-the record beside each says where it is from.
-"""
+"""Data files are made from sources of other kinds and columns, from the hub, and by names of the paper's data sets."""
 
 import gzip
 import hashlib

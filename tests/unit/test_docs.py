@@ -1,7 +1,4 @@
-"""The pages say what is so: their commands exist and run, their fields, files, functions and messages are there, the
-reference is the one that is made from the schema, and the site builds without a warning. Every block of
-docs/extending.md is run.
-"""
+"""The pages say what is so, their commands run, and every block of docs/extending.md does."""
 
 import ast
 import gzip

@@ -281,9 +281,6 @@ def test_the_command_ends_with_its_verdict(monkeypatch: pytest.MonkeyPatch, tmp_
     typed("doctor", "--on-node", exits=2)  # there are no nodes to ask
 
 
-# -- the job that asks a node, and what its half does there
-
-
 def test_the_job_asks_for_what_the_jobs_of_a_run_ask_for() -> None:
     profile = {
         "name": "lab", "account": "lab", "qos": "long", "partitions": {"cpu": "short", "gpu": "big"},

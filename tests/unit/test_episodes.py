@@ -58,9 +58,6 @@ def test_the_rule_cuts_where_it_is_drawn(drawn: str, changes: dict[str, int]) ->
     assert ["".join(letters.get(piece, "") for piece in pieces[a:b]) for a, b in pairwise(boundaries)] == episodes
 
 
-# -- of texts and tokens
-
-
 @pytest.mark.parametrize("text", ["a\n\n\nWait", "a\n\n\n\n\nb\nc\n\nd", "a\n\n  Wait", "\n\na", "a"])
 def test_paragraphs_are_those_of_a_split_at_two_newlines(text: str) -> None:
     ends = [0, *paragraph_starts(text.encode())]

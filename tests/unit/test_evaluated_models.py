@@ -78,9 +78,6 @@ def suite_at(folder: Path, text: str = SILENT) -> Path:
     return folder / "suite.yaml"
 
 
-# -- the names of models
-
-
 def test_versions_of_a_run_are_numbers_or_the_first_or_the_last(tmp_path: Path) -> None:
     run = trained(tmp_path / "grpo", 0, 5, 20).root
 
@@ -142,9 +139,6 @@ def test_what_is_no_model_and_two_models_of_one_name_are_refused(run: Path, tmp_
         EvaluationRecipe.model_validate({**recipe_of(run).model_dump(), "models": models}, strict=False)
     assert refusal(refuse_other_queue, ["17"], LocalSite()).where == "site local", "there is no queue"
     refuse_other_queue([], LocalSite())
-
-
-# -- the recipe
 
 
 def test_an_evaluation_takes_over_what_the_suite_does_not_say(tmp_path: Path) -> None:
@@ -226,9 +220,6 @@ def test_thinking_tags_are_the_models_own_and_data_may_lie_elsewhere(tmp_path: P
     assert paths == [str(tmp_path / "aime24.jsonl"), str(tmp_path / "aime25.jsonl")]
 
 
-# -- the run directory
-
-
 @pytest.fixture
 def whole(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The run, whose models are taken although they are a file without content."""
@@ -281,9 +272,6 @@ def test_a_plan_names_models_and_data_that_are_not_there(run: Path, tmp_path: Pa
     where = ("--data", tmp_path, "--run", tmp_path / "e")
     shown = typed("eval", f"{run}@20", "--suite", "paper_20", "--plan", *where).output
     assert f"benchmark aime25 {tmp_path / 'aime25.jsonl'}" in shown and not (tmp_path / "e").exists()
-
-
-# -- models that are not there yet, or damaged
 
 
 @pytest.fixture

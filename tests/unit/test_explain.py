@@ -1,6 +1,4 @@
-"""``mrt-hpc explain``: why a run or a task waits or has failed, and what to type next; the cause before its
-consequences. Most situations are in tests/golden/explain.txt.
-"""
+"""``mrt-hpc explain``: the cause before its consequences. Most situations are in tests/golden/explain.txt."""
 
 import os
 import shutil
@@ -112,9 +110,6 @@ def test_5000_tasks_are_explained_in_a_few_lines(tmp_path: Path, monkeypatch: py
     assert len(shown.splitlines()) < 20
     assert "608 of 640 tasks" in shown
     assert sorted(large.calls) == ["sacct", "squeue"]
-
-
-# -- the reason of a run's failure, from the records of its tasks
 
 
 def ends(task: Task, error: BaseException, time: float) -> str:

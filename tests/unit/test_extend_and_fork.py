@@ -72,9 +72,6 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return sent
 
 
-# -- extend
-
-
 def test_a_run_with_a_constant_rate_gets_more_iterations_at_its_own_site(tmp_path: Path, slurm: Path) -> None:
     layout = run_of(tmp_path / "run", *CONSTANT)
     submitted(layout)
@@ -108,9 +105,6 @@ def test_an_extension_has_more_iterations_and_a_checkpoint_to_go_on_from(tmp_pat
     long_warmup = run_of(tmp_path / "long", "training.schedule=constant", "training.warmup_ratio=0.5")
     publish_models(long_warmup, 1)
     assert extended_recipe(long_warmup, 40).schedule.iterations == 40, "the submission keeps the steps of the warm-up"
-
-
-# -- fork
 
 
 def test_a_fork_has_its_own_copy_of_the_weights_and_says_where_it_comes_from(tmp_path: Path, slurm: Path) -> None:
@@ -179,9 +173,6 @@ def test_weights_that_are_damaged_or_removed_meanwhile_leave_no_run(tmp_path: Pa
     assert not new.root.exists()
     with pytest.raises(UserError):
         fork_of(layout, "last", (), lambda name: tmp_path / name)
-
-
-# -- data of a fork
 
 
 def lines(*answers: str) -> str:
@@ -262,9 +253,6 @@ def test_samples_of_a_fork_are_compared_too(tmp_path: Path) -> None:
     path.write_text(json.dumps({**row, "suffix": "one"}))
     (changed,) = forked_data(layout, recipe, recipe)
     assert (kept.is_changed, changed.is_changed, changed.old) == (False, True, kept.old)
-
-
-# -- submit RUN
 
 
 def evaluation_of(tmp_path: Path) -> RunLayout:

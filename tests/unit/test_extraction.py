@@ -1,6 +1,4 @@
-"""Where thoughts end and answers stand: the rules that find an answer in a completion, beside those of other trainers,
-on one table of completions; and what recipes force and leave out.
-"""
+"""Where thoughts end and answers stand, by each rule on one table; and what recipes force and leave out."""
 
 import json
 from pathlib import Path

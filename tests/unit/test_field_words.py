@@ -179,9 +179,6 @@ def test_every_number_has_a_lowest_and_a_highest_value() -> None:
         assert [name for name, limits in numbers if not any(isinstance(one, kinds) for one in limits)] == []
 
 
-# -- the command
-
-
 @pytest.mark.parametrize(
     ("words", "there", "absent"),
     [

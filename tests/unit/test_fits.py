@@ -71,9 +71,6 @@ def trainer(shape: ModelShape = SMALL, *, ranks: int = 1, longest: int = 4, **ch
     return TrainerSetting(Training(**fields), shape, ranks, longest)  # type: ignore[arg-type]
 
 
-# -- shapes
-
-
 def test_shapes_of_published_models_and_of_the_small_world() -> None:
     qwen, tied = memory.shape_of(QWEN_1_5B), memory.shape_of({**QWEN_1_5B, "tie_word_embeddings": True})
     assert (qwen.parameters, memory.shape_of(LLAMA_8B).parameters) == (PARAMETERS, 8_030_261_248)
@@ -94,9 +91,6 @@ def test_other_kinds_of_models_are_not_guessed(tmp_path: Path) -> None:
             memory.shape_of({**QWEN_1_5B, **change})
     with pytest.raises(UnknownShapeError, match=r"config\.json"):
         memory.shape_in(tmp_path)
-
-
-# -- trainer
 
 
 @pytest.mark.parametrize(
@@ -164,9 +158,6 @@ def test_a_trace_that_fits_no_gpu_is_shared_by_several(tmp_path: Path) -> None:
     assert change is not None and [field for field, _ in change] == ["training.sequence_parallel"]
 
 
-# -- servers
-
-
 def test_a_cache_on_a_gpu_by_hand() -> None:
     """63.2 GiB less the weights, the forward pass of 8,192 tokens, the logits of 128 and 1.5 GiB."""
     found = memory.server_memory(ServerSetting(memory.shape_of(QWEN_1_5B), 2, 20480, 8392, 128, 1, 63.2 * GIB))
@@ -198,9 +189,6 @@ def test_the_memory_of_a_gpu() -> None:
     ):  # fmt: skip
         found = memory.gpu_memory(SlurmSite(name="cluster", gpu_type=gpu, gpu_memory_gib=stated))
         assert (found.gib, found.known) == (pytest.approx(gib), known)
-
-
-# -- verdicts
 
 
 def test_every_recipe_of_the_package_fits(tmp_path: Path) -> None:

@@ -159,9 +159,6 @@ def mutated(path: Path, name: str) -> Iterator[None]:
             raise AssertionError(f"seed {name}, {kind} of {path}: {shown!r}: {error!r}") from error
 
 
-# -- a run with a file of each kind
-
-
 def a_run(root: Path) -> None:
     layout = SyntheticRun(root / "runs" / "run", Shape(2, 1, ("aime24",), problems=2, paragraphs=1)).write()
     for version in (1, 2):
@@ -216,9 +213,6 @@ def look(layout: RunLayout, *, reports: bool = False) -> None:
 KINDS = sorted(files_of(RunLayout(Path("run"))))
 
 
-# -- a model
-
-
 def a_model(directory: Path) -> None:
     directory.mkdir()
     config = {
@@ -254,9 +248,6 @@ def fuzz(place: Path, kind: str, name: str, *, reports: bool = False) -> None:
     layout = RunLayout(place / "runs" / "run")
     with mutated(files_of(layout)[kind], name):
         look(layout, reports=reports)
-
-
-# -- the tests
 
 
 @pytest.fixture(scope="module")
