@@ -150,8 +150,9 @@ def test_a_terminal_that_lacks_a_character_ends_no_command(tmp_path: Path) -> No
 
 def test_plan_obeys_overrides_and_expands_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    shown = typed("plan", "mrt_online", "--set", "schedule.iterations_per_job=124", "--run", "~/x").output
-    for fact in ("248 iterations in 2 segment(s)", "segment-001.trainer", "submit will refuse", str(tmp_path / "x")):
+    changes = ("--set", "schedule.iterations_per_job=10", "--set", "resources.trainer.memory_gib=0.5")
+    shown = typed("plan", "quickstart", *changes, "--run", "~/x").output
+    for fact in ("20 iterations in 2 segment(s)", "segment-001.trainer", "submit will refuse", str(tmp_path / "x")):
         assert fact in shown
 
 

@@ -202,7 +202,8 @@ def test_findings_end_with_status_2_and_are_counted_and_listed_or_whole_as_json(
     train = written("train.jsonl", ("t1", "What is 1+1?", "2"), ("t1", "what is 1 + 1", "2"))
     test = written("test.jsonl", ("b1", "What is 1+1?", "2"))
     shown = printed(train, "--against", test)
-    assert "line 1 (t1), line 2 (t1), line 1 (b1)\n" in shown
+    for line in ("1 of 1 pairs", "\n  line 1 (t1), line 2 (t1)\n", "line 1 (t1), line 2 (t1), line 1 (b1)\n", "3 find"):
+        assert line in shown
     printed(test, code=ExitCode.OK)
     path = written("a.jsonl", *((str(number), f"number {number % 12}", "1") for number in range(24)))
     assert "2 more; --json" in printed(path)

@@ -61,6 +61,20 @@ def test_a_task_that_waits_for_room_on_the_disk_says_so(run: CannedRun, lacking:
     assert lacking.what not in explain(run)
 
 
+def test_where_the_queue_is_not_reached_files_hearts_and_what_was_set_aside_speak(run: CannedRun) -> None:
+    run.unreached()
+    aside = {"kind": "set_aside", "path": "weights/v000003", "reason": "checksum"}
+    started = {"kind": "task_started", "job": TRAINER, "task": 0, "rank": 0, "attempt": "13.0", "world_size": 1}
+    run.events(TRAINER, "13.0", started, aside)
+    text = explain(run)
+    assert [fact for fact in ("job 12", "Slurm: squeue refused", "1 file(s)") if fact not in text] == []
+    run.task(TRAINER, TaskState.RUNNING, attempt="13.0")
+    write_json(run.layout.heart(TRAINER, 0), {"attempt": "13.0", "beat": 1})
+    text = explain(run, TRAINER)
+    for fact in (f"{TRAINER} runs since", "1 attempt(s)", "weights/v000003", "checksum"):
+        assert fact in text
+
+
 def test_a_run_that_its_user_cancelled_says_so_until_it_is_submitted_again(run: CannedRun) -> None:
     run.task(INFERENCE, TaskState.STOPPED, attempt="12_0.0")
     run.queue()
