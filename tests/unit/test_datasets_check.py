@@ -204,6 +204,7 @@ def test_findings_end_with_status_2_and_are_counted_and_listed_or_whole_as_json(
     shown = printed(train, "--against", test)
     for line in ("1 of 1 pairs", "\n  line 1 (t1), line 2 (t1)\n", "line 1 (t1), line 2 (t1), line 1 (b1)\n", "3 find"):
         assert line in shown
+    assert "│ train.jsonl │ test.jsonl │ 1 │ │" in " ".join(shown.split()), "one problem in both, and no similar one"
     printed(test, code=ExitCode.OK)
     path = written("a.jsonl", *((str(number), f"number {number % 12}", "1") for number in range(24)))
     assert "2 more; --json" in printed(path)
