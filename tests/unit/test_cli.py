@@ -156,7 +156,9 @@ def test_plan_obeys_overrides_and_expands_the_home_directory(tmp_path: Path, mon
         assert fact in shown
 
 
-def test_the_key_of_a_run_stands_nowhere_else_in_its_directory(run: RunLayout) -> None:
+def test_a_run_directory_is_private_and_its_key_stands_nowhere_else(run: RunLayout) -> None:
+    assert run.root.stat().st_mode & 0o777 == 0o700
+    assert (run.secrets / "server_key").stat().st_mode & 0o777 == 0o600
     key = (run.secrets / "server_key").read_text()
     others = [p for p in run.root.rglob("*") if p.is_file() and p.parent != run.secrets]
     assert not [p for p in others if key in p.read_text(errors="replace")]
