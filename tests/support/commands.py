@@ -1,11 +1,14 @@
 """Runs commands in this process."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from basics import RECIPES, look_first_in
+from basics import RECIPES, ROOT, look_first_in
 from click.testing import CliRunner, Result
 
 from mrt_hpc.cli.main import main
@@ -35,6 +38,15 @@ def typed(*words: object, exits: int = 0, columns: int | str | None = None) -> R
     assert done.exception is None or isinstance(done.exception, SystemExit), repr(done.exception)
     assert done.exit_code == exits, done.output
     return done
+
+
+def in_a_process(*words: object, exits: int = 0, **environment: str) -> str:
+    """The same in a process of its own, which holds the runs that it submits as long as it lives."""
+    own = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **environment}
+    command = [sys.executable, "-m", "mrt_hpc", *map(str, words)]
+    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False, timeout=180)
+    assert done.returncode == exits, done.stderr
+    return done.stdout + done.stderr
 
 
 def refusal(work: Callable[..., object], *arguments: Any) -> UserError:

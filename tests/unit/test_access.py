@@ -1,7 +1,5 @@
 """Who may read a run; and folders that all users of a node share, of which only private ones are used."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shlex
@@ -142,7 +140,6 @@ def test_nor_is_a_second_choice_of_others(shared: Path, taken_by: TakenBy, monke
 
 
 def test_tasks_of_this_machine_keep_what_they_compile_there(tmp_path: Path) -> None:
-    """And what the user has set stays."""
     layout = run_of(tmp_path / "run")
     environment = {name: value for name, value in os.environ.items() if name not in CACHES}  # torch sets some of them
     running = start_ranks(layout, read_plan(layout.plan).jobs[0], 0, {**environment, "TRITON_CACHE_DIR": "/mine"})

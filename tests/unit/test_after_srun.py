@@ -1,7 +1,5 @@
 """What the job script does after srun. Slurm's commands and the verdict are functions of the shell here."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from pathlib import Path
@@ -58,7 +56,6 @@ def waiting_for(*tasks: str) -> list[str]:
 
 
 def in_seconds(seconds: float) -> str:
-    """A time as squeue writes it."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
 
 

@@ -1,7 +1,5 @@
 """The trainer refuses a model that it would not train as it is sampled: small models of several families."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -187,8 +185,3 @@ def test_a_checkpoint_with_other_tensors_than_its_model_is_refused(damage: str, 
     harm, named = DAMAGE[damage]
     harm(tmp_path)
     assert named in refusal(load_policy, tmp_path, 1.0, Precision.FP32).message()
-
-
-def test_a_head_that_is_tied_is_not_missing(tmp_path: Path) -> None:
-    load(Qwen2Config(tie_word_embeddings=True), tmp_path)
-    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")

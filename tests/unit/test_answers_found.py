@@ -1,7 +1,5 @@
 """How many traces have an answer at all is measured and shown: without one a reward is 0, and no error says why."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Arms of several training seeds: the interval over seeds and problems by hand, and what is refused and told."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence
@@ -22,7 +20,6 @@ from mrt_hpc.analysis.intervals import (
     crossed_gain,
     crossed_share,
     detectable,
-    mean_gain,
     seeds_needed,
     t_quantile,
     wilson,
@@ -61,14 +58,6 @@ def test_seeds_are_shared_by_benchmarks_and_problems_are_not() -> None:
     assert sum(part.size for part in turned.seeds) < 1e-2, "runs that are better on one benchmark and worse on another"
 
 
-def test_runs_that_agree_by_chance_do_not_show_that_seeds_do() -> None:
-    """Two runs with means of 1/2 on other problems: what is left of a value is 1/2, a mean square of 4 * 1/4 / 3."""
-    agree = np.array([[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0]])
-    gain = crossed_gain([(np.zeros((1, 4)), agree)])
-    assert gain.seeds[0].size == pytest.approx((8 / 4 / 3) / 4 / 2)
-    assert 0 < gain.p_value < 1
-
-
 def test_the_accuracy_of_an_arm_by_hand() -> None:
     """Of AFTER: 0.7; means of runs 0.6 and 0.8, 0.01 for seeds; problems 0.6, 0.7 and 0.8, a variance of 0.01 of which
     0.02 / 2 is that of seeds: nothing is left. 0.21 / 0.01 = 21 draws, of which 14.7 are right, and t(1) = 12.706.
@@ -79,13 +68,6 @@ def test_the_accuracy_of_an_arm_by_hand() -> None:
     )
     assert crossed_share(np.ones((2, 9))) == wilson(9, 9)
     assert crossed_share(np.array([[0.0], [1.0]])) == IntervalEstimate(0.5, 0.0, 1.0)
-
-
-def test_one_run_in_each_arm_is_the_paired_difference() -> None:
-    rng = np.random.default_rng(0)
-    before, after = rng.random((2, 20))
-    by_problem = [{str(i): float(x) for i, x in enumerate(values)} for values in (before, after)]
-    assert crossed_gain([(before[None], after[None])]) == mean_gain([(by_problem[0], by_problem[1])])
 
 
 @pytest.mark.parametrize(("spread", "interaction"), [(0.0, 0.0), (0.4, 0.0), (0.15, 0.5)])
@@ -112,9 +94,6 @@ def test_the_seeds_needed_show_the_difference_and_one_less_does_not() -> None:
             assert (detectable(error, degrees, together) <= 0.05) is shown
     least = 2 * math.sqrt(gain.problems[0].size)
     assert seeds_needed(gain, least) is None, "the problems alone are too few"
-
-
-# -- in words
 
 
 def arm(name: str, *runs: Sequence[float]) -> Arm:
@@ -147,9 +126,6 @@ def test_below_ten_problems_the_assumption_is_told() -> None:
         first, second = arm("old", [0.0] * count), arm("new", [1.0, 0.0] * 5 if count == 10 else [1.0] * 9)
         found = compare([first], [[second]], [measure_of("pass@1")])
         assert any("normal distribution" in note for note in notes(found, [[first], [second]])) is told
-
-
-# -- typed
 
 
 def seed_run(root: Path, rewards: Sequence[float], *changes: str, version: int = 20, grader: str = "") -> RunLayout:
@@ -214,9 +190,6 @@ def test_runs_of_other_recipes_in_an_arm_are_told(runs: list[Path], tmp_path: Pa
     assert [model.run.origin(model.number(["held-out"])).recipe is None for model in arms.models] == [False, False]
     (tmp_path / "gone" / "recipe.lock.yaml").unlink()
     assert arms.models[1].run.origin(0).recipe is None
-
-
-# -- what was evaluated in another way
 
 
 def test_verdicts_of_several_graders_are_refused_and_tokens_are_compared(tmp_path: Path) -> None:

@@ -1,41 +1,15 @@
-"""Parts of benchmarks that need no GPU and no TRL: `tests/benchmarks/bench_trainer_gpu.py` without an engine, and the
-arithmetic and the exchange with a side of `bench_against_trl.py`.
-"""
-
-from __future__ import annotations
+"""Parts of benchmarks that need no GPU and no TRL: counted operations, and the table beside TRL."""
 
 import bench_against_trl
-import bench_trainer_gpu as bench
 import pytest
-import torch
 from bench_against_trl import Measured, Turn
 from paper_sequences import SMALLER, batches_of, branched, config_of, flops, sampled
 
 from mrt_hpc.recipe.choices import Batching
-from mrt_hpc.training.settings import TrainingSequence
 
 CONFIG = config_of("tiny")
 TRACES = sampled(4, SMALLER, CONFIG.vocab_size, 0)
 SETS = {"traces": TRACES, "branches": branched(TRACES[:2], SMALLER, CONFIG.vocab_size, 1)}
-
-
-def gradient(variant: bench.Variant, sequences: list[TrainingSequence]) -> dict[str, torch.Tensor]:
-    """Of the mean over all trained tokens, from a model that is always the same."""
-    module = bench.scored(CONFIG, torch.device("cpu"), torch.float32, 0)
-    module.choose(variant)
-    for batch in batches_of(sequences, variant.batching, 200):
-        (module(batch) / sum(s.trained_tokens for s in sequences)).backward()
-    return {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_all_variants_compute_the_same_gradient(name: str) -> None:
-    assert all(len(batches_of(SETS[name], b, 200)) > 1 for b in Batching)  # they divide them differently
-    first, *others = (gradient(variant, SETS[name]) for variant in bench.VARIANTS)
-    assert max(float(g.abs().max()) for g in first.values()) > 1e-3  # something was compared
-    for gradients in others:
-        assert gradients.keys() == first.keys()
-        assert max(float((gradients[n] - first[n]).abs().max()) for n in first) < 1e-5
 
 
 @pytest.mark.parametrize("batching", list(Batching))

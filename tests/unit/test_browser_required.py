@@ -1,7 +1,5 @@
 """The tests of the page are skipped where there is no browser, and fail in CI, which would be green without them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -51,8 +51,6 @@ DROP = "sampling.long_prompts=drop"
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the quickstart, which is submitted again and again."""
-
     layout: RunLayout
 
     def submit(self, *settings: str) -> Recipe:
@@ -101,19 +99,16 @@ class Run:
 
     @property
     def opened(self) -> list[str]:
-        """Jobs of which a task is not done."""
         tasks = [(job.name, read_task(self.layout, job.name, i)) for job in self.plan.jobs for i in range(job.tasks)]
         return list(dict.fromkeys(name for name, task in tasks if task.state is not TaskState.DONE))
 
     @property
     def changes(self) -> dict[str, tuple[object, object]]:
-        """All changes that the events hold: the old and the new value of each field."""
         events = read_events(self.layout.events, EventKind.RECIPE_CHANGED)
         return {change["field"]: (change["old"], change["new"]) for event in events for change in event["changes"]}
 
     @property
     def units(self) -> list[tuple[int, str, bool]]:
-        """Version, benchmark, and whether its task is done, of each planned evaluation."""
         return [
             (unit.version, unit.benchmark, read_task(self.layout, job.name, index).state is TaskState.DONE)
             for job in self.plan.jobs
@@ -122,19 +117,16 @@ class Run:
 
     @property
     def are_done(self) -> list[bool]:
-        """Whether the task of each planned evaluation is done."""
         return [done for _, _, done in self.units]
 
     def evaluation_task(self, index: int = 0) -> Task:
         return task_of(self.layout, "segment-000.evaluation", index)
 
     def missing(self, versions: list[int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What a report lacks, and what was never made."""
         found = read_measurements(self.layout, 0, versions, evaluation_settings(self.layout, self.locked))
         return found.missing, found.unmade
 
     def planned(self, *settings: str) -> str:
-        """What ``mrt-hpc plan`` prints."""
         options = [word for setting in settings for word in ("--set", setting)]
         return typed("plan", QUICKSTART, "--run", self.layout.root, *options).output
 
@@ -191,7 +183,6 @@ def test_what_decides_nothing_is_accepted(run: Run, begun: tuple[str], change: t
 def test_what_was_done_cannot_be_changed(
     run: Run, begun: tuple[str], done: int | None, change: tuple[str], fact: str | None
 ) -> None:
-    """A run of which so many iterations are done."""
     recipe = run.submit(*begun)
     publish_some(run.layout, *(() if done is None else (0, done)))
     if fact is None:
@@ -235,13 +226,6 @@ def test_more_iterations_of_a_constant_schedule_go_on_from_those_done(run: Run) 
         assert longer.training.warmup_steps == 1, "a tenth of the ten steps that it began with"
 
 
-WRITES = [
-    *(("write_json", 0), ("task_file", 0), ("task_file", 2)),
-    *(("write_json", 1), ("write_text", 0), ("_record_changes", 0)),
-]
-"""Each write of a renewal in turn, and how many calls of its function come before it; the journal is the first."""
-
-
 def cut_short(run: Run, write: str, calls_before: int, *settings: str) -> None:
     """Submit, and end before one of the writes of the renewal."""
     original, calls = getattr(renewal, write), count()
@@ -254,17 +238,6 @@ def cut_short(run: Run, write: str, calls_before: int, *settings: str) -> None:
     with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(renewal, write, writes_or_ends)
         run.submit(*settings)
-
-
-@pytest.mark.parametrize(("write", "calls_before"), WRITES)
-def test_a_change_cut_short_is_finished_by_the_same_submission(run: Run, write: str, calls_before: int) -> None:
-    run.finish(*CONSTANT)
-    wanted = (*CONSTANT, "schedule.iterations=14", "expected.trace_tokens=9")
-    cut_short(run, write, calls_before, *wanted)
-    assert run.submit(*wanted) == run.locked
-    assert (run.plan.iterations, run.opened[0]) == (14, "segment-002.inference")
-    assert run.changes["schedule.iterations"] == (10, 14)
-    assert not run.layout.renewal.exists()
 
 
 HELD_OUT = "name: held-out, problems: {type: small_world, split: held_out}, samples: 2"
@@ -435,16 +408,9 @@ def test_a_benchmark_that_was_added_has_its_prompts_checked_by_its_evaluation(ru
     assert list(left_out(path)) == [problems[0].id]
 
 
-def test_the_plan_of_a_begun_run_keeps_what_the_file_does_not_name(run: Run) -> None:
-    run.submit()
-    assert "submit will" not in run.planned()
-    run.submit("schedule.iterations=12", "evaluation.every=2")
-    assert "20 iterations" in run.planned(), "the file names them"
-    assert "evaluation.every: 2" in run.planned()
-
-
 def test_the_plan_of_a_begun_run_says_what_submit_would_change_and_changes_nothing(finished: Run) -> None:
     recipe = finished.locked
+    assert "submit will" not in finished.planned()
     said = finished.planned(MORE, "evaluation.every=6")
     for fact in ("submit will change", "evaluation.every was null and is 6", "6, 12", "segment-000.evaluation, report"):
         assert fact in said

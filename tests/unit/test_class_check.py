@@ -1,9 +1,9 @@
 """`mrt-hpc check`: the examples keep what a run takes for granted of them, and each way of breaking it is found."""
 
-from __future__ import annotations
-
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from mrt_hpc.inference.protocol import Request, SamplingSettings
 from mrt_hpc.inference.sampler import RolloutPlan, TraceCutter
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, Start
+from mrt_hpc.modes.base import Mode
 from mrt_hpc.modes.writer import Writer
 from mrt_hpc.mrt.values import Estimate
 from mrt_hpc.provers.monte_carlo import ForcedAnswer, MonteCarlo
@@ -32,12 +33,6 @@ from mrt_hpc.recipe.sections import Prompt
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.problems import write_problems
 from mrt_hpc.run.records import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from mrt_hpc.modes.base import Mode
 
 EXAMPLES = ROOT / "tests" / "examples"
 TOKENIZER = build_tokenizer()

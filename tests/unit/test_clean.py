@@ -1,7 +1,5 @@
 """What ``mrt-hpc clean`` removes of a run, and what it never removes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A segment as one task: its plan, the turns of its two processes, how one ends with the other, and its account."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """What a server compiles is kept for later ones: whole or not at all, for the same kind of server, and privately."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json
@@ -41,8 +39,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def on_node(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> OnNode:
-    """The code of one kind of server, on a node of this name."""
-
     def code(node: str) -> CompiledCode:
         (tmp_path / node).mkdir(exist_ok=True)
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / node))
@@ -102,7 +98,6 @@ def test_of_servers_that_start_at_the_same_time_one_keeps_the_code(on_node: OnNo
 
 
 def give_away(path: Path) -> None:
-    """To another user."""
     os.chown(path, 65534, 65534)
 
 
@@ -208,7 +203,6 @@ def test_the_folder_is_named_by_an_absolute_path(monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def command(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """The command of a server on GPUs, with changes of its settings."""
     monkeypatch.setattr("mrt_hpc.inference.server_start.on_cpu", lambda: False)
     monkeypatch.setattr(compiled_code, "GPUS", tmp_path / "gpus")
     has_gpu(tmp_path, "NVIDIA H100 80GB HBM3")

@@ -1,7 +1,5 @@
 """Container images: what they are built from, that they appear whole, and what a run notices of another image."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -136,9 +134,6 @@ def test_a_damaged_image_fails_the_check(tmp_path: Path, monkeypatch: pytest.Mon
     assert [found[what] for what in ("torch", "mrt-hpc", "vllm")] == [True, False, False]
 
 
-# -- unpacking, where Apptainer is not installed setuid
-
-
 class Node:
     """A node whose task unpacks its image; the stand-in for Apptainer writes down how it was called."""
 
@@ -148,7 +143,6 @@ class Node:
         (root / "a.sif").write_text("image")
 
     def starts(self, build: str = 'mkdir "$3" && touch "$3/python"') -> subprocess.Popen[str]:
-        """A task begins."""
         fourth_last = "for word; do fourth=$third; third=$second; second=$last; last=$word; done"
         case = f'case $1 in build) {build} ;; exec) ls "$fourth" > {self.root}/seen-$$ ;; esac'
         apptainer = executable(self.root / "apptainer", f'echo "$@" >> {self.root}/calls\n{fourth_last}\n{case}')
@@ -161,7 +155,6 @@ class Node:
 
     @property
     def built(self) -> int:
-        """How often the image was unpacked."""
         return [line.split()[0] for line in (self.root / "calls").read_text().splitlines()].count("build")
 
 

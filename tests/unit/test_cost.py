@@ -1,17 +1,13 @@
 """The reckoning of hours: small runs whose numbers are computed by hand, with canned texts of sacct."""
 
-from __future__ import annotations
-
 import csv
 import json
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from basics import executable
 from commands import commands_first, typed
-from rich.console import Console
 from run_of import read_events, run_of
 
 from mrt_hpc.analysis.rows import summarise_evaluation
@@ -19,8 +15,7 @@ from mrt_hpc.analysis.spending import Accounts, Allocation, Spending, prices, sp
 from mrt_hpc.attempt.ledger import record_submission
 from mrt_hpc.backends.queued_jobs import A_DAY_S
 from mrt_hpc.backends.slurm.queue import attempts_of
-from mrt_hpc.cli.tables import hours_table, hours_text
-from mrt_hpc.plan.hours import UseHours
+from mrt_hpc.cli.tables import hours_text
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.run.events import EventKind, EventLog, Use, event_file
@@ -34,8 +29,7 @@ SACCT = """\
 20_1|CANCELLED by 1000|900|900|Unknown|0|0|
 12|COMPLETED|900|1000|1000|1500|4|cpu=4,gres/gpu=1,node=1
 """
-WHOLE = (1400 * 2 + 1500 * 1) / 3600
-"""The GPU-hours of this text."""
+WHOLE = (1400 * 2 + 1500 * 1) / 3600  # the GPU-hours of this text
 
 
 def use(what: Use) -> dict[str, Any]:
@@ -84,13 +78,11 @@ def reckoned(layout: RunLayout, accounts: Accounts | None = None) -> Spending:
 
 
 def of(layout: RunLayout, role: Role, accounts: Accounts | None = None) -> dict[Use, float]:
-    """The seconds of each use of a role."""
     return {row.use: round(row.hours * 3600, 6) for row in reckoned(layout, accounts).rows if row.role is role}
 
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an sacct that answers."""
     folder = commands_first(tmp_path / "bin", monkeypatch)
     put_sacct(folder, SACCT)
     return folder
@@ -191,16 +183,6 @@ def test_what_a_point_of_accuracy_cost(run: RunLayout) -> None:
 
 
 def test_less_than_an_hour_is_printed_in_minutes() -> None:
-    """Six seconds are 0.10 minutes; as hours they would be printed as 0.00."""
-    for hours, words in (
-        (6 / 3600, ("core-minutes", "0.10")),
-        (2.5, ("core-hours", "2.50")),
-        (40.0, ("core-hours", "40.0")),
-    ):
-        printed = StringIO()
-        row = UseHours(Role.TRAINER, Use.TRAINING, hours, 0.0, hours)
-        Console(width=80, file=printed).print(hours_table([row], of_gpus=False))
-        assert all(word in printed.getvalue().split() for word in words)
     assert [hours_text(hours, "GPU") for hours in (0.0, 0.5, 2.5)] == [
         "0.00 GPU-hours",
         "30.00 GPU-minutes",

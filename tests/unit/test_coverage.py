@@ -5,8 +5,6 @@ but in 2 of 10,000 such tests, and with a coverage of 85 % in 5 of 100; the seed
 `tests/benchmarks/bench_coverage.py` tries more.
 """
 
-from __future__ import annotations
-
 import pytest
 from simulated import AIME, MAKERS, MATH500, Mixture
 

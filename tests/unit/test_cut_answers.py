@@ -1,7 +1,5 @@
 """One rule for what the token limit cut: an answer counts where its box is closed after the thought."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Any

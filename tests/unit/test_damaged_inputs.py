@@ -1,7 +1,5 @@
 """Recipes, sites, data and the files of a run directory, damaged in every way: a clear error, or a valid input."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +28,6 @@ VALUES = [b"null", b"-1", b"1e999", b"nan", b"[]", b"{}", b"'x'", b"\xff\xfe", b
 
 @st.composite
 def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
-    """``whole`` with one to three damages."""
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, len(whole)))
         end = min(len(whole), start + draw(st.integers(0, 30)))
@@ -58,7 +55,6 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, bytes]]:
-    """Each kind of file: its place, and what it holds."""
     folder = tmp_path_factory.mktemp("files")
     run = run_of(folder / "run", recipe=load_recipe(ROOT / "recipes/quickstart.yaml"))
     return {

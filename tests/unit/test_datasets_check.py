@@ -1,7 +1,5 @@
 """A check of data files finds every repeat, every problem that two files share, and every answer that is unreadable."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -25,7 +23,6 @@ LONG = "A train leaves the station at noon and travels at a constant speed of si
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -43,12 +40,10 @@ def checked(*files: Path, against: Sequence[Path] = (), verifier: str = "exact",
 
 
 def printed(*arguments: str | Path, code: ExitCode = ExitCode.FATAL) -> str:
-    """What the command prints."""
     return typed("data", "check", *arguments, exits=code).output
 
 
 def places(report: CheckReport, kind: FindingKind) -> list[list[tuple[str, int]]]:
-    """File and line of each finding of a kind."""
     return [[(p.file, p.line) for p in finding.places] for finding in report.findings if finding.kind is kind]
 
 
@@ -209,6 +204,7 @@ def test_findings_end_with_status_2_and_are_counted_and_listed_or_whole_as_json(
     shown = printed(train, "--against", test)
     for line in ("1 of 1 pairs", "\n  line 1 (t1), line 2 (t1)\n", "line 1 (t1), line 2 (t1), line 1 (b1)\n", "3 find"):
         assert line in shown
+    assert "│ train.jsonl │ test.jsonl │ 1 │ │" in " ".join(shown.split()), "one problem in both, and no similar one"
     printed(test, code=ExitCode.OK)
     path = written("a.jsonl", *((str(number), f"number {number % 12}", "1") for number in range(24)))
     assert "2 more; --json" in printed(path)

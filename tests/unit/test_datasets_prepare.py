@@ -1,16 +1,9 @@
-"""Data files are made from sources of other kinds and columns, from the hub and by the names of the paper's data sets;
-the record beside each says where it is from.
-"""
-
-from __future__ import annotations
+"""Data files are made from sources of other kinds and columns, from the hub, and by names of the paper's data sets."""
 
 import gzip
 import hashlib
 import json
-import os
 import random
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from commands import refusal, typed
+from commands import in_a_process, refusal, typed
 from data_files import json_lines, parquet
 from hub_server import COMMIT, Repository, serving
 
@@ -36,8 +29,7 @@ from mrt_hpc.run.records import Problem
 OUT = Path("mine.jsonl")
 TEXTS = [("What is 1+1?", 2), ("Half of 5?", 2.5), ("Half of 8?", 4.0)]
 ROWS: list[dict[str, Any]] = [{"Question": text, "Answer": answer, "level": 1} for text, answer in TEXTS]
-FLOATS = [{**row, "Answer": float(row["Answer"])} for row in ROWS]
-"""A column of parquet has one type."""
+FLOATS = [{**row, "Answer": float(row["Answer"])} for row in ROWS]  # a column of parquet has one type
 PROBLEMS = [Problem(f"mine-{n}", text, f"{answer:g}") for n, (text, answer) in enumerate(TEXTS)]
 
 
@@ -296,7 +288,6 @@ DECLARED = ["main/train-0.jsonl", "main/test-0.jsonl", "socratic/a/b.parquet"]
 
 
 def set_of(names: list[str], card: str = "") -> str:
-    """A folder with the files of a data set."""
     folder = Path("set").absolute()
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -308,37 +299,38 @@ def set_of(names: list[str], card: str = "") -> str:
 SHARDED = [f"data/{part}.parquet" for part in ("train-00001-of-00002", "train-00000-of-00002", "test-00000-of-00001")]
 
 
-def test_the_files_of_a_split() -> None:
-    hard = "data/hard-00000-of-00001.parquet"
-    for names, card, asked, part, chosen in (
+HARD, TWO_SPLITS = "data/hard-00000-of-00001.parquet", ["train.jsonl", "test.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("names", "card", "asked", "part", "chosen"),
+    [
         (["deepscaler.json"], "", Selection(), "default train", ["deepscaler.json"]),
         (SHARDED, "", Selection(split="train"), "default train", [SHARDED[1], SHARDED[0]]),
-        ([hard], "", Selection(), "default hard", [hard]),
+        ([HARD], "", Selection(), "default hard", [HARD]),
         (["dev/a.json", "train/a.json"], "", Selection(split="validation"), "default validation", ["dev/a.json"]),
         (DECLARED, CARD, Selection(split="test"), "main test", ["main/test-0.jsonl"]),
         (DECLARED, CARD, Selection(config="socratic"), "socratic train", ["socratic/a/b.parquet"]),
         ([".cache/train.jsonl", "test.jsonl"], "", Selection(), "default test", ["test.jsonl"]),
         (["test.jsonl", "more.jsonl", "test.csv"], "", Selection(split="test"), "default test", ["test.jsonl"]),
-    ):
-        place = set_of(names, card)
+        # what leaves a choice open is refused with an option
+        (TWO_SPLITS, "", Selection(), "--split test", None),
+        (TWO_SPLITS, "", Selection(split="tset"), "--split test", None),
+        (DECLARED, CARD.replace("  default: true\n", ""), Selection(), "--config", None),
+        (DECLARED, CARD, Selection(config="platonic"), "--config", None),
+        (["loader.py"], "", Selection(), "--config", None),
+        (DECLARED, "---\nconfigs: [\n---\n", Selection(), "--config", None),
+    ],
+)
+def test_the_files_of_a_split(
+    names: list[str], card: str, asked: Selection, part: str, chosen: list[str] | None
+) -> None:
+    place = set_of(names, card)
+    if chosen is not None:
         assert choose(place, asked, "here") == (*part.split(), [f"{place}/{name}" for name in chosen])
-        shutil.rmtree(place)
-
-
-def test_a_choice_that_is_open_is_refused() -> None:
-    two = ["train.jsonl", "test.jsonl"]
-    for names, card, asked, option in (
-        (two, "", Selection(), "--split test"),
-        (two, "", Selection(split="tset"), "--split test"),
-        (DECLARED, CARD.replace("  default: true\n", ""), Selection(), "--config"),
-        (DECLARED, CARD, Selection(config="platonic"), "--config"),
-        (["loader.py"], "", Selection(), "--config"),
-        (DECLARED, "---\nconfigs: [\n---\n", Selection(), "--config"),
-    ):
-        place = set_of(names, card)
-        refused = refusal(choose, place, asked, "here")
-        assert (option in str(refused.advice), refused.where) == (True, "here")
-        shutil.rmtree(place)
+        return
+    refused = refusal(choose, place, asked, "here")
+    assert (part in str(refused.advice), refused.where) == (True, "here")
 
 
 def test_a_folder_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,7 +357,6 @@ def test_names_of_the_hub() -> None:
 
 
 def numina(rows: int) -> list[dict[str, Any]]:
-    """Rows as those of NuminaMath-CoT; every fifth has no answer in a box."""
     solutions = (rf"It is $\boxed{{{i + 1}}}$." if i % 5 else "It is clear." for i in range(rows))
     return [{"problem": f"What is {i}+1?", "solution": text, "messages": []} for i, text in enumerate(solutions)]
 
@@ -413,11 +404,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 
 def on_hub(hub: dict[str, str], *arguments: str, code: ExitCode = ExitCode.OK) -> str:
-    """What a command prints that asks a hub: the hub's client reads its variables when it is imported."""
-    command = [sys.executable, "-m", "mrt_hpc", "data", *arguments]
-    done = subprocess.run(command, env={**os.environ, **hub}, capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode == code, done.stderr
-    return done.stdout + done.stderr
+    """In a process, as the hub's client reads its variables when it is imported."""
+    return in_a_process("data", *arguments, exits=code, **hub)
 
 
 def test_what_the_hub_does_not_have_or_does_not_answer(hub: dict[str, str]) -> None:
@@ -443,7 +431,6 @@ def test_a_data_set_of_the_hub_is_prepared_and_fetched_by_its_own_name(hub: dict
 
 
 def of(source: str) -> tuple[list[Problem], SourceRecord]:
-    """What a name has given, at its usual place."""
     path = Path("data") / f"{source}.jsonl"
     return read_problems(path), SourceRecord.read(record_file(path))
 
@@ -495,17 +482,7 @@ def test_a_source_with_another_number_of_problems_is_refused() -> None:
     assert (refused.value, OUT.exists()) == ("31 problems of 31 rows", False)
 
 
-def test_plan_and_submit_say_how_to_fetch_data() -> None:
-    change = ("--set", "data={type: jsonl, path: data/aime24.jsonl, limit: null}")
-    Path("mine.yaml").write_text("extends: quickstart\nname: mine\n")
-    fetch = f"mrt-hpc data fetch aime24 {Path('data/aime24.jsonl').resolve()}\n"
-    assert fetch in printed("plan", "mine.yaml", *change)
-    assert fetch in printed("submit", "mine.yaml", *change, code=ExitCode.FATAL)
-    assert not Path("runs").exists()
-
-
 def test_every_data_file_of_the_recipes_has_a_command_and_the_number_of_problems_that_they_state() -> None:
-    """Those of problems: samples for supervised training are the user's own."""
     for recipe in sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml")):
         loaded = load_recipe(recipe)
         for source in [loaded.data, *(benchmark.problems for benchmark in loaded.evaluation.benchmarks)]:

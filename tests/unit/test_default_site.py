@@ -1,7 +1,5 @@
 """The site that a command takes, and what is refused where a Slurm cluster is used."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from dataclasses import dataclass
@@ -39,7 +37,6 @@ class User:
         executable(self.root / "bin" / "scontrol", script)
 
     def run(self, site: str | None) -> RunLayout:
-        """A run that was submitted to a site before."""
         layout = run_of(self.root / "run")
         if site is not None:
             record_site(layout, find_site(site))
@@ -143,7 +140,6 @@ def test_settings_that_another_user_can_change_are_not_read(
 
 
 def test_nothing_works_on_a_login_node_unasked(user: User) -> None:
-    """No command that works on this machine where nothing names another; plan and doctor say so before."""
     user.scontrol(UP)
     layout = user.run("local")
     layout.weights_version(0).mkdir(parents=True)

@@ -1,7 +1,5 @@
 """training.deterministic: what torch and cuBLAS are asked for, in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

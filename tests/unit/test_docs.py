@@ -1,9 +1,4 @@
-"""The pages say what is so: their commands exist and run, their fields, files, functions and messages are there, the
-reference is the one that is made from the schema, and the site builds without a warning. Every block of
-docs/extending.md is run.
-"""
-
-from __future__ import annotations
+"""The pages say what is so, their commands run, and every block of docs/extending.md does."""
 
 import ast
 import gzip
@@ -79,7 +74,6 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rehearsed(page: Path) -> list[Command]:
-    """The commands of a page that need neither a run nor a network."""
     asked = [command for command in commands(page, of_text=False) if command.words[0] in REHEARSED]
     without_run = [command for command in asked if not any(word.startswith("runs/") for word in command.words[1:2])]
     return [c for c in without_run if "--markdown" not in c.words and not asks_the_hub(c.words)]
@@ -91,7 +85,6 @@ def asks_the_hub(words: tuple[str, ...]) -> bool:
 
 
 def of_one_run(words: tuple[str, ...]) -> list[str]:
-    """The words of a command with the last value of each axis of a sweep in the place of all."""
     whole = list(words)
     for place in [number for number, word in enumerate(words) if word == "--sweep"]:
         axis = Axis.of(words[place + 1])
@@ -205,7 +198,6 @@ EXTENDING = (ROOT / "docs" / "extending.md").read_text()
 
 
 def section(heading: str) -> dict[str, str]:
-    """The blocks of one section, by their language."""
     text = EXTENDING.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
     return dict(re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL))
 
@@ -220,7 +212,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def made(folder: Path, text: str, name: str = "run") -> RunLayout:
-    """The directory of a run of this recipe."""
     (folder / "my_recipe.yaml").write_text(text)
     return run_of(folder / name, recipe=load_recipe(folder / "my_recipe.yaml"))
 

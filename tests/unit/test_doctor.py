@@ -1,7 +1,5 @@
 """`mrt-hpc doctor` finds each fault of a table, and says what to do; and the job with which it asks a node."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json
@@ -9,10 +7,11 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from basics import QUICKSTART, ROOT, executable, resources
@@ -38,10 +37,7 @@ from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.layout import RunLayout
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    Plant = Callable[[pytest.MonkeyPatch, Path], None]
+Plant = Callable[[pytest.MonkeyPatch, Path], None]
 
 REFERENCE = ROOT / "recipes" / "mrt_online.yaml"
 PROFILE = {
@@ -87,12 +83,10 @@ def on_gpu_node(check: str, remedy: str, verdict: CheckVerdict, *overrides: str,
 
 
 def of_gpus(remedy: str, gres: str, **site: object) -> Fault:
-    """The partition's nodes have these GPUs."""
     return Fault("GPUs", remedy, recipe=REFERENCE, site=site, slurm=says(nodes=("gpu|gpu:2|4", f"gpu|{gres}|4")))
 
 
 def says(**texts: tuple[str, str]) -> RecordedSlurm:
-    """A cluster of which a text has something in the place of another."""
     return RecordedSlurm(changes={name: [change] for name, change in texts.items()})
 
 
@@ -114,8 +108,6 @@ def preempted(notice_s: int, **site: object) -> dict[str, object]:
 
 
 def has_folder(mode: int, *files: str) -> Plant:
-    """The place of the run directory is taken."""
-
     def plant(_: pytest.MonkeyPatch, folder: Path) -> None:
         (folder / "run").mkdir()
         (folder / "run").chmod(mode)
@@ -281,17 +273,12 @@ def test_the_command_ends_with_its_verdict(monkeypatch: pytest.MonkeyPatch, tmp_
     lines, every = (typed(*words, *more).output.splitlines() for more in ((), ("--all",)))
     assert lines[-1].endswith("--on-node")
     assert not [line for line in lines if line.startswith("ok:")]
-    ok = [line for line in every if line.startswith("ok:")]
-    assert "What is ok is printed with --all." in lines
-    assert every.index(ok[0]) > max(n for n, line in enumerate(every) if line.startswith(("doubtful:", "not checked:")))
+    assert [line for line in every if line.startswith("ok:")]
     profile.write_text(json.dumps({"type": "slurm", **PROFILE, "account": "labb"}))
     printed = json.loads(typed(*words, "--json", exits=2).output)
     (failed,) = [one for one in printed["checks"] if one["verdict"] == "fails"]
     assert (printed["can_start"], failed["check"]) == (False, "account")
     typed("doctor", "--on-node", exits=2)  # there are no nodes to ask
-
-
-# -- the job that asks a node, and what its half does there
 
 
 def test_the_job_asks_for_what_the_jobs_of_a_run_ask_for() -> None:

@@ -1,7 +1,5 @@
 """The segmentation rule on a page of drawn cases, on tokens, and over random text and random tokenisations."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -58,9 +56,6 @@ def test_the_rule_cuts_where_it_is_drawn(drawn: str, changes: dict[str, int]) ->
     boundaries = cut_episodes(pieces, Episodes(**{**REFERENCE, **changes}))
     letters = {text.encode(): letter for letter, text in PARAGRAPHS.items()}
     assert ["".join(letters.get(piece, "") for piece in pieces[a:b]) for a, b in pairwise(boundaries)] == episodes
-
-
-# -- of texts and tokens
 
 
 @pytest.mark.parametrize("text", ["a\n\n\nWait", "a\n\n\n\n\nb\nc\n\nd", "a\n\n  Wait", "\n\na", "a"])

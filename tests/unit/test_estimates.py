@@ -1,12 +1,8 @@
 """Measures of summaries with their intervals."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.intervals import mean_of_shares
-from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.analysis.number_formats import points, share_text
 from mrt_hpc.analysis.rows import (
     accuracy_of,
@@ -17,9 +13,6 @@ from mrt_hpc.analysis.rows import (
     summarise_evaluation,
     without_interval,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SUMMARY = summarise_evaluation(
     0,
@@ -51,17 +44,6 @@ def test_several_benchmarks_have_the_mean_for_each_k_that_all_have() -> None:
     assert found[1] == mean_of(SUMMARY.per_problem, single.per_problem)
     assert found[1].mean == 0.5
     assert majority_estimates(SUMMARY, single)[1].mean == 0.5
-
-
-def test_a_summary_stays_small_and_keeps_its_order_in_its_file(tmp_path: Path) -> None:
-    """Of 500 problems and 64 samples: less than 150 kB, and all k in their order."""
-    rewards = {f"problem-{n}": [float(i % 7 < n % 7) for i in range(64)] for n in range(500)}
-    answers = {problem: [str(i % 5) for i in range(64)] for problem in rewards}
-    summary = summarise_evaluation(0, "b", rewards, answers=answers)
-    summary.write(tmp_path / "summary.json")
-    assert (tmp_path / "summary.json").stat().st_size < 150_000
-    read = EvaluationSummary.read(tmp_path / "summary.json")
-    assert (read, [*pass_estimates(read)]) == (summary, [1, 2, 4, 8, 16, 32, 64])
 
 
 def test_what_has_no_ends_is_written_without_and_a_small_difference_has_no_sign_of_its_own() -> None:

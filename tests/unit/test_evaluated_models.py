@@ -1,12 +1,10 @@
 """The arguments of an evaluation on its own: which models they name, and the recipe made of them."""
 
-from __future__ import annotations
-
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from basics import RECIPES
@@ -31,16 +29,11 @@ from mrt_hpc.roles import prepare
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.sampling.weights_on_node import verified_weights
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.layout import split_at
+from mrt_hpc.run.layout import RunLayout, split_at
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import publish
 from mrt_hpc.submit import create
 from mrt_hpc.submit.create import create_or_open
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mrt_hpc.run.layout import RunLayout
 
 SILENT = "benchmarks: [{name: held-out, problems: {type: small_world, split: held_out}}]\nmax_tokens: 64\n"
 """A suite that states little, so that the rest comes from the recipe of the run."""
@@ -52,7 +45,6 @@ OTHERWISE = (
 
 
 def models_at(*places: Path) -> list[str]:
-    """Model directories without content."""
     for place in places:
         place.mkdir(parents=True)
         (place / "config.json").write_text("{}")
@@ -84,9 +76,6 @@ def evaluation_of(recipe: EvaluationRecipe, root: Path) -> RunLayout:
 def suite_at(folder: Path, text: str = SILENT) -> Path:
     (folder / "suite.yaml").write_text(text)
     return folder / "suite.yaml"
-
-
-# -- the names of models
 
 
 def test_versions_of_a_run_are_numbers_or_the_first_or_the_last(tmp_path: Path) -> None:
@@ -152,9 +141,6 @@ def test_what_is_no_model_and_two_models_of_one_name_are_refused(run: Path, tmp_
     refuse_other_queue([], LocalSite())
 
 
-# -- the recipe
-
-
 def test_an_evaluation_takes_over_what_the_suite_does_not_say(tmp_path: Path) -> None:
     run = trained(tmp_path / "one", 20, changes=("grading.strict=false", "sampling.max_prompt_tokens=99")).root
     recipe = recipe_of(run, suite=suite_at(tmp_path), changes=("evaluation.problem_shards=3",))
@@ -205,7 +191,6 @@ def test_what_the_suite_or_an_override_states_may_differ_between_runs(run: Path,
 
 
 def test_the_suites_of_the_project_measure_every_model_in_the_same_way(run: Path, tmp_path: Path) -> None:
-    """Two runs whose recipes differ in everything, and a model without a run."""
     two = trained(tmp_path / "two", 20, changes=OTHERWISE).root
     [model] = models_at(tmp_path / "model")
 
@@ -217,7 +202,6 @@ def test_the_suites_of_the_project_measure_every_model_in_the_same_way(run: Path
 
 
 def measured(recipe: EvaluationRecipe) -> str:
-    """All that decides numbers."""
     benchmarks = recipe.evaluation.benchmarks
     section = recipe.evaluation.model_dump(mode="json")
     ways = [(asdict(recipe.sampling_of(b)), repr(verifier_of(b.problems, recipe.grading))) for b in benchmarks]
@@ -234,9 +218,6 @@ def test_thinking_tags_are_the_models_own_and_data_may_lie_elsewhere(tmp_path: P
     assert "put your final answer" in prompt.instruction
     paths = [b.problems.model_dump()["path"] for b in (first, second)]
     assert paths == [str(tmp_path / "aime24.jsonl"), str(tmp_path / "aime25.jsonl")]
-
-
-# -- the run directory
 
 
 @pytest.fixture
@@ -286,19 +267,6 @@ def test_the_plan_has_a_task_for_each_model_benchmark_and_shard(run: Path) -> No
     assert (recipe.evaluated_versions, [d.job for d in plan.jobs[2].after]) == ([0, 1], ["evaluation"])
 
 
-def test_the_plan_has_expected_hours_and_what_is_not_there_and_makes_nothing(tmp_path: Path) -> None:
-    """872 problems, 20 samples of 100 tokens each, at 5,500 tokens a second: a twelfth of an hour, and 40 starts."""
-    [model] = models_at(tmp_path / "some-1.5B")
-    site = tmp_path / "site.yaml"
-    site.write_text("type: slurm\nname: here\ngpu_type: h100\n")
-    changes = ("--set", "expected.trace_tokens=100", "--set", "resources.evaluation.gpus=1")
-    where = ("--site", site, "--data", tmp_path, "--run", tmp_path / "e")
-    out = typed("eval", model, "--suite", "paper_20", "--plan", *where, *changes).output
-    assert "Expected: 2 GPU-hours, by stated rates of h100 for 1.5 billion parameters." in out
-    assert f"benchmark aime24 {tmp_path / 'aime24.jsonl'}" in out
-    assert not (tmp_path / "e").exists()
-
-
 def test_a_plan_names_models_and_data_that_are_not_there(run: Path, tmp_path: Path) -> None:
     recipe = recipe_of(run, suite="paper_20")
     (tmp_path / "aime24.jsonl").write_text("")
@@ -311,9 +279,9 @@ def test_a_plan_names_models_and_data_that_are_not_there(run: Path, tmp_path: Pa
     for told, file in zip(files, ("aime25", "amc23", "minerva_math", "math500"), strict=True):
         assert f"{tmp_path / file}.jsonl; " in told
         assert told.endswith(f"mrt-hpc data fetch {file} {tmp_path / file}.jsonl")
-
-
-# -- models that are not there yet, or damaged
+    where = ("--data", tmp_path, "--run", tmp_path / "e")
+    shown = typed("eval", f"{run}@20", "--suite", "paper_20", "--plan", *where).output
+    assert f"benchmark aime25 {tmp_path / 'aime25.jsonl'}" in shown and not (tmp_path / "e").exists()
 
 
 @pytest.fixture

@@ -1,12 +1,11 @@
 """More iterations for a run, and new runs that begin with weights of another: from the run directory alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from basics import QUICKSTART, executable
@@ -39,10 +38,6 @@ from mrt_hpc.submit.extension import extended_recipe
 from mrt_hpc.submit.origin import fork_of, forked_data
 from mrt_hpc.training.supervised import read_suffixes, write_samples
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 CONSTANT = ("training.schedule=constant", "training.warmup_ratio=0")
 SITE = SlurmSite(name="mycluster", account="mine")
 
@@ -55,14 +50,12 @@ def damage(layout: RunLayout, version: int) -> None:
 
 
 def submitted(layout: RunLayout) -> None:
-    """Record that a job of the run was submitted to the cluster."""
     record_site(layout, SITE)
     remember_site(layout, SITE)
     record_submission(layout, "prepare", "7", "mycluster")
 
 
 def flat(*words: object, exits: int = 0) -> str:
-    """What a command prints, in one line."""
     return " ".join(typed(*words, exits=exits).output.split())
 
 
@@ -77,9 +70,6 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     executable(folder / "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
     executable(folder / "scontrol", unknown)
     return sent
-
-
-# -- extend
 
 
 def test_a_run_with_a_constant_rate_gets_more_iterations_at_its_own_site(tmp_path: Path, slurm: Path) -> None:
@@ -115,9 +105,6 @@ def test_an_extension_has_more_iterations_and_a_checkpoint_to_go_on_from(tmp_pat
     long_warmup = run_of(tmp_path / "long", "training.schedule=constant", "training.warmup_ratio=0.5")
     publish_models(long_warmup, 1)
     assert extended_recipe(long_warmup, 40).schedule.iterations == 40, "the submission keeps the steps of the warm-up"
-
-
-# -- fork
 
 
 def test_a_fork_has_its_own_copy_of_the_weights_and_says_where_it_comes_from(tmp_path: Path, slurm: Path) -> None:
@@ -186,9 +173,6 @@ def test_weights_that_are_damaged_or_removed_meanwhile_leave_no_run(tmp_path: Pa
     assert not new.root.exists()
     with pytest.raises(UserError):
         fork_of(layout, "last", (), lambda name: tmp_path / name)
-
-
-# -- data of a fork
 
 
 def lines(*answers: str) -> str:
@@ -271,11 +255,7 @@ def test_samples_of_a_fork_are_compared_too(tmp_path: Path) -> None:
     assert (kept.is_changed, changed.is_changed, changed.old) == (False, True, kept.old)
 
 
-# -- submit RUN
-
-
 def evaluation_of(tmp_path: Path) -> RunLayout:
-    """The directory of an evaluation on its own, of which nothing has begun."""
     trained = run_of(tmp_path / "trained")
     publish_models(trained, 0)
     recipe = evaluation_recipe(models_asked([f"{trained.root}@0"]), "small_world", results=tmp_path / "results")

@@ -1,17 +1,13 @@
 """Sweeps: families of runs, how they are made and continued, and which commands take them."""
 
-from __future__ import annotations
-
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from basics import QUICKSTART
 from canned_queue import CannedRun, canned_run
-from commands import typed
+from commands import in_a_process, typed
 from evaluated import evaluated_run
 from slurm_texts import squeue_prints
 
@@ -23,14 +19,6 @@ from mrt_hpc.run.family import Axis, Family, arms_of, runs_of
 from mrt_hpc.run.layout import RunLayout
 
 TWO = ("--sweep", "seed=0..1", "--sweep", "algorithm.alpha=0.5,1")
-
-
-def in_a_process(*words: object) -> str:
-    """What a command prints; a process holds the runs that it submits as long as it lives."""
-    command = [sys.executable, "-m", "mrt_hpc", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_values_are_ranges_or_lists() -> None:

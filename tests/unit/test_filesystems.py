@@ -1,7 +1,5 @@
 """What is read of mounts and quotas, and what a filesystem is tried for."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -89,8 +87,7 @@ def test_a_folder_that_is_mounted_noexec_is_noticed(tmp_path: Path) -> None:
 RUN, NODE = "the run directory", "the folder for temporary files"
 TRIED = {RUN: OPERATIONS, NODE: (*SCRATCH, *SOCKETS)}
 NOTICES = "attempt/notify"
-COPIES = {("os.link", "run/weights.py")}
-"""What is copied where it cannot be linked."""
+COPIES = {("os.link", "run/weights.py")}  # what is copied where it cannot be linked
 USES: dict[str, tuple[str, dict[str, str]]] = {
     "fcntl.flock": ("lock", {"inference/compiled_code.py": NODE, "run/turns.py": NODE}),
     ".symlink_to": ("symbolic link", {"inference/server_start.py": NODE}),
@@ -120,7 +117,6 @@ COMMANDS_OF_A_PERSON = ("cli/", "images.py", "cluster/", "datasets/", "hub.py")
 
 
 def uses() -> set[tuple[str, str]]:
-    """What is called of the system, with the module that does."""
     package, found = Path(mrt_hpc.__file__).parent, set()
     for file in package.rglob("*.py"):
         module = str(file.relative_to(package))

@@ -1,13 +1,12 @@
 """The memory of roles, against arithmetic by hand; refusals, and proposals that fit."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from basics import RECIPES
-from commands import recipe, refusal, typed
+from commands import recipe, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,12 +20,8 @@ from mrt_hpc.plan.memory import ModelShape, ServerSetting, TrainerSetting, Unkno
 from mrt_hpc.plan.memory_fit import Fits, fits, nearest_change, refuse_unfit
 from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import Training
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.recipe.schema import Recipe
 
 
 def config(kind: str, hidden: int, inner: int, layers: int, heads: tuple[int, int], words: int) -> dict[str, object]:
@@ -41,21 +36,18 @@ def config(kind: str, hidden: int, inner: int, layers: int, heads: tuple[int, in
 QWEN_1_5B = config("qwen2", 1536, 8960, 28, (12, 2), 151936)
 LLAMA_8B = config("llama", 4096, 14336, 32, (32, 8), 128256)
 QWEN_32B = config("qwen2", 5120, 27648, 64, (40, 8), 152064)
-PARAMETERS = 1_777_088_000
-"""Of the first of them."""
+PARAMETERS = 1_777_088_000  # of the first of them
 SMALL = ModelShape(8, 16, 2, 2, 1, 4, 100, tied=False)
 GIB = 2**30
 
 
 def model(directory: Path, config: dict[str, object]) -> str:
-    """The field of a recipe whose model has this config.json."""
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     return f"model.path={directory}"
 
 
 def of_size(name: str, directory: Path, *overrides: str) -> Recipe:
-    """A recipe of the paper, with its model's config.json in a directory."""
     of_model = model(directory / "model", LLAMA_8B if name.endswith("llama") else QWEN_1_5B)
     return recipe(name, of_model, *overrides)
 
@@ -69,7 +61,6 @@ def needed(found: Fits, name: str) -> float:
 
 
 def change_of(asked: Recipe, site: SlurmSite, name: str) -> tuple[tuple[str, object], ...] | None:
-    """The nearest change with which a part that does not fit would."""
     unfit = next(one for one in fits(asked, site).roles if one.name == name and not one.fits)
     return nearest_change(unfit.role, asked, site)
 
@@ -78,9 +69,6 @@ def trainer(shape: ModelShape = SMALL, *, ranks: int = 1, longest: int = 4, **ch
     fields: dict[str, object] = {"learning_rate": 1e-6, "max_tokens_per_micro_batch": 4, **changes}
     fields["batching"] = Batching(str(fields.get("batching", "padded")))
     return TrainerSetting(Training(**fields), shape, ranks, longest)  # type: ignore[arg-type]
-
-
-# -- shapes
 
 
 def test_shapes_of_published_models_and_of_the_small_world() -> None:
@@ -103,9 +91,6 @@ def test_other_kinds_of_models_are_not_guessed(tmp_path: Path) -> None:
             memory.shape_of({**QWEN_1_5B, **change})
     with pytest.raises(UnknownShapeError, match=r"config\.json"):
         memory.shape_in(tmp_path)
-
-
-# -- trainer
 
 
 @pytest.mark.parametrize(
@@ -173,9 +158,6 @@ def test_a_trace_that_fits_no_gpu_is_shared_by_several(tmp_path: Path) -> None:
     assert change is not None and [field for field, _ in change] == ["training.sequence_parallel"]
 
 
-# -- servers
-
-
 def test_a_cache_on_a_gpu_by_hand() -> None:
     """63.2 GiB less the weights, the forward pass of 8,192 tokens, the logits of 128 and 1.5 GiB."""
     found = memory.server_memory(ServerSetting(memory.shape_of(QWEN_1_5B), 2, 20480, 8392, 128, 1, 63.2 * GIB))
@@ -207,9 +189,6 @@ def test_the_memory_of_a_gpu() -> None:
     ):  # fmt: skip
         found = memory.gpu_memory(SlurmSite(name="cluster", gpu_type=gpu, gpu_memory_gib=stated))
         assert (found.gib, found.known) == (pytest.approx(gib), known)
-
-
-# -- verdicts
 
 
 def test_every_recipe_of_the_package_fits(tmp_path: Path) -> None:
@@ -317,14 +296,3 @@ def test_a_proposal_always_fits(
             values = (f"{field}={str(value).lower() if isinstance(value, bool) else value}" for field, value in change)
             better = recipe("mrt", *fields, *values)
             assert all(other.fits for other in fits(better, site).roles if other.role is one.role)
-
-
-# -- commands
-
-
-def test_submit_makes_nothing_of_what_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    small = ("quickstart", "--set", "resources.trainer.memory_gib=0.5")
-    assert "submit will refuse" in typed("plan", *small).output
-    assert "--set resources.trainer.memory_gib=" in typed("submit", *small, exits=2).stderr
-    assert not (tmp_path / "runs").exists()
