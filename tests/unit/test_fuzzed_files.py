@@ -1,4 +1,10 @@
-"""Files of models and of runs, damaged by a seed: every command answers, and none ends with a traceback or hangs."""
+"""Files of users and of runs, damaged by a seed: every command answers, and none ends with a traceback or hangs.
+
+    MRT_HPC_FUZZ=1000,SEED python -m pytest tests/unit/test_fuzzed_files.py
+
+makes a thousand mutations of each kind of file, with reports; without it the tests make a few of each, and those cases
+that failed once.
+"""
 
 import json
 import os
@@ -24,15 +30,19 @@ from mrt_hpc.recipe.model_files import ModelFiles
 from mrt_hpc.run.events import EventKind, event_file
 from mrt_hpc.run.heartbeats import Heart
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 
+ROOT = Path(__file__).parents[2]
+RECIPES = [ROOT / "recipes" / name for name in ("quickstart.yaml", "mrt.yaml", "mrt_online.yaml")]
 LOOKS = (["status"], ["explain"], ["cost"], ["status", "--json"])
 """What is typed after each mutation of a file of a run; ``runs`` is asked for the folder of the run."""
 TRAINER = "segment-000.trainer"
 LONGEST_S = 60.0  # within which a command must answer
 MUTATIONS = 16
-MODEL = "model"
-"""A kind of file beside those of runs; recipes, profiles and data: ``test_damaged_inputs`` and ``test_field_words``."""
+OF_USERS = {"recipe": 8 * MUTATIONS, "profile": 2 * MUTATIONS, "data": 20 * MUTATIONS, "model": 20 * MUTATIONS}
+"""The mutations of each kind of file that users write; of each kind of file of a run there are less."""
+MANY, _, SEED = os.environ.get("MRT_HPC_FUZZ", ",tests").partition(",")
 WRONG: list[Any] = [
     None, True, -1, 0, 2**64, 10**400, 1.5, 1e308, float("inf"), float("nan"), "", "\0", "x" * 5000, "/", "../..",
     "\ud800", [], {}, [[]], {"a": None}, "[bold]", "nowhere:Class",
@@ -40,11 +50,14 @@ WRONG: list[Any] = [
 """What takes the place of a value."""
 MEMORY_BYTES = 8 * 2**30
 """Of this process: a command that reads a device without end fails, and takes nothing from the machine."""
+REPORTED = ("metrics", "summary", "fork", "benchmark", "problems", "events", "manifest", "name")
+"""Kinds of files that reports and comparisons read beyond what other commands read."""
 NO_FILES = ("pipe", "folder", "circle", "device", "nothing", "socket")
 
 
 @contextmanager
 def little_memory() -> Iterator[None]:
+    """Limit the memory of this process during the block."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, before[1]))
     try:
@@ -55,6 +68,8 @@ def little_memory() -> Iterator[None]:
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
+    """Raise where the block takes longer."""
+
     def late(*_: object) -> None:
         raise TimeoutError(f"no answer within {seconds:g} s")
 
@@ -68,6 +83,7 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def answers(words: list[str]) -> str:
+    """What a command prints; it ends well, or with an error in words."""
     with within(LONGEST_S), little_memory():
         result = CliRunner().invoke(main, words)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -113,6 +129,7 @@ def wrong_bytes(content: bytes, draw: random.Random) -> bytes:
 
 
 def no_file(path: Path, kind: str) -> None:
+    """Put something that is no file at a place."""
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "folder":
@@ -126,6 +143,7 @@ def no_file(path: Path, kind: str) -> None:
 
 @contextmanager
 def restored(path: Path) -> Iterator[bytes]:
+    """What the block does to a file is undone at its end; gives the content."""
     content = path.read_bytes()
     try:
         yield content
@@ -151,15 +169,25 @@ def mutated(path: Path, name: str) -> Iterator[None]:
             if kind == "no file":
                 no_file(path, kind := draw.choice(NO_FILES))
         shown = path.read_bytes()[:300] if kind in ("value", "bytes") else b""
-        try:
+        with blamed(name, f"{kind} of {path}: {shown!r}"):
             yield
-        except UserError:
-            pass
-        except Exception as error:
-            raise AssertionError(f"seed {name}, {kind} of {path}: {shown!r}: {error!r}") from error
+
+
+@contextmanager
+def blamed(name: str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        pass
+    except Exception as error:
+        raise AssertionError(f"seed {name}, {what}: {error!r}") from error
+
+
+# -- a run with a file of each kind
 
 
 def a_run(root: Path) -> None:
+    """A run that has begun, with every kind of file that commands read."""
     layout = SyntheticRun(root / "runs" / "run", Shape(2, 1, ("aime24",), problems=2, paragraphs=1)).write()
     for version in (1, 2):
         shutil.copytree(layout.weights_version(0), layout.weights_version(version))
@@ -186,6 +214,7 @@ def a_run(root: Path) -> None:
 
 
 def files_of(layout: RunLayout) -> dict[str, Path]:
+    """A file of each kind, by its name in a message."""
     return {
         "lock": layout.recipe_lock, "plan": layout.plan, "name": layout.identity, "fork": layout.forked_from,
         "claim": layout.jobs / "local-00001.json", "submission": layout.jobs / "queued-000001.json",
@@ -213,7 +242,11 @@ def look(layout: RunLayout, *, reports: bool = False) -> None:
 KINDS = sorted(files_of(RunLayout(Path("run"))))
 
 
+# -- what users write
+
+
 def a_model(directory: Path) -> None:
+    """A model whose files alone show no fault."""
     directory.mkdir()
     config = {
         "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096, "num_attention_heads": 8,
@@ -233,21 +266,49 @@ def check_model(directory: Path) -> None:
             check()
 
 
+def plan_with_wrong_settings(folder: Path, kind: str, name: str) -> None:
+    """Set a field of a recipe, or of the profile of a site, to what makes no sense, and plan."""
+    draw, recipe, site = random.Random(name), folder / "recipe.yaml", folder / "site.yaml"
+    source = draw.choice(RECIPES) if kind == "recipe" else ROOT / "slurm/sites/example.yaml"
+    shutil.copy(RECIPES[0], recipe)
+    lines = source.read_text().splitlines()
+    at = draw.choice([n for n, line in enumerate(lines) if ":" in line and not line.lstrip().startswith("#")])
+    try:
+        value = json.dumps(draw.choice(WRONG))
+    except ValueError:
+        return
+    lines[at] = f"{lines[at].partition(':')[0]}: {value}"
+    (recipe if kind == "recipe" else site).write_text("\n".join(lines) + "\n")
+    with blamed(name, f"{source.name} line {at + 1} is {lines[at][:200]!r}"):
+        answers(["validate", str(recipe)] if kind == "recipe" else ["plan", str(recipe), "--site", str(site)])
+
+
 def a_place(folder: Path) -> Path:
+    """A folder with a file of each kind."""
     a_run(folder)
     a_model(folder / "model")
+    rows = [{"id": f"p{i}", "problem": f"What is {i}?", "answer": str(i)} for i in range(5)]
+    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
 def fuzz(place: Path, kind: str, name: str, *, reports: bool = False) -> None:
     """Damage a file of a kind by the seed ``name``, and let what reads it look at it."""
-    if kind == MODEL:
+    if kind in KINDS:
+        layout = RunLayout(place / "runs" / "run")
+        with mutated(files_of(layout)[kind], name):
+            look(layout, reports=reports and kind in REPORTED)
+    elif kind == "model":
         with mutated(random.Random(f"{name}/file").choice(sorted((place / "model").glob("*.json"))), name):
             check_model(place / "model")
-        return
-    layout = RunLayout(place / "runs" / "run")
-    with mutated(files_of(layout)[kind], name):
-        look(layout, reports=reports)
+    elif kind == "data":
+        with mutated(place / "problems.jsonl", name), within(LONGEST_S):
+            read_problems(place / "problems.jsonl")
+    else:
+        plan_with_wrong_settings(place, kind, name)
+
+
+# -- the tests
 
 
 @pytest.fixture(scope="module")
@@ -267,15 +328,21 @@ def no_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_files_without_damage_are_read_without_a_fault(layout: RunLayout) -> None:
+def test_files_without_damage_are_read_without_a_fault(place: Path, layout: RunLayout) -> None:
     assert "cannot be read" not in answers(["runs", str(layout.root.parent)])
     assert all(path.is_file() for path in files_of(layout).values())
+    assert len(read_problems(place / "problems.jsonl")) == 5
 
 
-@pytest.mark.parametrize("kind", [*KINDS, MODEL])
+@pytest.mark.parametrize("kind", [*KINDS, *OF_USERS])
 def test_no_damage_ends_in_a_traceback(place: Path, kind: str) -> None:
-    for number in range(MUTATIONS * (20 if kind == MODEL else 1)):
-        fuzz(place, kind, f"tests/{kind}/{number}", reports=kind == "summary" and number < 2)
+    for number in range(int(MANY or OF_USERS.get(kind, MUTATIONS))):
+        fuzz(place, kind, f"{SEED}/{kind}/{number}", reports=bool(MANY))
+
+
+def test_reports_of_a_damaged_summary_are_written(place: Path) -> None:
+    for number in range(2):
+        fuzz(place, "summary", f"reports/summary/{number}", reports=True)
 
 
 @pytest.mark.parametrize("what", NO_FILES)
