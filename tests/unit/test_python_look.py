@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -24,9 +25,6 @@ from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.submit.submission import objections_to
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GPUS = ("resources.inference.gpus=1", "resources.evaluation.gpus=1")
 

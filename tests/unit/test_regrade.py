@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from commands import recipe, typed
@@ -18,19 +18,15 @@ from mrt_hpc.analysis.report.result_sections import results
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.evaluate import regrade
 from mrt_hpc.evaluate.regrade import regrade_run
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.evaluation_summary import summary_of
 from mrt_hpc.roles.regrading import Regrader
 from mrt_hpc.roles.stored_parts import grader_of
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.groups import commit_group, read_group
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.problems import read_problems, write_problems
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.run.layout import RunLayout
 
 
 @pytest.fixture

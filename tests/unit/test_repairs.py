@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -20,20 +21,15 @@ from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.sampling.collected import start_context
 from mrt_hpc.roles.sampling.weights_on_node import collecting_weights, verified_weights
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.training.artifacts import TrainingArtifacts
 from mrt_hpc.roles.training.iteration_data import RolloutReader, SampleReader, Samples
 from mrt_hpc.run.groups import commit_group
-from mrt_hpc.run.layout import COLLECTION, collection_of
+from mrt_hpc.run.layout import COLLECTION, RunLayout, collection_of
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.quarantine import evaluated_with_others
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.layout import RunLayout
 
 PROBLEM = Problem("p", "1+1", "2")
 MADE_UP: Any = None

@@ -5,8 +5,10 @@ rounds that overlap.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -17,16 +19,18 @@ from samples import sampled
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.roles.sampling import round_sampler
-from mrt_hpc.roles.sampling.round_sampler import GroupPlace, NeedWatch, NotNeededError, RollingSampler, Round, Rounds
+from mrt_hpc.roles.sampling.round_sampler import (
+    GroupPlace,
+    NeedWatch,
+    NotNeededError,
+    RollingSampler,
+    Round,
+    Rounds,
+    RoundSampler,
+)
 from mrt_hpc.run.groups import commit_group
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from mrt_hpc.roles.sampling.round_sampler import RoundSampler
-    from mrt_hpc.run.layout import RunLayout
 
 GROUPS, ITERATIONS = 10, 3
 
