@@ -44,12 +44,10 @@ def job(name: str = "prepare", minutes: int = 60) -> Job:
     [
         (TIME, TIME, {}, []),
         (TIME, "TimeLimit=00:20:00", {}, ["time limit"]),
-        (TIME, "TimeLimit=Partition_Limit", {}, []),
         ("Partition=cpu", "Partition=preempt", {}, ["partition"]),
         ("Partition=cpu", "Partition=cpu,long", {}, []),
         ("Partition=cpu", "Partition=preempt", {"sbatch": {"partition": "preempt"}}, []),
         (MEMORY, "MinMemoryNode=100M", {}, ["memory"]),
-        (MEMORY, "MinMemoryNode=8191.50M", {}, []),
         (MEMORY, "MinMemoryNode=0", {}, []),
         (MEMORY, "MinMemoryCPU=1000M", {}, ["memory of a CPU"]),
         (MEMORY, "MinMemoryNode=1G", {"memory_request": False}, []),
@@ -76,9 +74,6 @@ def test_jobs_of_one_kind_are_asked_about_once_and_told_together(monkeypatch: py
     assert [call.args[0] for call in ask.mock_calls] == [["scontrol", "show", "job", "40"]]
     for word in ("job 40", "2 more", "00:20:00", "60 minutes", "max_time_minutes: 20", "cancel /r"):
         assert word in told
-
-
-def test_a_question_without_an_answer_ends_no_submission(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queued_as, "run_slurm", Mock(side_effect=SlurmRefusedError(["scontrol"], "Access denied")))
     assert len(queued_otherwise([job("a"), job("b", 5)], {"a": "1", "b": "2"}, SITE, Path("/r"))) == 1
 

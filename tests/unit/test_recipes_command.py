@@ -103,7 +103,10 @@ def test_a_suite_takes_the_files_beside_it_along_and_a_profile_gets_another_name
     assert load_site(find(SITES, "mycluster")).model_dump() == load_site(EXAMPLE).model_dump()
 
 
-def test_nothing_is_replaced_without_force(folder: Path) -> None:
+def test_an_example_is_copied_and_nothing_is_replaced_without_force(folder: Path) -> None:
+    typed("recipes", "copy", "example:my_method")
+    assert (folder / "my_method.py").read_bytes() == (ROOT / "tests" / "examples" / "my_method.py").read_bytes()
+    assert "recipes copy example:my_method" in typed("recipes", "copy", "example:my_metod", exits=2).output
     mine = write(folder / "mine.yaml", "precious")
     assert "--force" in typed("recipes", "copy", "grpo", "mine.yaml", exits=2).stderr
     assert mine.read_text() == "precious"
@@ -111,13 +114,3 @@ def test_nothing_is_replaced_without_force(folder: Path) -> None:
     assert load_recipe(mine).name == load_recipe(ROOT / "recipes" / "grpo.yaml").name
     typed("recipes", "copy", mine, "mine.yaml", "--force", exits=2)
     assert refusal(copy_of, "mrt_onlin", None).advice == "mrt-hpc recipes copy mrt_online"
-
-
-def test_an_example_is_copied_beside_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name of a site profile is another one."""
-    monkeypatch.chdir(tmp_path)
-    typed("recipes", "copy", "example:my_method")
-    assert (tmp_path / "my_method.py").read_bytes() == (ROOT / "tests" / "examples" / "my_method.py").read_bytes()
-    assert "recipes copy example:my_method" in typed("recipes", "copy", "example:my_metod", exits=2).output
-    typed("recipes", "copy", "example", "site.yaml")
-    assert "partitions" in (tmp_path / "site.yaml").read_text()

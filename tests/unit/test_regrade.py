@@ -56,7 +56,6 @@ def run(asked: Recipe, tmp_path: Path) -> RunLayout:
 
 
 def as_another_process(layout: RunLayout) -> None:
-    """End the claim on the run, which lasts as long as this process."""
     for claim in layout.jobs.glob("local-*.json"):
         claim.unlink()
 
@@ -112,13 +111,6 @@ def test_a_command_that_is_killed_is_finished_by_the_next_one(
     assert sum(r.reward for r in read_group(shard).rollouts) == 3.0
     as_another_process(run)
     assert regrade_run(run, print) == [], "nothing is left to do"
-
-
-def test_the_tokenizer_of_a_pruned_version_is_that_of_another(run: RunLayout, asked: Recipe) -> None:
-    for version in (0, 20):
-        run.weights_version(version).mkdir(parents=True)
-    assert regrade.tokenizer_of(run, asked, 0) == run.weights_version(0)
-    assert regrade.tokenizer_of(run, asked, 5) == run.weights_version(20)
 
 
 def test_answers_are_found_again_where_the_rule_for_their_place_says(run: RunLayout, asked: Recipe) -> None:

@@ -1,6 +1,4 @@
-"""Who samples what: how the groups of an iteration are shared out, also among another number of tasks than before, and
-rounds that overlap.
-"""
+"""Who samples what: how the groups of an iteration are shared out, and rounds that overlap."""
 
 from __future__ import annotations
 
@@ -124,9 +122,6 @@ def test_inference_ends_soon_after_the_trainer_has_failed_or_when_all_is_sampled
     assert rounds(layout)._look() is None, "the trainer may find a group damaged"
     say(layout, TRAINER, TaskState.STOPPED)
     assert rounds(layout).awaited() is None
-
-
-# -- rounds that overlap: the next one begins when the last group of the one before has a place
 
 
 @dataclass

@@ -156,8 +156,6 @@ OWN, PARTNER, NEWER = "7", "12", "13"
 
 
 class Watching:
-    """Task 7 of a run watches its partner 12."""
-
     def __init__(self, run: CannedRun) -> None:
         self.now = 1000.0
         self.watch = QueueWatch(run.layout, OWN, lambda: self.now)

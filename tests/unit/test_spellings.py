@@ -19,17 +19,6 @@ def right(answer: str, gold: str) -> bool:
     return VERIFIER.judge(answer, gold).correct if certain is None else certain
 
 
-def test_the_spellings_are_those_that_people_use() -> None:
-    for gold, others in (
-        ("\\frac{1}{2}", ["\\dfrac{1}{2}", "\\tfrac{1}{2}", "\\frac{1}{2}\\text{ units}", "x=\\frac{1}{2}"]),
-        ("12345", ["12345\\text{ units}", "12,345", "12,\\!345", "12{,}345", "x=12345"]),
-        ("-0.5", ["-0.5\\text{ units}", "-.5", "x=-0.5"]),
-        ("(1,2)", ["\\left(1,2\\right)"]),
-        ("y = 2x", []),
-    ):
-        assert set(spelt(gold).values()) - {gold, f"{gold}.", f" {gold} ", f"${gold}$"} == set(others)
-
-
 @pytest.mark.parametrize("file", FILES)
 def test_every_gold_answer_is_right_in_every_spelling(file: str, shared_data: Path) -> None:
     golds = gold_answers(shared_data, [file])

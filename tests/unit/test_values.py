@@ -46,9 +46,8 @@ KNOWN = [KnownAnswer(ANSWERS[i], REWARDS[i]) for i in (0, 1)]
 TRUTH = float(ANSWERS @ REWARDS)
 
 
-@pytest.mark.parametrize("baseline", [0.0, 0.3, 1.0])
-def test_rao_blackwell_is_unbiased_and_tells_its_variance(baseline: float) -> None:
-    rng = np.random.default_rng(3)
+def test_rao_blackwell_is_unbiased_and_tells_its_variance() -> None:
+    rng, baseline = np.random.default_rng(3), 0.3
     rewards = [None, None, *REWARDS[2:]]
     draws = rng.choice(5, (10_000, 4), p=ANSWERS)
     found = [rao_blackwell(KNOWN, [rewards[answer] for answer in four], baseline) for four in draws]
@@ -68,14 +67,13 @@ def test_looking_ahead_by_hand() -> None:
     assert values.look_ahead([]) == 0.0
 
 
-@pytest.mark.parametrize("forecasts", [[0.0, 0.0, 0.0], [1.0, 0.0, 0.2], [0.3, 0.9, 0.1]])
-def test_looking_ahead_is_unbiased_whatever_is_forecast(forecasts: list[float]) -> None:
+def test_looking_ahead_is_unbiased_whatever_is_forecast() -> None:
     """Two tokens: the first of three, then right with a probability that depends on it. The third is not looked at."""
     rng = np.random.default_rng(6)
     first, then = np.array([0.5, 0.3, 0.2]), np.array([0.9, 0.2, 0.5])
     draws = rng.choice(3, 20_000, p=first)
     rewards = (rng.random(20_000) < then[draws]).astype(float)
-    known = [step([0.5, 0.3], forecasts[:2], t if t < 2 else None) for t in range(3)]
+    known = [step([0.5, 0.3], [0.3, 0.9], t if t < 2 else None) for t in range(3)]
     corrected = rewards + np.array([values.look_ahead([known[t]]) for t in draws])
     assert abs(corrected.mean() - first @ then) < 4 * corrected.std() / math.sqrt(len(draws))
 
@@ -109,14 +107,12 @@ def test_the_variance_of_progress_by_hand() -> None:
     # covariance of the pairs: (1 - 4 * 0.25 * 0.5) / 3 = 1 / 6, of their means a quarter of that
     assert variance_of_progress(before, after) == pytest.approx(0.0625 + 1 / 12 - 2 / 24)
     assert variance_of_progress(before, before) == pytest.approx(0.0)
-    exact, one = likelihood([KnownAnswer(0.3, 1.0)]), monte_carlo([1.0])
+    exact = likelihood([KnownAnswer(0.3, 1.0)])
     assert variance_of_progress(exact, before) == pytest.approx(0.0625)
-    assert math.isnan(variance_of_progress(one, exact))
+    assert math.isnan(variance_of_progress(monte_carlo([1.0]), exact))
 
 
-@pytest.mark.parametrize(
-    ("sizes", "common"), [((4, 4), True), ((3, 6), True), ((5, 2), True), ((3, 6), False), ((5, 2), False)]
-)
+@pytest.mark.parametrize(("sizes", "common"), [((3, 6), True), ((5, 2), True), ((5, 2), False)])
 def test_the_variance_of_progress_is_that_over_repeated_draws(sizes: tuple[int, int], common: bool) -> None:
     rng = np.random.default_rng(17)
     gains, told = [], []
