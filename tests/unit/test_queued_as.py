@@ -39,9 +39,8 @@ def job(name: str = "prepare", minutes: int = 60) -> Job:
     return Job(name=name, role=Role.PREPARE, tasks=1, resources=asked)
 
 
-@pytest.mark.parametrize(
-    ("says", "instead", "site", "differs"),
-    [
+def test_a_difference_from_the_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    for says, instead, site, differs in (
         (TIME, TIME, {}, []),
         (TIME, "TimeLimit=00:20:00", {}, ["time limit"]),
         ("Partition=cpu", "Partition=preempt", {}, ["partition"]),
@@ -56,14 +55,10 @@ def job(name: str = "prepare", minutes: int = 60) -> Job:
         (REQUEUE, "Requeue=expedite Restarts=0", {}, []),
         (REQUEUE, "Requeue=0 Restarts=0", {"requeue": Requeue.FORBIDDEN}, []),
         (SHOWN, "Welcome!\nslurm_load_jobs: nothing to see\n", {}, []),
-    ],
-)
-def test_a_difference_from_the_plan_is_found(
-    monkeypatch: pytest.MonkeyPatch, says: str, instead: str, site: dict[str, object], differs: list[str]
-) -> None:
-    monkeypatch.setattr(queued_as, "run_slurm", lambda *_: SHOWN.replace(says, instead))
-    found = differences(job(), SITE.model_copy(update=site), queued_fields("45"))
-    assert [one.field for one in found] == differs
+    ):
+        monkeypatch.setattr(queued_as, "run_slurm", Mock(return_value=SHOWN.replace(says, instead)))
+        found = differences(job(), SITE.model_copy(update=site), queued_fields("45"))
+        assert [one.field for one in found] == differs
 
 
 def test_jobs_of_one_kind_are_asked_about_once_and_told_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,11 @@ def test_the_first_of_the_folders_is_taken_and_before_all_the_path_that_was_type
     assert find(RECIPES, "small_world/grpo") == ROOT / "recipes" / "small_world" / "grpo.yaml"
     below = write(folder / "recipes" / "quickstart.yaml")
     assert find(RECIPES, "quickstart") == below
-    mine = write(folder / "configuration" / "mrt-hpc" / "recipes" / "quickstart.yaml")
+    mine = write(folder / "configuration" / "mrt-hpc" / "recipes" / "quickstart.yaml", "# Mine.\nextends: grpo\n")
     assert find(RECIPES, "quickstart") == mine
+    rows = listed()
+    assert rows["recipe", "quickstart"] == {"kind": "recipe", "name": "quickstart", "about": "Mine.", "path": str(mine)}
+    assert all(find(kind, entry.name) == entry.path for kind in KINDS for entry in entries(kind))
     write(folder / "quickstart.yaml")
     assert find(RECIPES, "quickstart.yaml") == Path("quickstart.yaml")
 
@@ -67,16 +70,6 @@ def test_all_that_comes_with_the_package_is_listed_with_its_first_line() -> None
     shown = typed("recipes", "list").stdout
     for row in rows.values():
         assert row["about"] and row["about"] in shown and row["name"] in shown, "a pipe gets whole lines"
-
-
-def test_the_users_own_take_the_place_of_the_packages(folder: Path) -> None:
-    own = folder / "configuration" / "mrt-hpc" / "recipes" / "grpo.yaml"
-    mine = write(own, "# Mine.\nextends: mrt_online\n")
-    write(folder / "slurm" / "sites" / "lab.yml", "type: local\n")
-    rows = listed()
-    assert rows["recipe", "grpo"] == {"kind": "recipe", "name": "grpo", "about": "Mine.", "path": str(mine)}
-    assert rows["site profile", "lab"]["about"] == ""
-    assert all(find(kind, entry.name) == entry.path for kind in KINDS for entry in entries(kind))
 
 
 @pytest.mark.parametrize("name", ["mrt_online", "recipes/small_world/mrt.yaml"])

@@ -18,8 +18,7 @@ from golden import assert_golden
 from synthetic_run import HOSTILE, Shape, SyntheticEvaluation, SyntheticRun
 
 from mrt_hpc.algorithms.batch import batch_of
-from mrt_hpc.analysis.episode_progress import EpisodeProgress, progress_by_episode
-from mrt_hpc.analysis.evaluated_run import EvaluatedRun
+from mrt_hpc.analysis.episode_progress import EpisodeProgress
 from mrt_hpc.analysis.figures import Kind, Line, LineFigure, Panel, draw, moving_average
 from mrt_hpc.analysis.intervals import IntervalEstimate
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase, RunCost, RunFile, RunSummary
@@ -30,12 +29,11 @@ from mrt_hpc.analysis.report.plots import OVER_SEEDS, over_seeds, progress_stage
 from mrt_hpc.analysis.report.render import render_page, script_hash, write_markdown
 from mrt_hpc.analysis.report.run_sections import sections
 from mrt_hpc.analysis.rows import mean_of, mean_rows, sample, summarise_evaluation
-from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, prefix_curve
+from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint
 from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.inference.tokens import StoredTokens
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.roles.report import measurements, run_names, write_report
-from mrt_hpc.roles.run_samples import prefix_curves
+from mrt_hpc.roles.report import run_names, write_report
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import part_file
 from mrt_hpc.run.layout import RunLayout
@@ -72,13 +70,9 @@ def runs_of(page: str) -> Any:
 
 
 def test_no_character_is_unseen_or_hides_or_turns_others() -> None:
-    for text, shown in {
-        "a\x00b\x1bc\x7f\td\n": "a␀b␛c␡\td\n",
-        "a\ud800b\u202ec\u200bd": "a\ufffdb⟨U+202E⟩c⟨U+200B⟩d",
-        "a\r\nb\rc": "a\nb␍c",
-        "é 数学 🙂 ✔\ufe0f ᠮ ظ": "é 数学 🙂 ✔\ufe0f ᠮ ظ",
-    }.items():
-        assert content.visible(text) == shown
+    assert content.visible("a\x00b\x1bc\x7f\td\n\r\ne\rf") == "a␀b␛c␡\td\n\ne␍f"
+    assert content.visible("a\ud800b\u202ec\u200bd") == "a\ufffdb⟨U+202E⟩c⟨U+200B⟩d"
+    assert content.visible("é 数学 🙂 ✔\ufe0f ᠮ ظ") == "é 数学 🙂 ✔\ufe0f ᠮ ظ"
     for code in (0xAD, 0x61C, 0x115F, 0x180E, 0x2028, 0x2060, 0x3164, 0xE0000, 0xE0041, 0xE007F):
         assert content.visible(f"a{chr(code)}b") == f"a⟨U+{code:04X}⟩b"
 
@@ -121,15 +115,10 @@ def test_problems_of_one_id_are_told_apart_by_their_benchmark() -> None:
 
 def test_short_texts_stay_whole_and_long_ones_share_the_rest() -> None:
     assert content.fair_share([10, 400, 1000], 1010) == 600  # 10 and 400 fit, 600 are left for the third
-    assert content.fair_share([10, 900, 1000], 1010) == 500
     assert content.fair_share([10, 20], 1010) == 160
     assert content.fair_share([1000] * 100, 1010) == content.LEAST
     assert content.excerpts(["a" * 10, "b" * 900], 510) == ["a" * 10, ["b" * 250, 400, "b" * 250]]
     assert content.excerpt("abcdefg", 5) == ["abc", 2, "fg"]
-    assert content.excerpt("abcde", 5) == "abcde"
-
-
-def test_every_boundary_of_a_long_trace_is_kept() -> None:
     values = (Boundary(0.25), Boundary(0.75), Boundary(), Boundary(1.0))
     long = replace(trace(), episodes=("x" * 40_000, "y" * 5, "z" * 40_000), boundaries=values)
     (shown,) = json.loads(content.choose([record(long)]).data)["runs"][0]["traces"]
@@ -229,7 +218,6 @@ def in_words(*records: RunRecord) -> str:
 
 
 def test_the_tables_and_figures_are_the_kept_ones() -> None:
-    """Of a run; of runs and a model side by side, of which only the largest vote that all have is drawn; of models."""
     scenes = {"a run": (RUN,), "two runs and a model": (RUN, OTHER, MODELS[0]), "two models": MODELS}
     text = "\n\n".join(f"# {name}\n\n{in_words(*records)}" for name, records in scenes.items())
     assert "None" not in text
@@ -332,19 +320,9 @@ def test_the_page_has_faults_resumes_votes_and_progress_and_the_same_bytes_each_
     assert run.page.read_text() == page
 
 
-def test_the_curves_of_the_page_are_those_of_the_analyses(run: RunLayout) -> None:
-    recipe = read_recipe_lock(run.recipe_lock)
-    evaluations = measurements(run, recipe).evaluations
-    found, troubles = prefix_curves(run, recipe, SUMMARY.model_copy(update={"evaluations": evaluations}))
-    assert troubles == ()
-    assert [(one.benchmark, one.version) for one in found] == [("aime24", 0), ("aime24", 3)]
-    samples = EvaluatedRun(run, recipe, str(run.root)).samples(3, "aime24", "m")
-    assert found[1].progress == progress_by_episode(samples.problems)
-    assert [one.voters for one in found[1].votes] == [1, 2, 4]
-    assert found[1].votes[2].points == prefix_curve(samples, 4).points
-
-
-def test_what_cannot_be_read_is_named_and_the_rest_shown(run: RunLayout, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_named_and_a_page_that_cannot_be_written_loses_no_report(
+    run: RunLayout, tmp_path: Path
+) -> None:
     damaged = RunLayout(shutil.copytree(run.root, tmp_path / "damaged"))
     for path in (part_file(damaged.evaluation_shard(0, "aime24", 0), "values"), damaged.group_archive(1)):
         path.write_bytes(b"neither parquet nor archive")
@@ -353,20 +331,15 @@ def test_what_cannot_be_read_is_named_and_the_rest_shown(run: RunLayout, tmp_pat
     assert re.search("Not shown.* the evaluation of version 0 on aime24", page)
     assert re.search("Not shown.* rollouts of iteration 1", page)
     assert "maj@4 at prefix, version 3" in page and "rollouts of iteration 2" in page
-
-
-def test_a_page_that_cannot_be_written_loses_no_report(run: RunLayout) -> None:
-    run.report.unlink()
-    run.page.unlink(missing_ok=True)
-    run.page.mkdir()
-    with pytest.raises(OSError, match=run.page.name):
-        write_report(run)
-    run.page.rmdir()
-    assert "3 of 3 iterations" in run.report.read_text()
+    damaged.report.unlink()
+    damaged.page.unlink()
+    damaged.page.mkdir()
+    with pytest.raises(OSError, match=damaged.page.name):
+        write_report(damaged)
+    assert "3 of 3 iterations" in damaged.report.read_text()
 
 
 def test_a_page_elsewhere_is_all_that_is_written_and_several_runs_share_it(run: RunLayout, tmp_path: Path) -> None:
-    """So that the page of a run that another user owns can be made."""
     shutil.rmtree(run.plots, ignore_errors=True)
     run.report.unlink(missing_ok=True)
     other = another(tmp_path, "grpo-run")

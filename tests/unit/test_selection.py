@@ -75,18 +75,6 @@ def test_the_first_loss_is_one_that_is_larger_than_its_noise() -> None:
     assert first_loss(np.array([1.0, 1.0, 0.0, 0.0, 0.0]), [20] * 5, MIN_LOSS_SIGMAS) == 2
 
 
-def test_a_clear_loss_is_found_among_20_rollouts_and_attempts_of_constant_value_are_seldom_cut() -> None:
-    """Ten steps; the shares of the rollouts at each boundary differ by chance, or fall from 0.8 to 0.2 in the fifth."""
-    rng = np.random.default_rng(0)
-    for value in (0.1, 0.5, 0.9):
-        shares = rng.binomial(20, value, (4000, 11)) / 20
-        cut = {s: np.mean([first_loss(v, [20] * 11, s) < 10 for v in shares]) for s in (0, MIN_LOSS_SIGMAS)}
-        assert cut[0] > 0.9
-        assert cut[MIN_LOSS_SIGMAS] < 0.04
-    shares = rng.binomial(20, [0.8] * 5 + [0.2] * 6, (1000, 11)) / 20
-    assert np.mean([first_loss(v, [20] * 11, MIN_LOSS_SIGMAS) == 5 for v in shares]) > 0.75
-
-
 def test_what_the_paper_scale_recipe_learns_to_go_back_from_fits_together() -> None:
     recipe = load_recipe(RECIPES / "backtracking.yaml")
     assert isinstance(recipe.algorithm, Backtracking) and isinstance(recipe.prover, Continuation)

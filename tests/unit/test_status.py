@@ -1,4 +1,4 @@
-"""The snapshot of a run that ``mrt-hpc status`` prints, shows on terminals of several widths, and keeps up to date."""
+"""Whether runs go on, and what ``mrt-hpc status`` and ``mrt-hpc runs`` show of them on terminals of several widths."""
 
 from __future__ import annotations
 
@@ -299,23 +299,20 @@ def test_the_records_of_tasks_decide_where_nothing_is_queued(run: CannedRun) -> 
     assert look(run) == (set(), "finished")
 
 
-@pytest.mark.parametrize(
-    ("lines", "state"),
-    [
-        (["12|RUNNING|1|None|node1"], "running"),
-        (["12|PENDING|N/A|Priority|"], "queued"),
-        (["12|PENDING|N/A|SomethingNew|"], "queued"),
-        (["12|PENDING|N/A|Dependency|"], "waiting"),
-        (["12|PENDING|N/A|JobHeldUser|"], "waiting"),
-        (["12|FAILED|1|NonZeroExitCode|"], "stopped"),
-        (["12|PENDING|N/A|Resources|", "13|PENDING|N/A|Dependency|"], "queued"),
-    ],
-)
-def test_the_queue_decides_for_submitted_jobs_in_two_calls(run: CannedRun, lines: list[str], state: str) -> None:
+def test_the_queue_decides_for_submitted_jobs_in_two_calls(run: CannedRun) -> None:
     run.submitted(trainer="12", report="13")
-    run.queue(*lines)
-    assert look(run)[1] == state
-    assert sorted(run.calls) == ["sacct", "squeue"]
+    for number, (state, *lines) in enumerate((
+        ("running", "12|RUNNING|1|None|node1"),
+        ("queued", "12|PENDING|N/A|Priority|"),
+        ("queued", "12|PENDING|N/A|SomethingNew|"),
+        ("waiting", "12|PENDING|N/A|Dependency|"),
+        ("waiting", "12|PENDING|N/A|JobHeldUser|"),
+        ("stopped", "12|FAILED|1|NonZeroExitCode|"),
+        ("queued", "12|PENDING|N/A|Resources|", "13|PENDING|N/A|Dependency|"),
+    ), start=1):  # fmt: skip
+        run.queue(*lines)
+        assert look(run)[1] == state
+        assert sorted(run.calls) == [*["sacct"] * number, *["squeue"] * number]
 
 
 def test_where_the_queue_was_not_reached_the_hearts_decide(run: CannedRun) -> None:

@@ -116,38 +116,31 @@ def test_a_task_that_returns_its_nodes_again_and_again_fails(tmp_path: Path) -> 
         assert (after.state, after.returns) == (TaskState.GAVE_BACK, 0)
 
 
-@pytest.mark.parametrize(
-    ("before", "attempt", "exit_code", "state", "failures"),
-    [
+def test_what_the_job_script_makes_of_an_attempt(tmp_path: Path) -> None:
+    states = (TaskState.DONE, TaskState.GAVE_BACK, TaskState.STOPPED, TaskState.FAILED)
+    for number, (before, mine, exit_code, state, failures) in enumerate((
         (RUNNING, "7.1", 137, TaskState.RETRYING, 2),  # it ended without a word
         (None, "7.1", 137, TaskState.RETRYING, 1),  # it died before it could say anything
         (TaskRecord(TaskState.GAVE_BACK, "7.0", failures=3), "7.1", 137, TaskState.FAILED, 4),  # a broken environment
         (RUNNING, "7.1", ExitCode.GIVE_BACK, TaskState.GAVE_BACK, 1),  # it could not say so
         (TaskRecord(TaskState.RETRYING, "7.0", failures=3), "7.1", ExitCode.GIVE_BACK, TaskState.GAVE_BACK, 3),
         (RUNNING, "7.1", 143, TaskState.STOPPED, 1),  # another rank was faster to leave
+        *((TaskRecord(state, "7.1"), "7.1", 137, state, 0) for state in states),  # its word stands
         *(
-            (TaskRecord(state, "7.1"), "7.1", 137, state, 0)  # its word stands
-            for state in (TaskState.DONE, TaskState.GAVE_BACK, TaskState.STOPPED, TaskState.FAILED)
+            (TaskRecord(TaskState.RUNNING, later), mine, 137, TaskState.RUNNING, 0)  # it speaks for itself alone
+            for later, mine in (("7.2", "7.1"), ("10_1.1", "9_1.4"), ("10_1.1", "10_1.0"))
         ),
-        *(
-            (TaskRecord(TaskState.RUNNING, later), attempt, 137, TaskState.RUNNING, 0)  # it speaks for itself alone
-            for later, attempt in (("7.2", "7.1"), ("10_1.1", "9_1.4"), ("10_1.1", "10_1.0"))
-        ),
-    ],
-)
-def test_what_the_job_script_makes_of_an_attempt(
-    tmp_path: Path, before: TaskRecord | None, attempt: str, exit_code: int, state: TaskState, failures: int
-) -> None:
-    layout = RunLayout(tmp_path)
-    if before is not None:
-        write_task(layout, "j", 0, before)
-    after = settled(layout, "j", 0, attempt, exit_code, retries=3)
-    assert (after.state, after.failures) == (state, failures)
-    recorded = read_task(layout, "j", 0)
-    assert recorded.state is state
-    assert before is None or before.state is not TaskState.RUNNING or recorded.attempt == before.attempt
-    again = (TaskState.GAVE_BACK, TaskState.STOPPED, TaskState.RETRYING)
-    assert (after.state in RUNS_AGAIN) == (state in again)
+    )):  # fmt: skip
+        layout = RunLayout(tmp_path / str(number))
+        if before is not None:
+            write_task(layout, "j", 0, before)
+        after = settled(layout, "j", 0, mine, exit_code, retries=3)
+        assert (after.state, after.failures) == (state, failures)
+        recorded = read_task(layout, "j", 0)
+        assert recorded.state is state
+        assert before is None or before.state is not TaskState.RUNNING or recorded.attempt == before.attempt
+        again = (TaskState.GAVE_BACK, TaskState.STOPPED, TaskState.RETRYING)
+        assert (after.state in RUNS_AGAIN) == (state in again)
 
 
 def test_attempts_that_end_without_a_record_of_their_own_are_counted(tmp_path: Path) -> None:

@@ -130,7 +130,6 @@ from pathlib import Path
 from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.roles.tracking import IterationEvents
 from mrt_hpc.run.layout import RunLayout
-
 events = IterationEvents(RunLayout(Path(sys.argv[1])))
 events.resume(0)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
@@ -174,10 +173,16 @@ def sync(task: Task, exits: int = 0) -> str:
     return output
 
 
-def test_all_directories_go_once_to_one_run_in_their_order_with_the_report(tmp_path: Path, wandb: Path) -> None:
+def test_all_directories_go_once_to_one_run_with_the_report_also_after_an_upload_that_failed(
+    tmp_path: Path, wandb: Path
+) -> None:
     sync(task_of(tmp_path / "nothing", WANDB), exits=2)
     assert not wandb.exists()
     task = tracked(tmp_path / "run")
+    for script in ("echo 'Network error' >&2; exit 1", "exit 0"):
+        executable(tmp_path / "bin" / "wandb", script)
+        assert f"mrt-hpc sync {task.layout.root} again" in sync(task, exits=1)
+    executable(tmp_path / "bin" / "wandb", UPLOADS)
     sync(task)
     told = wandb.read_text().split()
     assert (told, len(told)) == (sorted(told), 2)
@@ -188,16 +193,6 @@ def test_all_directories_go_once_to_one_run_in_their_order_with_the_report(tmp_p
     assert "not uploaded" not in typed("status", task.layout.root).output
     sync(task)
     assert wandb.read_text().split() == told
-
-
-def test_an_upload_that_fails_says_so_and_can_be_repeated(tmp_path: Path, wandb: Path) -> None:
-    task = tracked(tmp_path / "run")
-    for script in ("echo 'Network error' >&2; exit 1", "exit 0"):
-        executable(tmp_path / "bin" / "wandb", script)
-        assert f"mrt-hpc sync {task.layout.root} again" in sync(task, exits=1)
-    executable(tmp_path / "bin" / "wandb", UPLOADS)
-    sync(task)
-    assert wandb.exists()
 
 
 @pytest.mark.parametrize("service", ["TensorBoard", "W&B"])
