@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from basics import EVALUATION, INFERENCE, QUICKSTART, TRAINER
+from basics import EVALUATION, INFERENCE, QUICKSTART, TRAINER, executable, resources
 from canned_queue import CannedRun, canned_run
 from commands import refusal
 from run_of import run_of
@@ -17,14 +19,17 @@ from submitted import current_ids, latest_ids
 
 from mrt_hpc.attempt.ledger import current_submissions, record_submission, submissions, task_ids
 from mrt_hpc.backends.queued_jobs import LiveJob
-from mrt_hpc.backends.slurm import arrays, queue
+from mrt_hpc.backends.slurm import arrays, queue, queued_as
 from mrt_hpc.backends.slurm.answers import MARKS
 from mrt_hpc.backends.slurm.arrays import array_of
-from mrt_hpc.backends.slurm.parameters import require_plain_path
-from mrt_hpc.backends.slurm.site import SlurmSite
+from mrt_hpc.backends.slurm.commands import SlurmRefusedError
+from mrt_hpc.backends.slurm.environment import ENDS_AT
+from mrt_hpc.backends.slurm.parameters import require_plain_path, sbatch_parameters
+from mrt_hpc.backends.slurm.queued_as import differences, queued_fields, queued_otherwise
+from mrt_hpc.backends.slurm.site import Partitions, Requeue, SlurmSite
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.compile import build_plan
-from mrt_hpc.plan.jobs import Plan, read_plan
+from mrt_hpc.plan.jobs import Job, Plan, Role, read_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.layout import RunLayout
@@ -187,3 +192,90 @@ def test_a_run_directory_that_others_may_write_to_or_a_listing_would_cut_is_refu
         os.chown(layout.root, 4321, -1)
         with pytest.raises(UserError, match="others can write"):
             run_of(tmp_path / "run")
+
+
+BOX = SlurmSite(name="box", partitions=Partitions(cpu="cpu,long"))
+SHOWN = """\
+JobId=45 JobName=Requeue=0 Restarts=7.prepare
+   JobState=PENDING Reason=Resources Dependency=(null)
+   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
+   RunTime=00:00:00 TimeLimit=01:00:00 TimeMin=N/A
+   Partition=cpu AllocNode:Sid=login:123
+   NumNodes=1-1 NumCPUs=4 NumTasks=2 CPUs/Task=2 ReqB:S:C:T=0:0:*:*
+   MinCPUsNode=4 MinMemoryNode=8G MinTmpDiskNode=0
+   Comment=a plugin's words: TimeLimit=9 Partition=x
+"""
+"""What Slurm 22.05 prints; the fields stand on the same lines in 20.11 to 25.05."""
+TIME, MEMORY, REQUEUE = "TimeLimit=01:00:00", "MinMemoryNode=8G", "Requeue=1 Restarts=0"
+
+
+def job(name: str = "prepare", minutes: int = 60) -> Job:
+    asked = resources(ranks_per_node=2, cpus_per_rank=2, memory_gib_per_node=8, time_limit_minutes=minutes)
+    return Job(name=name, role=Role.PREPARE, tasks=1, resources=asked)
+
+
+def test_a_difference_from_the_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    for says, instead, site, differs in (
+        (TIME, TIME, {}, []),
+        (TIME, "TimeLimit=00:20:00", {}, ["time limit"]),
+        ("Partition=cpu", "Partition=preempt", {}, ["partition"]),
+        ("Partition=cpu", "Partition=cpu,long", {}, []),
+        ("Partition=cpu", "Partition=preempt", {"sbatch": {"partition": "preempt"}}, []),
+        (MEMORY, "MinMemoryNode=100M", {}, ["memory"]),
+        (MEMORY, "MinMemoryNode=0", {}, []),
+        (MEMORY, "MinMemoryCPU=1000M", {}, ["memory of a CPU"]),
+        (MEMORY, "MinMemoryNode=1G", {"memory_request": False}, []),
+        (MEMORY, "MinMemoryNode=1G", {"sbatch": {"mem-per-cpu": "1G"}}, []),
+        (REQUEUE, "Requeue=0 Restarts=0", {}, ["requeue"]),
+        (REQUEUE, "Requeue=expedite Restarts=0", {}, []),
+        (REQUEUE, "Requeue=0 Restarts=0", {"requeue": Requeue.FORBIDDEN}, []),
+        (SHOWN, "Welcome!\nslurm_load_jobs: nothing to see\n", {}, []),
+    ):
+        monkeypatch.setattr(queued_as, "run_slurm", Mock(return_value=SHOWN.replace(says, instead)))
+        found = differences(job(), BOX.model_copy(update=site), queued_fields("45"))
+        assert [one.field for one in found] == differs
+
+
+def test_jobs_of_one_kind_are_asked_about_once_and_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = Mock(return_value=SHOWN.replace("01:00:00", "00:20:00"))
+    monkeypatch.setattr(queued_as, "run_slurm", ask)
+    jobs = [job(name) for name in "abcde"]
+    (told,) = queued_otherwise(jobs, {one.name: str(40 + n) for n, one in enumerate(jobs)}, BOX, Path("/r"))
+    assert [call.args[0] for call in ask.mock_calls] == [["scontrol", "show", "job", "40"]]
+    for word in ("job 40", "2 more", "00:20:00", "60 minutes", "max_time_minutes: 20", "cancel /r"):
+        assert word in told
+    monkeypatch.setattr(queued_as, "run_slurm", Mock(side_effect=SlurmRefusedError(["scontrol"], "Access denied")))
+    assert len(queued_otherwise([job("a"), job("b", 5)], {"a": "1", "b": "2"}, BOX, Path("/r"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "answer", "ends_at"),
+    [
+        ({"SLURM_JOB_END_TIME": "111"}, "echo 222", "111"),
+        ({}, "echo 222", "222"),
+        ({"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, 'echo "$*" | grep -q jobs=7_3 && echo 333', "333"),
+        ({"SQUEUE_FORMAT": "%j"}, '[ -z "$SQUEUE_FORMAT" ] && echo Welcome && echo 444', "444"),
+        ({}, "echo N/A", "by the plan"),
+        ({}, "exit 1", "by the plan"),
+    ],
+)
+def test_the_end_of_a_task_comes_from_slurm(
+    tmp_path: Path, variables: dict[str, str], answer: str, ends_at: str
+) -> None:
+    executable(tmp_path / "squeue", answer)
+    setup = sbatch_parameters(job(), BOX, RunLayout(tmp_path / "run"), waited_for=False)["setup"]
+    script = "\n".join([*setup, f'echo "${ENDS_AT} $(date +%s) $id"'])
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "9", **variables}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    end, now, task = done.stdout.split()
+    assert end == ends_at or (ends_at == "by the plan" and abs(int(end) - int(now) - 3600) <= 2)
+    assert task == ("7_3" if "SLURM_ARRAY_JOB_ID" in variables else "9")
+
+
+def test_what_srun_passes_on_and_who_may_start_a_job_again() -> None:
+    options = {Requeue.ALLOWED: ("requeue", True), Requeue.EXPEDITE: ("requeue", "expedite")}
+    for requeue, option in {**options, Requeue.FORBIDDEN: ("no-requeue", True)}.items():
+        site = BOX.model_copy(update={"requeue": requeue})
+        parameters = sbatch_parameters(job(), site, RunLayout(Path("/run")), waited_for=False)
+        assert option in parameters["additional_parameters"].items()
+        assert "--export=ALL" in parameters["srun_args"]

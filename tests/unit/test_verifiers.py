@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from commands import refusal
 from graded import grade_all
 from run_of import run_of
 from sandboxes import needs_sandbox
+from spellings import FILES, gold_answers, spelt
 
 from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
@@ -247,3 +248,25 @@ def test_a_run_keeps_the_function_and_one_that_cannot_judge_is_refused(beside: P
     for name in ("deaf", "nowhere", "LAST_LINE"):
         with pytest.raises(UserError, match=f"of_the_user:{name}"):
             load_recipe(beside, (f"data.verifier=of_the_user:{name}",))
+
+
+VERIFIER = MathVerifier(strict=True)
+
+
+def right(answer: str, gold: str) -> bool:
+    """The verdict in this process, strict as in training."""
+    certain = VERIFIER.certain(answer, gold)
+    return VERIFIER.judge(answer, gold).correct if certain is None else certain
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_gold_answer_is_right_in_every_spelling(file: str, shared_data: Path) -> None:
+    golds = gold_answers(shared_data, [file])
+    assert [(a, gold) for gold in golds for a in spelt(gold).values() if not right(a, gold)] == []
+
+
+def test_no_spelling_of_another_gold_answer_is_right(shared_data: Path) -> None:
+    golds = [gold for gold in gold_answers(shared_data, ["aime24", "aime25", "amc23"]) if gold.isdigit()]
+    wrong = [(a, gold) for gold, other in pairwise(golds) for a in spelt(other).values()]
+    assert len(wrong) > 300
+    assert [pair for pair in wrong if right(*pair)] == []
