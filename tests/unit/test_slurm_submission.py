@@ -1,4 +1,4 @@
-"""What a submission does with what Slurm answers, and what it makes of a run that is there."""
+"""What a submission does with what Slurm answers, and what Slurm has queued against what was asked for."""
 
 from __future__ import annotations
 
@@ -248,28 +248,23 @@ def test_jobs_of_one_kind_are_asked_about_once_and_told_together(monkeypatch: py
     assert len(queued_otherwise([job("a"), job("b", 5)], {"a": "1", "b": "2"}, BOX, Path("/r"))) == 1
 
 
-@pytest.mark.parametrize(
-    ("variables", "answer", "ends_at"),
-    [
+def test_the_end_of_a_task_comes_from_slurm(tmp_path: Path) -> None:
+    for variables, answer, ends_at in (
         ({"SLURM_JOB_END_TIME": "111"}, "echo 222", "111"),
         ({}, "echo 222", "222"),
         ({"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, 'echo "$*" | grep -q jobs=7_3 && echo 333', "333"),
         ({"SQUEUE_FORMAT": "%j"}, '[ -z "$SQUEUE_FORMAT" ] && echo Welcome && echo 444', "444"),
         ({}, "echo N/A", "by the plan"),
         ({}, "exit 1", "by the plan"),
-    ],
-)
-def test_the_end_of_a_task_comes_from_slurm(
-    tmp_path: Path, variables: dict[str, str], answer: str, ends_at: str
-) -> None:
-    executable(tmp_path / "squeue", answer)
-    setup = sbatch_parameters(job(), BOX, RunLayout(tmp_path / "run"), waited_for=False)["setup"]
-    script = "\n".join([*setup, f'echo "${ENDS_AT} $(date +%s) $id"'])
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "9", **variables}
-    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
-    end, now, task = done.stdout.split()
-    assert end == ends_at or (ends_at == "by the plan" and abs(int(end) - int(now) - 3600) <= 2)
-    assert task == ("7_3" if "SLURM_ARRAY_JOB_ID" in variables else "9")
+    ):
+        executable(tmp_path / "squeue", answer)
+        setup = sbatch_parameters(job(), BOX, RunLayout(tmp_path / "run"), waited_for=False)["setup"]
+        script = "\n".join([*setup, f'echo "${ENDS_AT} $(date +%s) $id"'])
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "9", **variables}
+        done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+        end, now, task = done.stdout.split()
+        assert end == ends_at or (ends_at == "by the plan" and abs(int(end) - int(now) - 3600) <= 2)
+        assert task == ("7_3" if "SLURM_ARRAY_JOB_ID" in variables else "9")
 
 
 def test_what_srun_passes_on_and_who_may_start_a_job_again() -> None:

@@ -1,4 +1,4 @@
-"""Estimators of a prefix's value: by hand, and over many draws against the truth."""
+"""Estimators of a prefix's value, and regret: by hand, and over many draws against the truth."""
 
 from __future__ import annotations
 
@@ -15,16 +15,9 @@ from samples import branch_with, rollout_with, sampled
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, evaluated_problems
 from mrt_hpc.analysis.problem_measures import curve_of, valued_traces
-from mrt_hpc.mrt import values
+from mrt_hpc.mrt import regret, values
 from mrt_hpc.mrt.planner import draw_counts, expected_branches
-from mrt_hpc.mrt.regret import (
-    TraceCurve,
-    area_of_episodes,
-    area_under_values,
-    first_reached,
-    regret_by_problem,
-    reward_within,
-)
+from mrt_hpc.mrt.regret import TraceCurve
 from mrt_hpc.mrt.values import KnownAnswer, likelihood, monte_carlo, rao_blackwell, variance_of_progress
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.roles.evaluation_summary import summary_of
@@ -162,11 +155,11 @@ def test_area() -> None:
         (150.0, (0.4 * 100 + 0.7 * 50) / 150),  # 0.8 at 150
         (400.0, (0.4 * 100 + 0.8 * 100 + 1.0 * 200) / 400),  # the last value is held
     ):
-        assert area_under_values(TOKENS, HEIGHTS, budget) == pytest.approx(area)
-    late = area_under_values(np.array([100.0]), np.array([0.5]), 200.0)
+        assert regret.area_under_values(TOKENS, HEIGHTS, budget) == pytest.approx(area)
+    late = regret.area_under_values(np.array([100.0]), np.array([0.5]), 200.0)
     assert late == pytest.approx((25 + 50) / 200), "from nothing to 0.5 at 100, where it is held"
     with pytest.raises(ValueError, match="a budget of 0"):
-        area_under_values(TOKENS, HEIGHTS, 0)
+        regret.area_under_values(TOKENS, HEIGHTS, 0)
 
 
 def test_all_tokens_are_prompt_prefix_closing_text_and_mean_answer() -> None:
@@ -184,10 +177,10 @@ def test_all_tokens_are_prompt_prefix_closing_text_and_mean_answer() -> None:
     assert alone.tokens.tolist() == [0, 40, 100]
     assert everything.tokens.tolist() == [40, 75, 135]
     never, always = (TraceCurve(np.array([0.0]), np.array([value])) for value in (0.0, 1.0))
-    found = regret_by_problem({"a": [always, always, always, never], "b": [never]}, 100.0)
+    found = regret.regret_by_problem({"a": [always, always, always, never], "b": [never]}, 100.0)
     assert found == pytest.approx({"a": 0.25, "b": 1.0}), "the mean over the traces of a problem"
     # up to 135 tokens: nothing to 40, then trapezoids of mean height 0.25 and 0.75
-    assert regret_by_problem({"p": [everything]}, 135.0)["p"] == pytest.approx(1 - (0.25 * 35 + 0.75 * 60) / 135)
+    assert regret.regret_by_problem({"p": [everything]}, 135.0)["p"] == pytest.approx(1 - (0.25 * 35 + 0.75 * 60) / 135)
 
 
 def test_a_boundary_with_shorter_answers_counts_no_fewer_tokens_than_the_one_before() -> None:
@@ -198,9 +191,9 @@ def test_a_boundary_with_shorter_answers_counts_no_fewer_tokens_than_the_one_bef
 
 def test_a_trace_that_is_stopped_has_the_value_there_and_one_that_has_ended_its_reward() -> None:
     allowed = np.array([0.0, 50.0, 100.0, 150.0, 210.0, 219.0, 220.0, 400.0])
-    found = reward_within(allowed, 220, 1.0, CURVE)
+    found = regret.reward_within(allowed, 220, 1.0, CURVE)
     assert found == pytest.approx([0.2, 0.4, 0.6, 0.5, 0.4, 0.4, 1.0, 1.0])
-    unvalued = reward_within(np.array([0.0, 99.0, 100.0]), 100, 1.0, None)
+    unvalued = regret.reward_within(np.array([0.0, 99.0, 100.0]), 100, 1.0, None)
     assert unvalued.tolist() == [0.0, 0.0, 1.0], "without values it counts once it has ended"
 
 
@@ -212,14 +205,14 @@ def test_the_first_tokens_that_reach_an_accuracy() -> None:
         ([0.1, 0.2, 0.3, 0.4], np.inf),
         ([0.2, 0.6, 0.3, 0.9], 75),  # three quarters of the way to 100: the first time counts
     ):
-        assert first_reached(allowed, np.array([curve]), 0.5).tolist() == pytest.approx([tokens])
+        assert regret.first_reached(allowed, np.array([curve]), 0.5).tolist() == pytest.approx([tokens])
 
 
 def test_the_area_of_the_first_episodes_holds_their_last_value() -> None:
     whole = (0.4 * 100 + 0.5 * 100 + 0.4 * 200) / 400  # also of a trace with fewer episodes
     for episodes, area in ((0, 0.2), (1, (0.4 * 100 + 0.6 * 300) / 400), (2, whole), (5, whole)):
-        assert area_of_episodes(CURVE, episodes, 400.0) == pytest.approx(area)
-    assert area_of_episodes(CURVE, 1, 50.0) == pytest.approx(0.3)  # cut at the budget: 0.2 to 0.4
+        assert regret.area_of_episodes(CURVE, episodes, 400.0) == pytest.approx(area)
+    assert regret.area_of_episodes(CURVE, 1, 50.0) == pytest.approx(0.3)  # cut at the budget: 0.2 to 0.4
 
 
 LENGTHS = ((30, 20, 10), (5, 6, 7))
@@ -270,4 +263,5 @@ def test_values_of_the_last_round_are_behind_the_tokens_of_the_earlier_ones() ->
         traces = evaluated_problems([rounds("p")], adds_stages=adds)["p"]
         assert [curve_of(trace).tokens.tolist() for trace in traces] == tokens
     curve = TraceCurve(np.array([50.0, 58.0]), np.array([0.5, 1.0]))
-    assert reward_within(np.array([0.0, 49.0, 50.0, 54.0, 60.0]), 60, 1.0, curve).tolist() == [0, 0, 0.5, 0.75, 1]
+    found = regret.reward_within(np.array([0.0, 49.0, 50.0, 54.0, 60.0]), 60, 1.0, curve)
+    assert found.tolist() == [0, 0, 0.5, 0.75, 1]

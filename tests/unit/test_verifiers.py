@@ -1,4 +1,4 @@
-"""Verifiers: what each takes for an answer, which of them are right, and one that the package does not know."""
+"""Verifiers: what each takes for an answer, which are right, in which spellings, and one of the user."""
 
 from __future__ import annotations
 
