@@ -19,6 +19,7 @@ from canned_queue import CannedRun, canned_run
 from commands import typed
 from many_tasks import many_tasks
 from rich.console import Console
+from samples import rollout, sampled
 from synthetic_run import Shape, SyntheticEvaluation, SyntheticRun
 
 from mrt_hpc.analysis.measures import IterationMetrics
@@ -30,7 +31,6 @@ from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.view.run_look import RunLook
 from mrt_hpc.view.snapshot import Snapshot
@@ -99,13 +99,11 @@ def test_the_weights_of_a_server_are_those_that_its_latest_attempt_loaded_last(r
     assert snapshot(run, reader).tasks[0].weights_version == 3
 
 
-def test_throughput_follows_from_the_last_iterations_or_groups(run: CannedRun, tmp_path: Path) -> None:
-    source = SyntheticRun(tmp_path / "first", Shape(20, 20, problems=2, paragraphs=1))
-    for position, problem in enumerate(read_problems(source.layout.train_data)[:2]):
-        sampled = source._sampled(0, [problem])
-        cost = replace(sampled.statistics, rollout_tokens=100 * (position + 1), branch_tokens=50)
-        cost = replace(cost, seconds={"generation": 2.0 * (position + 1)})
-        commit_group(run.layout.group(0, position), replace(sampled, statistics=cost))
+def test_throughput_follows_from_the_last_iterations_or_groups(run: CannedRun) -> None:
+    for position, group in enumerate((sampled(rollout("p", 0)), sampled(rollout("q", 0))), start=1):
+        seconds = {"generation": 2.0 * position}
+        cost = replace(group.statistics, rollout_tokens=100 * position, branch_tokens=50, seconds=seconds)
+        commit_group(run.layout.group(0, position), replace(group, statistics=cost))
     found = snapshot(run)
     assert (found.iterations.groups_done, found.iterations.groups_planned) == (2, 32)
     assert found.throughput.sampling == pytest.approx((100 + 200 + 2 * 50) / 4.0)

@@ -8,10 +8,11 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from basics import QUICKSTART
@@ -217,27 +218,11 @@ def test_signals_become_requests_and_a_safe_point_is_waited_for_while_there_is_t
         signal.sigtimedwait([], 20)  # until the alarm comes
 
 
-@dataclass
-class Counted:
+def counting(*counts: int | None, pid: int | None = 7, unfinished: int = 1, tokens: int = 0) -> Mock:
     """A server whose counters take these values one after the other, and a client of it."""
-
-    counts: list[int | None]
-    pid: int | None = 7
-    unfinished: int = 1
-    generated_tokens: int = 0
-    asked: int = field(default=0, init=False)
-
-    @property
-    def each(self) -> tuple[Counted]:
-        return (self,)
-
-    @property
-    def control(self) -> Counted:
-        return self
-
-    def tokens_done(self) -> int | None:
-        self.asked += 1
-        return self.counts.pop(0)
+    server = Mock(pid=pid, unfinished=unfinished, generated_tokens=tokens)
+    server.each, server.control.tokens_done.side_effect = (server,), counts
+    return server
 
 
 @pytest.fixture
@@ -249,7 +234,7 @@ def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def first_tokens(one: Any, server: Any, client: Any) -> list[float]:
     async def watched() -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(5 if server.counts else 0.05):
+            async with asyncio.timeout(5 if server.unfinished else 0.05):
                 await record_first_token(one, server, client)
 
     asyncio.run(watched())
@@ -258,16 +243,16 @@ def first_tokens(one: Any, server: Any, client: Any) -> list[float]:
 
 @pytest.mark.parametrize(("counts", "pid"), [([0, None, 0, 4], 7), ([100, 100, None, 101], None)])
 def test_the_first_token_is_written_once_when_the_counters_move(one: Any, counts: list[int | None], pid: int) -> None:
-    server = Counted(counts, pid)
+    server, again = counting(*counts, pid=pid), counting(9)
     (seconds,) = first_tokens(one, server, server)
-    assert not server.counts, "it was written before the counters had moved"
+    assert server.control.tokens_done.call_count == len(counts), "it was written before the counters had moved"
     assert 0 < seconds <= one.age_s
-    assert len(first_tokens(one, again := Counted([9]), server)) == 1
-    assert again.asked == 0
+    assert len(first_tokens(one, again, server)) == 1
+    again.control.tokens_done.assert_not_called()
 
 
 @pytest.mark.parametrize(("tokens", "events"), [(0, 0), (3, 1)])
 def test_a_server_without_work_is_left_alone(one: Any, tokens: int, events: int) -> None:
-    idle = Counted([], unfinished=0, generated_tokens=tokens)
+    idle = counting(unfinished=0, tokens=tokens)
     assert len(first_tokens(one, idle, idle)) == events
-    assert idle.asked == 0
+    idle.control.tokens_done.assert_not_called()

@@ -11,10 +11,9 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -207,16 +206,9 @@ def test_a_trainer_goes_on_where_a_service_cannot_begin(
     assert caplog.text.count(f"{service} failed") == 1
 
 
-@dataclass
-class Broken:
-    error: BaseException
-
-    def log(self, *_: Any, **__: Any) -> None:
-        raise self.error
-
-    def finish(self, **_: Any) -> None:
-        if isinstance(self.error, Exception):
-            raise self.error
+def broken(error: BaseException) -> Mock:
+    ends = error if isinstance(error, Exception) else None
+    return Mock(log=Mock(side_effect=error), finish=Mock(side_effect=ends))
 
 
 def test_a_trainer_goes_on_where_wandb_cannot_write_and_ends_by_a_signal(
@@ -224,11 +216,11 @@ def test_a_trainer_goes_on_where_wandb_cannot_write_and_ends_by_a_signal(
 ) -> None:
     for logged in (2, 0):
         caplog.clear()
-        with Tracker(Broken(OSError(errno.ENOSPC, "No space left on device"))) as tracker:
+        with Tracker(broken(OSError(errno.ENOSPC, "No space left on device"))) as tracker:
             for _ in range(logged):
                 tracker.log(METRICS)
         assert caplog.text.count("W&B failed") == 1
-    with pytest.raises(SystemExit), Tracker(Broken(SystemExit(143))) as tracker:
+    with pytest.raises(SystemExit), Tracker(broken(SystemExit(143))) as tracker:
         tracker.log(METRICS)
     task = task_of(tmp_path / "run", WANDB, "report")
     evaluate(task, 0, 4)
