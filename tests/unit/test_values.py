@@ -82,17 +82,6 @@ def test_looking_ahead_by_hand() -> None:
     assert values.look_ahead([]) == 0.0
 
 
-def test_looking_ahead_is_unbiased_whatever_is_forecast() -> None:
-    """Two tokens: the first of three, then right with a probability that depends on it. The third is not looked at."""
-    rng = np.random.default_rng(6)
-    first, then = np.array([0.5, 0.3, 0.2]), np.array([0.9, 0.2, 0.5])
-    draws = rng.choice(3, 20_000, p=first)
-    rewards = (rng.random(20_000) < then[draws]).astype(float)
-    known = [step([0.5, 0.3], [0.3, 0.9], t if t < 2 else None) for t in range(3)]
-    corrected = rewards + np.array([values.look_ahead([known[t]]) for t in draws])
-    assert abs(corrected.mean() - first @ then) < 4 * corrected.std() / math.sqrt(len(draws))
-
-
 def test_branches_go_where_the_spread_is_and_counts_have_the_expectations_they_were_drawn_for() -> None:
     spreads = np.array([0.0, 0.2, 0.4, 0.9])
     expected = expected_branches(spreads, budget=2.0, mean_spread=0.4, most=3.0)
