@@ -31,10 +31,9 @@ from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, GroupSt
 from mrt_hpc.run.task_state import TaskRecord, TaskState, forget_failures, read_task, task_file, write_task
 from mrt_hpc.run.weights import prune, publish, published_versions
 
-BRANCH = Branch(
-    iteration=3, problem_id="p", sample=0, boundary=1, branch=0, seed=9, weights_version=2, token_ids=[4],
-    logprobs=[-0.1], finish_reason=FinishReason.LENGTH, text="y", answer="5", reward=0.0, known=True, look_ahead=0.25,
-    prompt_tokens=8, cached_tokens=None,
+BRANCH = samples.branch_with(
+    [4], iteration=3, problem_id="p", boundary=1, seed=9, weights_version=2, logprobs=[-0.1], text="y", answer="5",
+    finish_reason=FinishReason.LENGTH, reward=0.0, known=True, look_ahead=0.25, prompt_tokens=8,
 )  # fmt: skip
 COST = GroupStatistics(1, 1, 2, 1, 8, 0, 10, {"generation": 1.5})
 VALUE = PrefixValue(3, "p", 0, 1, 0.5, variance=0.0625, progress_variance=0.03125, branches=1, baseline=0.25)
@@ -171,6 +170,7 @@ def test_a_file_of_records_that_is_damaged_or_of_another_kind_is_refused(tmp_pat
 
 def test_each_collection_has_a_place_and_a_number_of_its_own(tmp_path: Path) -> None:
     layout, numbers = RunLayout(tmp_path), [collection_of(version) for version in range(100)]
+    assert layout.iteration(numbers[0]) == tmp_path / "collection", "as in runs of earlier versions"
     assert layout.iteration(numbers[62]) == tmp_path / "collections" / "v000062"
     assert all(map(is_collection, numbers)) and not is_collection(0)
     assert [collecting_version(number) for number in numbers] == [*range(100)]
