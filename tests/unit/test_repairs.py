@@ -62,6 +62,7 @@ def states(layout: RunLayout, *jobs: str) -> list[TaskState]:
 def test_a_damaged_last_version_reopens_the_trainer_that_made_it(layout: RunLayout) -> None:
     task, trainer = task_of(layout, Role.EVALUATION), task_of(layout, Role.TRAINER).job
     publish_some(layout, trainer.end_iteration)
+    assert verified_weights(task, trainer.end_iteration).version == trainer.end_iteration
     path = layout.weights_version(trainer.end_iteration)
     (path / "model.safetensors").write_bytes(b"other")
     with pytest.raises(DamagedError):
