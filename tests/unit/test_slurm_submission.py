@@ -109,6 +109,12 @@ def test_room_below_a_limit_is_waited_for(run: CannedRun, monkeypatch: pytest.Mo
         assert refusal(submits, run.layout).exit_code is ExitCode.RETRYABLE
 
 
+def test_what_a_site_says_to_those_who_submit_is_shown_once(run: CannedRun) -> None:
+    run.command("sbatch", f"{COUNT} echo 'sbatch: You have used 99 %' >&2; echo banner; echo $n")
+    lines = submits(run.layout)
+    assert [sum(word in line for line in lines) for word in ("99 %", "banner")] == [1, 1]
+
+
 def test_the_ledger_holds_nothing_that_is_no_id(run: CannedRun) -> None:
     for job_id in ("Submitted batch job 4", "", "a/b", "1_2", "71;box", "1\n2", "x" * 200):
         with pytest.raises(UserError):
