@@ -11,6 +11,8 @@ import pytest
 from mrt_hpc.domains.small_world import equations
 from mrt_hpc.domains.small_world.equations import MARKER, Equation, Habits, Split, TraceQuality, example, problems
 from mrt_hpc.errors import UserError
+from mrt_hpc.mrt.episodes import episode_starts
+from mrt_hpc.recipe.sections import Episodes
 
 EQUATION = Equation(3, 14, 35)
 GOOD = (
@@ -97,6 +99,8 @@ def test_the_quality_of_a_trace():
     ):  # fmt: skip
         found = inspected(GOOD.replace(right, wrong))
         assert found == TraceQuality(True, checks=3, right_checks=2, episodes=3), wrong
+    rule, thought = Episodes(markers=(MARKER,), min_paragraphs=1), GOOD.partition(equations.END_THINK)[0]
+    assert [thought[s : s + 9] for s in episode_starts(thought.encode(), rule)] == ["Wait, x=4", "Wait, x=7"]
     malformed = [
         "", GOOD[:60], GOOD.replace("</think>", ""), GOOD.partition("</think>")[0], GOOD.replace("First", "Wait"),
         GOOD.replace("Wait, x=4", "First, x=4"), GOOD.replace("\\boxed{7}", "7"), GOOD.replace("{7}", "{}"),
