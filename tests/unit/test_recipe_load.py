@@ -1,11 +1,10 @@
-"""Recipes and site profiles are read strictly: what is wrong is refused with file, line, field, value and remedy; and
-recipes extend others.
-"""
+"""Recipes and site profiles are read strictly, what does not go together is refused, and recipes extend others."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from basics import QUICKSTART, RECIPES, ROOT
@@ -17,11 +16,6 @@ import mrt_hpc
 from mrt_hpc.backends.slurm.site import SlurmSite, unknown_options
 from mrt_hpc.recipe.load import load_recipe, load_site, merged, without_detour
 from mrt_hpc.recipe.lock import as_begun, differences, lock_text, read_recipe_lock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-MEGABYTES = "[" + "1, " * 1_200_000 + "1]"
 
 
 def test_every_recipe_and_every_site_profile_of_the_project_is_valid() -> None:
@@ -42,16 +36,13 @@ def test_overrides_replace_fields_and_list_items() -> None:
         assert override in refused.message() and "--set" in str(refused.advice)
 
 
-@pytest.mark.parametrize(
-    ("text", "fact"),
-    [("a: [1", ", line "), ("", ""), ("- 1\n- 2", ""), ("name: x\nname: y", ", line 2"), (MEGABYTES, "3.6 MB")],
-    ids=range(5),
-)
-def test_what_is_no_recipe_is_refused_with_its_place(tmp_path: Path, text: str, fact: str) -> None:
-    (tmp_path / "r.yaml").write_text(text)
-    refused = refusal(load_recipe, tmp_path / "r.yaml")
-    assert str(refused.where).startswith(str(tmp_path / "r.yaml"))
-    assert fact in refused.message() and refused.advice
+def test_what_is_no_recipe_is_refused_with_its_place(tmp_path: Path) -> None:
+    large, path = "[" + "1, " * 1_200_000 + "1]", tmp_path / "r.yaml"
+    texts = {"a: [1": ", line ", "": "", "- 1\n- 2": "", "name: x\nname: y": ", line 2", large: "3.6 MB"}
+    for text, fact in texts.items():
+        path.write_text(text)
+        refused = refusal(load_recipe, path)
+        assert str(refused.where).startswith(str(path)) and fact in refused.message() and refused.advice
 
 
 def test_an_option_that_sbatch_does_not_know_is_named() -> None:
@@ -97,8 +88,6 @@ schedule: {iterations: 2, iterations_per_job: 1}
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a recipe that extends another; the base is there."""
-
     def written(text: str, name: str = "child.yaml", extends: str = "bases/base.yaml") -> Path:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,33 +119,27 @@ def test_sections_are_merged_and_all_else_is_replaced(write: Callable[..., Path]
     assert load_recipe(write("name: mine", extends="quickstart")).algorithm.type == "mrt_online"
 
 
-@pytest.mark.parametrize(
-    ("child", "field", "file", "line"),
-    [
-        ("name: child\nsampling: {max_tokens: much}\n", "sampling.max_tokens", "child.yaml", 3),
-        ("name: child\nsampling: {max_toknes: 3}\n", "sampling.max_toknes", "child.yaml", 3),
-        ("name: child\n", "training.learning_rate", "base.yaml", 6),
-        ("name: child\nalgorithm: {type: star, alpha: 1}\n", "algorithm.sequences_per_iteration", "child.yaml", 3),
-    ],
-)
-def test_a_fault_has_the_place_where_it_stands(
-    write: Callable[..., Path], child: str, field: str, file: str, line: int
+def test_a_fault_has_the_place_where_it_stands(write: Callable[..., Path]) -> None:
+    for child, field, file, line in (
+        ("sampling: {max_tokens: much}", "sampling.max_tokens", "child.yaml", 2),
+        ("sampling: {max_toknes: 3}", "sampling.max_toknes", "child.yaml", 2),
+        ("algorithm: {type: star, alpha: 1}", "algorithm.sequences_per_iteration", "child.yaml", 2),
+        ("name: child", "training.learning_rate", "base.yaml", 6),
+    ):
+        write(BASE.replace("1e-3", "0") if file == "base.yaml" else BASE, "bases/base.yaml", "")
+        refused = refusal(load_recipe, write(child))
+        assert refused.what.startswith(field)
+        assert str(refused.where).endswith(f"{file}, line {line}")
+        assert str(refused.advice).endswith(file)
+
+
+def test_a_base_that_is_not_there_or_extends_the_recipe_is_refused_with_file_and_line(
+    write: Callable[..., Path],
 ) -> None:
-    write(BASE.replace("1e-3", "0") if file == "base.yaml" else BASE, "bases/base.yaml", "")
-    refused = refusal(load_recipe, write(child))
-    assert refused.what.startswith(field)
-    assert str(refused.where).endswith(f"{file}, line {line}")
-    assert str(refused.advice).endswith(file)
-
-
-@pytest.mark.parametrize("extends", ["nowhere.yaml", "[a, b]", "''", "other.yaml", "child.yaml"])
-def test_a_base_that_cannot_be_used_is_refused_with_file_and_line(write: Callable[..., Path], extends: str) -> None:
-    """It is not there, is no name, or extends the recipe in turn."""
     write("", "other.yaml", "child.yaml")
-    refused = refusal(load_recipe, write("name: a", extends=extends))
-    assert refused.what.startswith("extends: ")
-    assert ", line 1" in str(refused.where)
-    assert str(refused.advice).startswith("edit ")
+    for extends in ("nowhere.yaml", "[a, b]", "''", "other.yaml", "child.yaml"):
+        refused = refusal(load_recipe, write("name: a", extends=extends))
+        assert refused.what.startswith("extends: ") and ", line 1" in str(refused.where)
 
 
 def test_recipes_of_the_small_world_differ_in_their_method_alone() -> None:
@@ -238,3 +221,87 @@ def test_budgets_of_regret_that_no_recipe_names_follow_the_limit_of_tokens() -> 
         assert how.budgets == budgets
     refused = refusal(recipe, "quickstart", prover, "evaluation.regret_budgets=[200]", "evaluation.max_tokens=100")
     assert refused.what.startswith("evaluation.regret_budgets")
+
+
+TWO_NODES = "resources.inference={nodes: 2, gpus: 4}"
+CURRICULUM = "schedule.length_curriculum=[{first_iteration: %d, max_tokens: 9}, {first_iteration: 2, max_tokens: %d}]"
+PLANNED = "prover={type: look_ahead, planner: by_openness, temperature: 1.0}"
+LIKELIHOOD = "evaluation.prover={type: gold_likelihood}"
+BOXED = "evaluation.prover={type: boxed_answer}"
+SHARED = ("training.sequence_parallel=2", "resources.trainer.ranks=4", "training.batching=packed")
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "changes"),
+    [
+        ("grpo", "resources.inference.gpus", ("resources.inference.gpus=4", "serving.tensor_parallel=3")),
+        ("grpo", "resources.evaluation.gpus", ("resources.evaluation.gpus=1", "serving.tensor_parallel=2")),
+        ("grpo", "serving.servers", (TWO_NODES, "serving.servers=2")),
+        ("grpo", "serving.tensor_parallel", (TWO_NODES, "serving.tensor_parallel=3")),
+        ("mrt_online", "resources.inference.nodes", (TWO_NODES, "prover.model=elsewhere")),
+        ("grpo", "prover", ("prover={type: forced_answer}",)),
+        ("mrt_online", "prover", ("prover=null",)),
+        ("backtracking", "prover.type", ("prover={type: forced_answer}",)),
+        ("mrt", "prover.type", ("prover.type=boxed_answer",)),
+        ("mrt", "prover.forced_text", ("prover.forced_text=Answer now",)),
+        ("mrt", "prover.model", ("prover.model=elsewhere",)),
+        ("mrt", "algorithm.divide_by_std", ("algorithm.baseline=termination", "algorithm.divide_by_std=true")),
+        ("mrt", "algorithm.baseline", ("algorithm.baseline=termination", "algorithm.alpha=2.0")),
+        ("mrt", "schedule.length_curriculum", ("schedule.length_curriculum=[{first_iteration: 0, max_tokens: 9}]",)),
+        ("mrt", "sampling.rollouts_per_problem", ("sampling.rollouts_per_problem=5",)),
+        ("mrt_next_episode", "prover.forced_text", ("prover.forced_text=Time is up.</think>",)),
+        ("mrt_next_episode", "prover.temperature", ("prover.temperature=0.5",)),
+        ("mrt_online_train_branches", "prover.type", ("prover={type: gold_likelihood}",)),
+        ("mrt_online_train_branches", "prover.type", ("prover.type=majority",)),
+        ("mrt_online_train_branches", "prover.model", ("prover.model=elsewhere",)),
+        ("mrt_online_train_branches", "prover.branches", ("prover.branches=1",)),
+        ("mrt_online_train_branches", "prover.temperature", ("prover.temperature=0.5",)),
+        ("mrt_online_train_branches", "prover.planner", (PLANNED,)),
+        ("mrt_star", "prover.type", ("prover={type: gold_likelihood}",)),
+        ("star", "algorithm.keep", ("algorithm.keep=9",)),
+        ("backtracking", "algorithm.backtrack_text", ("algorithm.backtrack_text=Back to {place}",)),
+        ("backtracking", "sampling.rollouts_per_problem", ("sampling.rollouts_per_problem=4",)),
+        ("sft_suffix", "data.type", ("data.form=conversations",)),
+        ("sft_conversations", "data.type", ("data={type: small_world}",)),
+        ("grpo", "data.type", ("data={type: conversations, path: c.jsonl}",)),
+        ("grpo", "sampling.problems_per_iteration", ("sampling.problems_per_iteration=null",)),
+        ("star", "sampling.problems_per_iteration", ("sampling.problems_per_iteration=4",)),
+        ("star", "schedule.max_staleness", ("schedule.max_staleness=1", "training.keep_weights=4")),
+        ("star", "training.kl_coefficient", ("training.kl_coefficient=0.1",)),
+        ("grpo", "schedule.weight_swap", ("schedule.weight_swap=keep",)),
+        ("length_curriculum", "schedule.length_curriculum", (CURRICULUM % (1, 20),)),
+        ("length_curriculum", "schedule.length_curriculum", (CURRICULUM % (0, 8),)),
+        ("length_curriculum", "schedule.length_curriculum", ("sampling.max_tokens=200",)),
+        ("length_curriculum", "schedule.length_curriculum", ("schedule.iterations=10",)),
+        ("grpo", "evaluation.prover.model", ("evaluation.prover={type: boxed_answer, model: elsewhere}",)),
+        ("grpo", "evaluation.regret_tokens", (LIKELIHOOD, "evaluation.regret_tokens=all")),
+        ("grpo", "evaluation.prover.type", ("evaluation.prover={type: majority}",)),
+        ("grpo", "evaluation.regret_budgets", (BOXED, "evaluation.regret_budgets=[99999]")),
+        ("grpo", "resources.trainer.ranks", (*SHARED, "resources.trainer.ranks=3")),
+        ("grpo", "training.batching", (*SHARED, "training.batching=padded")),
+        ("quickstart", "schedule.iterations_per_job", ("schedule.coupling=sequential",)),
+        ("quickstart", "resources.inference.tasks", ("resources.inference.tasks=1000",)),
+        ("quickstart", "sampling.rollouts_per_problem", ("sampling.rollouts_per_problem=1",)),
+        ("quickstart", "resources.trainer.ranks", ("resources.trainer={ranks: 5, ranks_per_node: 2}",)),
+    ],
+)
+def test_what_does_not_go_together(name: str, field: str, changes: tuple[str, ...]) -> None:
+    refused = refusal(recipe, name if name == "quickstart" else f"small_world/{name}", *changes)
+    assert refused.what.startswith(f"{field}: does not fit")
+
+
+def test_a_misfit_shows_the_value_and_an_option_that_removes_it() -> None:
+    for value, fits, *changes in (
+        ("3 (the default)", "training.keep_weights=4", "schedule.max_staleness=2"),
+        ("'keep'", "schedule.weight_swap=drain", "schedule.weight_swap=keep"),
+        ("True", "training.offload_optimizer=false", "training.offload_optimizer=true", "training.zero_stage=0"),
+    ):
+        refused = refusal(recipe, "small_world/grpo", *changes)
+        assert repr(refused.value) == value
+        assert str(refused.advice).startswith(f"--set {fits}, or ")
+        recipe("small_world/grpo", *changes, fits)
+
+
+def test_a_length_curriculum_holds_from_its_stage_on() -> None:
+    schedule = recipe("small_world/length_curriculum").schedule
+    assert [schedule.max_tokens(i, 999) for i in (0, 6, 7, 13, 14, 19)] == [96, 96, 160, 160, 256, 256]

@@ -36,8 +36,11 @@ def test_the_first_of_the_folders_is_taken_and_before_all_the_path_that_was_type
     assert find(RECIPES, "small_world/grpo") == ROOT / "recipes" / "small_world" / "grpo.yaml"
     below = write(folder / "recipes" / "quickstart.yaml")
     assert find(RECIPES, "quickstart") == below
-    mine = write(folder / "configuration" / "mrt-hpc" / "recipes" / "quickstart.yaml")
+    mine = write(folder / "configuration" / "mrt-hpc" / "recipes" / "quickstart.yaml", "# Mine.\nextends: grpo\n")
     assert find(RECIPES, "quickstart") == mine
+    rows = listed()
+    assert rows["recipe", "quickstart"] == {"kind": "recipe", "name": "quickstart", "about": "Mine.", "path": str(mine)}
+    assert all(find(kind, entry.name) == entry.path for kind in KINDS for entry in entries(kind))
     write(folder / "quickstart.yaml")
     assert find(RECIPES, "quickstart.yaml") == Path("quickstart.yaml")
 
@@ -69,16 +72,6 @@ def test_all_that_comes_with_the_package_is_listed_with_its_first_line() -> None
         assert row["about"] and row["about"] in shown and row["name"] in shown, "a pipe gets whole lines"
 
 
-def test_the_users_own_take_the_place_of_the_packages(folder: Path) -> None:
-    own = folder / "configuration" / "mrt-hpc" / "recipes" / "grpo.yaml"
-    mine = write(own, "# Mine.\nextends: mrt_online\n")
-    write(folder / "slurm" / "sites" / "lab.yml", "type: local\n")
-    rows = listed()
-    assert rows["recipe", "grpo"] == {"kind": "recipe", "name": "grpo", "about": "Mine.", "path": str(mine)}
-    assert rows["site profile", "lab"]["about"] == ""
-    assert all(find(kind, entry.name) == entry.path for kind in KINDS for entry in entries(kind))
-
-
 @pytest.mark.parametrize("name", ["mrt_online", "recipes/small_world/mrt.yaml"])
 def test_a_copy_is_the_same_recipe_under_its_name_and_its_paths_start_at_its_folder(name: str, folder: Path) -> None:
     typed("recipes", "copy", name)
@@ -103,7 +96,10 @@ def test_a_suite_takes_the_files_beside_it_along_and_a_profile_gets_another_name
     assert load_site(find(SITES, "mycluster")).model_dump() == load_site(EXAMPLE).model_dump()
 
 
-def test_nothing_is_replaced_without_force(folder: Path) -> None:
+def test_an_example_is_copied_and_nothing_is_replaced_without_force(folder: Path) -> None:
+    typed("recipes", "copy", "example:my_method")
+    assert (folder / "my_method.py").read_bytes() == (ROOT / "tests" / "examples" / "my_method.py").read_bytes()
+    assert "recipes copy example:my_method" in typed("recipes", "copy", "example:my_metod", exits=2).output
     mine = write(folder / "mine.yaml", "precious")
     assert "--force" in typed("recipes", "copy", "grpo", "mine.yaml", exits=2).stderr
     assert mine.read_text() == "precious"
@@ -111,13 +107,3 @@ def test_nothing_is_replaced_without_force(folder: Path) -> None:
     assert load_recipe(mine).name == load_recipe(ROOT / "recipes" / "grpo.yaml").name
     typed("recipes", "copy", mine, "mine.yaml", "--force", exits=2)
     assert refusal(copy_of, "mrt_onlin", None).advice == "mrt-hpc recipes copy mrt_online"
-
-
-def test_an_example_is_copied_beside_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name of a site profile is another one."""
-    monkeypatch.chdir(tmp_path)
-    typed("recipes", "copy", "example:my_method")
-    assert (tmp_path / "my_method.py").read_bytes() == (ROOT / "tests" / "examples" / "my_method.py").read_bytes()
-    assert "recipes copy example:my_method" in typed("recipes", "copy", "example:my_metod", exits=2).output
-    typed("recipes", "copy", "example", "site.yaml")
-    assert "partitions" in (tmp_path / "site.yaml").read_text()

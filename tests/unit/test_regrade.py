@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from commands import recipe, typed
@@ -18,19 +18,15 @@ from mrt_hpc.analysis.report.result_sections import results
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.evaluate import regrade
 from mrt_hpc.evaluate.regrade import regrade_run
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.evaluation_summary import summary_of
 from mrt_hpc.roles.regrading import Regrader
 from mrt_hpc.roles.stored_parts import grader_of
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.groups import commit_group, read_group
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.problems import read_problems, write_problems
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.run.layout import RunLayout
 
 
 @pytest.fixture
@@ -60,7 +56,6 @@ def run(asked: Recipe, tmp_path: Path) -> RunLayout:
 
 
 def as_another_process(layout: RunLayout) -> None:
-    """End the claim on the run, which lasts as long as this process."""
     for claim in layout.jobs.glob("local-*.json"):
         claim.unlink()
 
@@ -76,7 +71,7 @@ def test_verdicts_that_change_are_written_and_the_earlier_ones_kept(run: RunLayo
     assert sorted(r.reward for r in read_group(shard).rollouts) == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
     assert [path.parent.parent for path in run.set_aside.glob("*/*/MANIFEST.json")] == [*run.set_aside.iterdir()]
     as_another_process(run)
-    assert f"mrt-hpc report {run.root}" in typed("regrade", run.root).output
+    assert regrade_run(run, print) == [], "nothing is left to do"
 
 
 def test_the_command_shows_an_answer_with_all_its_gold_answers(run: RunLayout) -> None:
@@ -88,45 +83,28 @@ def test_the_command_shows_an_answer_with_all_its_gold_answers(run: RunLayout) -
         assert fact in shown
 
 
-class Killed(Exception):
-    """Stands for the end of the process at one call."""
-
-
 @pytest.mark.parametrize("at", ["set_aside", "commit_group", "summary_of"])
 @pytest.mark.parametrize("done", [True, False])
 def test_a_command_that_is_killed_is_finished_by_the_next_one(
     run: RunLayout, grader: str, monkeypatch: pytest.MonkeyPatch, at: str, done: bool
 ) -> None:
-    """Killed right before and right after each step that writes; the next command gives the shard and the summary."""
-    step = getattr(regrade, at)
+    step, shard = getattr(regrade, at), run.evaluation_shard(0, "held-out", 0)
 
     def killed(*args: object, **kwargs: object) -> None:
         if done:
             step(*args, **kwargs)
-        raise Killed
+        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(Killed):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(regrade, at, killed)
         regrade_run(run, print)
     as_another_process(run)
     regrade_run(run, print)
-    assert read_summary(run, 0, "held-out").accuracy == 0.5
-    shard = run.evaluation_shard(0, "held-out", 0)
-    assert read_manifest(shard).about["grader"] == grader
+    assert (read_summary(run, 0, "held-out").accuracy, read_manifest(shard).about["grader"]) == (0.5, grader)
     assert sum(r.reward for r in read_group(shard).rollouts) == 3.0
-    as_another_process(run)
-    assert regrade_run(run, print) == [], "nothing is left to do"
-
-
-def test_the_tokenizer_of_a_pruned_version_is_that_of_another(run: RunLayout, asked: Recipe) -> None:
-    for version in (0, 20):
-        run.weights_version(version).mkdir(parents=True)
-    assert regrade.tokenizer_of(run, asked, 0) == run.weights_version(0)
-    assert regrade.tokenizer_of(run, asked, 5) == run.weights_version(20)
 
 
 def test_answers_are_found_again_where_the_rule_for_their_place_says(run: RunLayout, asked: Recipe) -> None:
-    """A box in the thought is no answer; a record that took it for one is corrected."""
     problem = read_problems(run.benchmark_data("held-out"))[0]
     thought_only = rollout(problem.id, 0, f"so \\boxed{{{problem.answer}}}", reward=1.0)
     regrader = Regrader(run, asked, asked.benchmark("held-out"), run.root)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -20,22 +21,16 @@ from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.sampling.collected import start_context
 from mrt_hpc.roles.sampling.weights_on_node import collecting_weights, verified_weights
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.training.artifacts import TrainingArtifacts
 from mrt_hpc.roles.training.iteration_data import RolloutReader, SampleReader, Samples
 from mrt_hpc.run.groups import commit_group
-from mrt_hpc.run.layout import COLLECTION, collection_of
+from mrt_hpc.run.layout import COLLECTION, RunLayout, collection_of
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.quarantine import evaluated_with_others
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.layout import RunLayout
-
-PROBLEM = Problem("p", "1+1", "2")
 MADE_UP: Any = None
 """Stands where a test looks at nothing."""
 
@@ -56,7 +51,6 @@ def done_run(folder: Path, recipe: str, *changes: str) -> RunLayout:
 
 
 def task_of(layout: RunLayout, role: Role, index: int = 0) -> Task:
-    """An attempt at a task of the last job of a role."""
     name = [job.name for job in read_plan(layout.plan).jobs if job.role is role][-1]
     return task_named(layout, name, index, attempt="b")
 
@@ -164,7 +158,6 @@ def test_an_evaluation_does_not_wait_for_a_version_that_training_has_passed(layo
 
 
 def test_groups_of_an_earlier_segment_are_asked_of_those_who_sampled_them(layout: RunLayout) -> None:
-    """A damaged checkpoint may send training back across the beginning of its segment."""
     trainer, segments = task_of(layout, Role.TRAINER), ("segment-000.inference", "segment-001.inference")
     RolloutReader(trainer, trainer.plan.job(segments[0]).first_iteration).reopen_samplers()
     assert states(layout, *segments) == [TaskState.FAILED, TaskState.DONE]
@@ -173,27 +166,19 @@ def test_groups_of_an_earlier_segment_are_asked_of_those_who_sampled_them(layout
     assert states(layout, segments[1]) == [TaskState.RUNNING], "it is not done"
 
 
-@pytest.mark.parametrize(
-    ("changes", "collection", "iteration", "reopened"),
-    [
-        ((), COLLECTION, 2, "collection.inference"),
-        (("algorithm.refresh_every=2",), collection_of(2), 3, "collection-v000002.inference"),
-    ],
-)
-def test_a_damaged_trace_to_start_from_reopens_those_who_collected_it(
-    tmp_path: Path, changes: tuple[str, ...], collection: int, iteration: int, reopened: str
-) -> None:
-    layout = done_run(tmp_path, "small_world/mrt", *changes)
-    path = layout.group(collection, 0)
+@pytest.mark.parametrize("changes", [(), ("algorithm.refresh_every=2",)])
+def test_a_damaged_trace_to_start_from_reopens_those_who_collected_it(tmp_path: Path, changes: tuple[str, ...]) -> None:
+    layout, problem = done_run(tmp_path, "small_world/mrt", *changes), Problem("p", "1+1", "2")
+    path = layout.group(collection_of(2) if changes else COLLECTION, 0)
     commit_group(path, sampled())
     (path / "rollouts.parquet").write_bytes(b"")
     task = task_of(layout, Role.INFERENCE)
     assert task.job.name == "segment-001.inference"
-    starts = algorithm_of(task.recipe).starts(start_context(task, MADE_UP, MADE_UP, [PROBLEM], iteration))
-    assert refusal(starts.group, PROBLEM).exit_code is ExitCode.RETRYABLE
+    starts = algorithm_of(task.recipe).starts(start_context(task, MADE_UP, MADE_UP, [problem], 3))
+    assert refusal(starts.group, problem).exit_code is ExitCode.RETRYABLE
     assert not path.exists()
     failed = [job.name for job in task.plan.jobs if states(layout, job.name) == [TaskState.FAILED]]
-    assert failed == [reopened]
+    assert failed == ["collection-v000002.inference" if changes else "collection.inference"]
 
 
 def test_a_supervised_iteration_learns_what_the_newest_collection_gave(tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
-"""Who samples what: how the groups of an iteration are shared out, also among another number of tasks than before, and
-rounds that overlap.
-"""
+"""Who samples what: how the groups of an iteration are shared out, and rounds that overlap."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -17,16 +17,18 @@ from samples import sampled
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.roles.sampling import round_sampler
-from mrt_hpc.roles.sampling.round_sampler import GroupPlace, NeedWatch, NotNeededError, RollingSampler, Round, Rounds
+from mrt_hpc.roles.sampling.round_sampler import (
+    GroupPlace,
+    NeedWatch,
+    NotNeededError,
+    RollingSampler,
+    Round,
+    Rounds,
+    RoundSampler,
+)
 from mrt_hpc.run.groups import commit_group
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from mrt_hpc.roles.sampling.round_sampler import RoundSampler
-    from mrt_hpc.run.layout import RunLayout
 
 GROUPS, ITERATIONS = 10, 3
 
@@ -120,9 +122,6 @@ def test_inference_ends_soon_after_the_trainer_has_failed_or_when_all_is_sampled
     assert rounds(layout)._look() is None, "the trainer may find a group damaged"
     say(layout, TRAINER, TaskState.STOPPED)
     assert rounds(layout).awaited() is None
-
-
-# -- rounds that overlap: the next one begins when the last group of the one before has a place
 
 
 @dataclass

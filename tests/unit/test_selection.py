@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from samples import branch_with, rollout_with
 
 from mrt_hpc.algorithms.backtracking import Backtracking
 from mrt_hpc.algorithms.batch import Batch
@@ -21,30 +22,27 @@ from mrt_hpc.mrt.sft import ASSISTANT, USER, ChatFormat, Conversation, Message, 
 from mrt_hpc.mrt.star import Selected, first_peak, select_correct, select_progressing
 from mrt_hpc.provers.monte_carlo import Continuation
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.run.records import Branch, FinishReason, Rollout
+from mrt_hpc.run.records import Branch
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MIN_LOSS_SIGMAS = Backtracking.model_fields["min_loss_sigmas"].default
 
 
-VALUES = [
-    np.array([0.0, 0.5, 1.0, 0.5, 1.0]),  # peaks after two episodes, total 1.0
-    np.array([0.5, 0.25, 0.75]),  # a loss of 0.25 before its peak, total 0.5
-    np.array([0.25, 0.5]),  # total 0.25
-    np.array([0.0, 1.0]),  # wrong in the end
-    np.array([1.0, 0.5]),  # best before it thought at all
-]
-
-
 def test_star_learns_what_is_right_and_mrt_ranks_it_by_progress_and_cuts_it_at_the_first_peak() -> None:
     assert select_correct([0.0, 1.0, 1.0, 0.0, 1.0]) == [1, 2, 4]
     assert select_correct([0.0, 1.0, 1.0, 0.0, 1.0], keep=2) == [1, 2]
-    assert select_correct([0.0, 0.0]) == []
     right = [1.0, 1.0, 1.0, 0.0, 1.0]
+    values = [
+        np.array([0.0, 0.5, 1.0, 0.5, 1.0]),  # peaks after two episodes, total 1.0
+        np.array([0.5, 0.25, 0.75]),  # a loss of 0.25 before its peak, total 0.5
+        np.array([0.25, 0.5]),  # total 0.25
+        np.array([0.0, 1.0]),  # wrong in the end
+        np.array([1.0, 0.5]),  # best before it thought at all
+    ]
     assert first_peak(np.array([0.25, 0.75, 0.5, 0.75])) == 1
-    kept = select_progressing(right, VALUES, keep=None, threshold=-0.3)
+    kept = select_progressing(right, values, keep=None, threshold=-0.3)
     assert kept == [Selected(0, 2), Selected(1, 2), Selected(2, 1)]
-    kept = select_progressing(right, VALUES, keep=2, threshold=-0.2)
+    kept = select_progressing(right, values, keep=2, threshold=-0.2)
     assert kept == [Selected(0, 2), Selected(2, 1)], "the loss of the first comes after its cut"
 
 
@@ -69,30 +67,12 @@ CONTINUATIONS = [rollouts(0, 0, 0, 1), rollouts(0, 1, 1, 1), rollouts(1, 1, 0, 0
 ATTEMPT = Attempt("p", "What?", STEPS, "!", 0.0, CONTINUATIONS)
 
 
-LOSSES = [0.55, 0.45, 0.05, 0.05]
-"""With 20 rollouts the first loss is 0.1 of a standard error of 0.158, the second 0.4 of 0.137: 0.63 and 2.92 of it."""
-
-
 def test_the_first_loss_is_one_that_is_larger_than_its_noise() -> None:
-    for values, count, sigmas, boundary in (
-        ([0.25, 0.75, 0.5, 0.75], 4, 0, 2),
-        ([0.1, 0.2], 10, 0, 1),
-        *((LOSSES, 20, sigmas, boundary) for sigmas, boundary in ((0, 1), (0.6, 1), (0.7, 2), (2.9, 2), (3, 3))),
-        ([1.0, 1.0, 0.0, 0.0, 0.0], 20, MIN_LOSS_SIGMAS, 2),
-    ):
-        assert first_loss(np.array(values), [count] * len(values), sigmas) == boundary, (values, sigmas)
-
-
-def test_a_clear_loss_is_found_among_20_rollouts_and_attempts_of_constant_value_are_seldom_cut() -> None:
-    """Ten steps; the shares of the rollouts at each boundary differ by chance, or fall from 0.8 to 0.2 in the fifth."""
-    rng = np.random.default_rng(0)
-    for value in (0.1, 0.5, 0.9):
-        shares = rng.binomial(20, value, (4000, 11)) / 20
-        cut = {s: np.mean([first_loss(v, [20] * 11, s) < 10 for v in shares]) for s in (0, MIN_LOSS_SIGMAS)}
-        assert cut[0] > 0.9
-        assert cut[MIN_LOSS_SIGMAS] < 0.04
-    shares = rng.binomial(20, [0.8] * 5 + [0.2] * 6, (1000, 11)) / 20
-    assert np.mean([first_loss(v, [20] * 11, MIN_LOSS_SIGMAS) == 5 for v in shares]) > 0.75
+    """The first loss is 0.1, of a standard error of 0.158 with 20 rollouts; the second 0.4, of one of 0.137."""
+    for sigmas, boundary in ((0, 1), (0.6, 1), (0.7, 2), (2.9, 2), (3, 3)):
+        assert first_loss(np.array([0.55, 0.45, 0.05, 0.05]), [20] * 4, sigmas) == boundary, sigmas
+    assert first_loss(np.array([0.1, 0.2]), [10] * 2, 0) == 1
+    assert first_loss(np.array([1.0, 1.0, 0.0, 0.0, 0.0]), [20] * 5, MIN_LOSS_SIGMAS) == 2
 
 
 def test_what_the_paper_scale_recipe_learns_to_go_back_from_fits_together() -> None:
@@ -129,7 +109,6 @@ def test_the_four_variants_of_backtracking() -> None:
 
 
 def render(messages: Sequence[Message], open_next: bool) -> str:
-    """A chat template: U or A, the content, and at the end of an assistant's turn a full stop and a line end."""
     turns = [f"A{m.content}.\n" if m.role == ASSISTANT else f"U{m.content}\n" for m in messages]
     return "".join(turns) + ("A" if open_next else "")
 
@@ -166,21 +145,15 @@ def test_a_suffix_is_learnt_by_its_position_and_what_cannot_be_learnt_is_refused
 
 
 FORCED = [90, 91]
-ROLLOUT = Rollout(
-    iteration=0, problem_id="p", sample=3, seed=0, weights_version=0, prompt_ids=[1, 2], forced=0,
-    token_ids=[10, 11, 12, 13], logprobs=[-0.5] * 4, finish_reason=FinishReason.STOP, text="", answer=None, reward=0.0,
-    boundaries=[0, 2, 3], started=0.0, seconds=0.0,
-)  # fmt: skip
+ROLLOUT = rollout_with([10, 11, 12, 13], problem_id="p", sample=3, prompt_ids=[1, 2], boundaries=[0, 2, 3])
 
 
 def branch(boundary: int, number: int, reward: float, prompt_tokens: int | None = None) -> Branch:
     """One that is sampled after its prefix and the forced text, unless it says otherwise."""
     usual = len(ROLLOUT.prompt_ids) + ROLLOUT.boundaries[boundary] + len(FORCED)
-    return Branch(
-        iteration=0, problem_id="p", sample=3, boundary=boundary, branch=number, seed=0, weights_version=0,
-        token_ids=[50 + number, 60], logprobs=[-1.0, -0.25 * number], finish_reason=FinishReason.STOP, text="",
-        answer=None, reward=reward, known=False, look_ahead=0.0, prompt_tokens=prompt_tokens or usual,
-        cached_tokens=None,
+    return branch_with(
+        [50 + number, 60], problem_id="p", sample=3, boundary=boundary, branch=number, reward=reward,
+        logprobs=[-1.0, -0.25 * number], prompt_tokens=prompt_tokens or usual,
     )  # fmt: skip
 
 

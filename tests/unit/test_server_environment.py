@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import tempfile
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import refusal
 from run_of import run_of, task_of
 
 from mrt_hpc.errors import UserError
@@ -27,7 +27,6 @@ from mrt_hpc.roles.sampling.ray_cluster import node_gpus
 from mrt_hpc.roles.sampling.serving import OwnServers, gpus_of, layout_of
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.access import CACHES, cache_variables
-from mrt_hpc.run.process import loading
 
 MakeTask = Callable[..., Task]
 
@@ -37,7 +36,6 @@ BINDING, VISIBLE = "VLLM_CPU_OMP_THREADS_BIND", "CUDA_VISIBLE_DEVICES"
 
 @pytest.fixture(autouse=True)
 def three_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no setting of the site."""
     monkeypatch.setattr("mrt_hpc.inference.server_start.on_cpu", lambda: False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 4})
     for name in ("OMP_NUM_THREADS", BINDING, VISIBLE):
@@ -65,7 +63,6 @@ def settings_of(task: Task, number: int = 0, share: float = 1.0) -> ServerSettin
 
 
 def started(settings: ServerSettings) -> tuple[list[str], dict[str, str]]:
-    """The words of the command with which a server is started, and its environment."""
     with closing(VllmServer(settings, settings.model_dir / "log")) as server:
         return server.command.words(), server.command.environment()
 
@@ -95,44 +92,32 @@ def test_a_server_computes_on_its_share_of_the_tasks_cores(task: MakeTask, monke
 
 
 def test_a_large_seed_is_one_that_the_server_can_take(task: MakeTask) -> None:
-    """vLLM gives it to numpy, which takes 32 bits; smaller seeds stay as they are."""
     taken = {seed: settings_of(task(seed=seed)).seed for seed in (7, 2**32 - 1, 2**32, 10**30)}
     assert (taken[7], taken[2**32 - 1], taken[2**32]) == (7, 2**32 - 1, 0)
     np.random.RandomState(taken[10**30])
 
 
-@pytest.mark.parametrize(
-    ("gpus", "nodes", "serving", "expected"),
-    [
-        (0, 1, {}, ServerLayout(1, 1)),
-        (0, 1, {"servers": 2, "tensor_parallel": 3}, ServerLayout(2, 3)),
-        (8, 1, {}, ServerLayout(8, 1)),
-        (8, 1, {"servers": 1}, ServerLayout(1, 8)),
-        (8, 1, {"tensor_parallel": 2}, ServerLayout(4, 2)),
-        (8, 1, {"servers": 2, "tensor_parallel": 4}, ServerLayout(2, 4)),
-        (8, 2, {}, ServerLayout(1, 8, 2)),
-        (8, 2, {"tensor_parallel": 16}, ServerLayout(1, 16, 1)),
-        (8, 2, {"tensor_parallel": 4}, ServerLayout(1, 4, 4)),
-        (0, 2, {}, ServerLayout(1, 1)),
-    ],
-)
-def test_the_gpus_of_a_task_are_divided_among_its_servers(
-    task: MakeTask, gpus: int, nodes: int, serving: dict[str, int], expected: ServerLayout
-) -> None:
+def test_the_gpus_of_a_task_are_divided_among_its_servers(task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
     """One server spans those of several nodes; without any it stays on the first node."""
-    one = task(gpus, nodes, **serving)
-    assert layout_of(one) == expected
-    settings = settings_of(one)
-    assert settings.over_ray is (gpus > 0 and nodes > 1)
-    if settings.over_ray:
-        words, _ = started(settings)
-        asked = dict(pairwise(words))
-        assert asked["--distributed-executor-backend"] == "ray"
-        assert asked["--tensor-parallel-size"] == str(expected.tensor_parallel)
-        assert asked["--pipeline-parallel-size"] == str(expected.stages)
-
-
-def test_vllm_is_not_asked_to_span_nodes_without_gpus(task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    for one, expected in (
+        (task(0, servers=2, tensor_parallel=3), ServerLayout(2, 3)),
+        (task(8), ServerLayout(8, 1)),
+        (task(8, servers=1), ServerLayout(1, 8)),
+        (task(8, tensor_parallel=2), ServerLayout(4, 2)),
+        (task(8, servers=2, tensor_parallel=4), ServerLayout(2, 4)),
+        (task(8, 2), ServerLayout(1, 8, 2)),
+        (task(8, 2, tensor_parallel=16), ServerLayout(1, 16, 1)),
+        (task(8, 2, tensor_parallel=4), ServerLayout(1, 4, 4)),
+        (task(0, 2), ServerLayout(1, 1)),
+    ):
+        assert layout_of(one) == expected
+        settings, resources = settings_of(one), one.job.resources
+        assert settings.over_ray is (resources.gpus_per_rank > 0 and resources.nodes > 1)
+        if settings.over_ray:
+            asked = dict(pairwise(started(settings)[0]))
+            assert asked["--distributed-executor-backend"] == "ray"
+            assert asked["--tensor-parallel-size"] == str(expected.tensor_parallel)
+            assert asked["--pipeline-parallel-size"] == str(expected.stages)
     monkeypatch.setattr("mrt_hpc.inference.server_start.on_cpu", lambda: True)
     with pytest.raises(UserError, match="without GPUs"):
         started(settings_of(task(8, 2)))
@@ -145,7 +130,6 @@ def test_vllm_is_not_asked_to_span_nodes_without_gpus(task: MakeTask, monkeypatc
 def test_each_server_and_each_rank_has_gpus_of_its_own(
     task: MakeTask, monkeypatch: pytest.MonkeyPatch, visible: str | None, gpus: list[tuple[str, ...]]
 ) -> None:
-    """The only server of a task sees what the task sees, and a rank the GPUs of its node or its share of them."""
     if visible is not None:
         monkeypatch.setenv(VISIBLE, visible)
     settings = [settings_of(task(4, tensor_parallel=2), number=n) for n in range(2)]
@@ -245,16 +229,5 @@ def test_no_private_folder_of_the_first_node_reaches_the_second(
 @pytest.mark.parametrize("said", NODE_LACKS)
 def test_a_server_that_finds_no_compiler_or_may_not_execute_says_what_to_set(said: str, tmp_path: Path) -> None:
     (tmp_path / "log").write_text(f"RuntimeError: {said}\n" + "a line of a traceback\n" * 1000)
-    with (
-        closing(VllmServer(ServerSettings(tmp_path, 8), tmp_path / "log")) as server,
-        pytest.raises(UserError) as ended,
-    ):
-        server._raise_if_dead()
-    assert NODE_LACKS[said] in str(ended.value.advice)
-
-
-def test_the_collector_runs_again_after_libraries_were_loaded() -> None:
-    with pytest.raises(ImportError), loading():
-        assert not gc.isenabled()
-        raise ImportError
-    assert gc.isenabled()
+    with closing(VllmServer(ServerSettings(tmp_path, 8), tmp_path / "log")) as server:
+        assert NODE_LACKS[said] in str(refusal(server._raise_if_dead).advice)

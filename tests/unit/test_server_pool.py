@@ -1,6 +1,4 @@
-"""Several servers of one task start, load and end together, and requests of one problem stay on one of them. None is
-restarted in the middle of a load, and none samples where a step of the load went wrong.
-"""
+"""Several servers of one task start, load and end together, and requests of one problem stay on one of them."""
 
 from __future__ import annotations
 
@@ -58,7 +56,6 @@ def pool_of(*servers: ScriptedServer) -> ServerPool:
 
 
 def together(count: int) -> Callable[[], None]:
-    """Work that ends only when it is done for all at the same time."""
     barrier = threading.Barrier(count)
     return lambda: cast("None", barrier.wait(DEADLINE_S))
 
@@ -138,10 +135,10 @@ class Held:
 async def asked_for(generator: SpreadGenerator, family: str, samples: int = 1) -> asyncio.Task[int]:
     request = Request([1], list(range(samples)), SamplingSettings(1), family=family)
 
-    async def all_of_them() -> int:
+    async def count() -> int:
         return len([c async for c in generator.stream([request])])
 
-    task = asyncio.create_task(all_of_them())
+    task = asyncio.create_task(count())
     await asyncio.sleep(0)
     return task
 
@@ -157,9 +154,8 @@ def test_a_problem_goes_where_least_is_to_be_done_and_stays_there() -> None:
         assert generator.unfinished == [4, 10]
         work.append(await asked_for(generator, "d"))
         assert held[0].asked == ["a", "d"]
-        for one in held:
-            for _ in range(20):
-                one.answers.release()
+        for one in held * 20:
+            one.answers.release()
         assert await asyncio.gather(*work) == [4, 1, 1, 8, 1]
         assert generator.unfinished == [0, 0]
 
@@ -184,8 +180,6 @@ def test_what_is_given_up_is_no_longer_counted_and_few_problems_are_remembered()
 
 
 class Server(VllmServer):
-    """Starts no process, and notes the weights that it would start with."""
-
     def start(self, _: object = None) -> None:
         self.started_with = self.weights_version
 
@@ -227,7 +221,6 @@ def test_a_restart_waits_for_the_end_of_a_load(tmp_path: Path, fails: bool, monk
 def test_a_cache_that_was_not_cleared_fails_the_load(
     swap: WeightSwap, cleared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM answers that with 200."""
     called: list[str] = []
 
     def answer(_: object, __: str, path: str, **___: object) -> httpx.Response:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from basics import INFERENCE, TRAINER
 from canned_queue import CannedRun, canned_run
+from commands import refusal
 
 from mrt_hpc.attempt.entry import load_task, record_after
 from mrt_hpc.attempt.placement import Placement
@@ -91,39 +92,33 @@ def test_what_was_cancelled_is_what_the_queue_no_longer_holds(
     run.command("scancel", scancel)
     run.queue(*(f"{job}|PENDING|N/A|Priority|" for job in "123"))
     if left:
-        with pytest.raises(UserError) as refused:
-            queue.cancel(asked)
-        assert {word.strip(",") for word in str(refused.value.value).partition("(")[0].split()} == {*left}
+        refused = refusal(queue.cancel, asked)
+        assert {word.strip(",") for word in str(refused.value).partition("(")[0].split()} == {*left}
     else:
         assert set(queue.cancel(asked)) == {*asked} & {*"123"}
     queued = (run.commands / "queue").read_text()
     assert {job for job in "123" if f"(|{job}|" in queued} == {*"123"} - {*asked} | {*left}
 
 
-@pytest.mark.parametrize(
-    ("name", "script", "found"),
-    [
-        ("{name}", "{root}/logs/prepare/submission.sh", True),  # as it was submitted
-        ("rewritten", "{root}/logs/prepare/submission.sh", True),
-        ("rewritten", "{link}/logs/prepare/submission.sh", True),
-        ("{name}", "(null)", True),
-        ("{name}", "/var/spool/wrapped/submission.sh", True),
-        ("{name}", "{copy}/logs/prepare/submission.sh", False),  # of a copy of the run
+def test_a_job_of_a_run_is_known_by_several_marks(run: CannedRun) -> None:
+    root, named = run.layout.root, queue_name("prepare", run.layout)
+    link, copy = root.with_name("link"), root.with_name("copy")
+    link.symlink_to(root)
+    shutil.copytree(root, copy)
+    for name, script, found in (
+        ("rewritten", f"{root}/logs/prepare/submission.sh", True),
+        ("rewritten", f"{link}/logs/prepare/submission.sh", True),
+        (named, "(null)", True),
+        (named, "/var/spool/wrapped/submission.sh", True),
+        (named, f"{copy}/logs/prepare/submission.sh", False),
         ("run.prepare.00000000", "(null)", False),  # of another run of this name
         ("run.prepare", "(null)", False),
         ("rewritten", "(null)", False),
-    ],
-)
-def test_a_job_of_a_run_is_known_by_several_marks(run: CannedRun, name: str, script: str, found: bool) -> None:
-    root = run.layout.root
-    places = {"root": root, "link": root.with_name("link"), "copy": root.with_name("copy")}
-    places["link"].symlink_to(root)
-    shutil.copytree(root, places["copy"])
-    record = f"12|PENDING|N/A|{name}|{script}".format(name=queue_name("prepare", run.layout), **places)
-    foreign = "40|PENDING|N/A|a\n12|line break|/home/me/x.sh"
-    run.queue(foreign, record, record.replace("12|PENDING", "11|RUNNING"))
-    assert queue.unrecorded_jobs(root, []) == ({"prepare": ["11", "12"]} if found else {})
-    assert queue.unrecorded_jobs(root, ["11", "12"]) == {}
+    ):
+        record = f"12|PENDING|N/A|{name}|{script}"
+        run.queue("40|PENDING|N/A|a\n12|line break|/home/me/x.sh", record, record.replace("12|PENDING", "11|RUNNING"))
+        assert queue.unrecorded_jobs(root, []) == ({"prepare": ["11", "12"]} if found else {}), record
+        assert queue.unrecorded_jobs(root, ["11", "12"]) == {}
 
 
 def test_a_command_that_waits_is_shown_and_one_that_does_not_answer_is_ended(
@@ -156,8 +151,6 @@ OWN, PARTNER, NEWER = "7", "12", "13"
 
 
 class Watching:
-    """Task 7 of a run watches its partner 12."""
-
     def __init__(self, run: CannedRun) -> None:
         self.now = 1000.0
         self.watch = QueueWatch(run.layout, OWN, lambda: self.now)

@@ -1,31 +1,35 @@
-"""What a submission does with what Slurm answers, and what it makes of a run that is there."""
+"""What a submission does with what Slurm answers, and what Slurm has queued against what was asked for."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from basics import EVALUATION, INFERENCE, QUICKSTART, TRAINER
+from basics import EVALUATION, INFERENCE, QUICKSTART, TRAINER, executable, resources
 from canned_queue import CannedRun, canned_run
+from commands import refusal
 from run_of import run_of
 from submitted import current_ids, latest_ids
 
 from mrt_hpc.attempt.ledger import current_submissions, record_submission, submissions, task_ids
 from mrt_hpc.backends.queued_jobs import LiveJob
-from mrt_hpc.backends.slurm import arrays, queue
+from mrt_hpc.backends.slurm import arrays, queue, queued_as
 from mrt_hpc.backends.slurm.answers import MARKS
 from mrt_hpc.backends.slurm.arrays import array_of
-from mrt_hpc.backends.slurm.parameters import require_plain_path
-from mrt_hpc.backends.slurm.site import SlurmSite
+from mrt_hpc.backends.slurm.commands import SlurmRefusedError
+from mrt_hpc.backends.slurm.environment import ENDS_AT
+from mrt_hpc.backends.slurm.parameters import require_plain_path, sbatch_parameters
+from mrt_hpc.backends.slurm.queued_as import differences, queued_fields, queued_otherwise
+from mrt_hpc.backends.slurm.site import Partitions, Requeue, SlurmSite
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.compile import build_plan
-from mrt_hpc.plan.jobs import Plan, read_plan
+from mrt_hpc.plan.jobs import Job, Plan, Role, read_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.layout import RunLayout
@@ -57,20 +61,16 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
 
 
 def test_a_submission_that_stops_half_way_names_what_it_submitted(run: CannedRun) -> None:
-    run.command("sbatch", f"{COUNT} [ $n -le 2 ] || {{ {BUSY}; }}; echo $n")
-    with pytest.raises(UserError) as refused:
-        submits(run.layout)
-    assert refused.value.exit_code is ExitCode.RETRYABLE
-    for words in ("unavailable", f"prepare as job 1, {INFERENCE} as job 2", f"left: {TRAINER}, {EVALUATION}, report"):
-        assert words in str(refused.value)
-    assert latest_ids(run.layout) == {"prepare": "1", INFERENCE: "2"}
-
-
-def test_a_submission_without_an_answer_may_have_been_queued(run: CannedRun) -> None:
     run.command("sbatch", TIMED_OUT)
-    with pytest.raises(UserError, match="may be queued all the same") as refused:
-        submits(run.layout)
-    assert refused.value.exit_code is ExitCode.RETRYABLE
+    refused = refusal(submits, run.layout)
+    assert "may be queued all the same" in str(refused) and refused.exit_code is ExitCode.RETRYABLE
+    (run.commands / "calls").unlink()
+    run.command("sbatch", f"{COUNT} [ $n -le 2 ] || {{ {BUSY}; }}; echo $n")
+    refused = refusal(submits, run.layout)
+    assert refused.exit_code is ExitCode.RETRYABLE
+    for words in ("unavailable", f"prepare as job 1, {INFERENCE} as job 2", f"left: {TRAINER}, {EVALUATION}, report"):
+        assert words in str(refused)
+    assert latest_ids(run.layout) == {"prepare": "1", INFERENCE: "2"}
 
 
 def test_a_job_finds_its_call_also_where_nothing_can_be_told(run: CannedRun) -> None:
@@ -106,16 +106,13 @@ def test_room_below_a_limit_is_waited_for(run: CannedRun, monkeypatch: pytest.Mo
     if refusals == 1:
         assert len([line for line in submits(run.layout) if "AssocMaxSubmitJobLimit" in line]) == 1
     else:
-        with pytest.raises(UserError) as refused:
-            submits(run.layout)
-        assert refused.value.exit_code is ExitCode.RETRYABLE
+        assert refusal(submits, run.layout).exit_code is ExitCode.RETRYABLE
 
 
 def test_what_a_site_says_to_those_who_submit_is_shown_once(run: CannedRun) -> None:
-    note = "sbatch: You have used 99 % of project lab"
-    run.command("sbatch", f"{COUNT} echo '{note}' >&2; echo banner; echo $n")
+    run.command("sbatch", f"{COUNT} echo 'sbatch: You have used 99 %' >&2; echo banner; echo $n")
     lines = submits(run.layout)
-    assert [sum(word in line for line in lines) for word in (note, "banner")] == [1, 1]
+    assert [sum(word in line for line in lines) for word in ("99 %", "banner")] == [1, 1]
 
 
 def test_the_ledger_holds_nothing_that_is_no_id(run: CannedRun) -> None:
@@ -168,34 +165,18 @@ def test_what_waits_for_a_job_that_has_failed_is_sent_again_all_the_way_down(pla
         assert set(without_hope(jobs, live, done)) == {*again}, (queued, at_work)
 
 
-SUBMIT = """
-import sys
-from pathlib import Path
-from mrt_hpc.run.layout import RunLayout
-from test_slurm_submission import submits
-print("\\n".join(submits(RunLayout(Path(sys.argv[1])))))
-"""
-
-
-def submitted_by_a_process(run: CannedRun) -> str:
-    """A process holds the run as long as it lives."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    command = [sys.executable, "-c", SUBMIT, str(run.layout.root)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_a_submission_names_to_slurm_the_parts_of_an_array_that_others_wait_for(run: CannedRun) -> None:
     """One evaluation task is lost: it is sent again, and the report, which waits for all of them, after it."""
     of_others = 'cd $(dirname $0); case "$*" in *--me*) head -n 1 queue ;; *) cat queue ;; esac'
     run.command("squeue", of_others)
-    assert "5 job(s) submitted" in submitted_by_a_process(run)
+    assert "5 job(s) submitted" in "\n".join(submits(run.layout))
+    for claim in run.layout.jobs.glob("local-*.json"):
+        claim.unlink()  # this process lives on, where a command would have ended
     write_task(run.layout, "prepare", 0, TaskRecord(TaskState.DONE))
     alive = ["2_0|RUNNING", "2_1|RUNNING", "3|RUNNING", "4_0|RUNNING", "5|PENDING"]
     run.queue(*(f"{task}|N/A|None|n1" for task in alive))
     run.command("squeue", of_others)
-    again = submitted_by_a_process(run)
+    again = "\n".join(submits(run.layout))
     assert "2 job(s) submitted, 3 queued before, 1 done" in again
     assert "task(s) 1 had been lost" in again
     assert (run.commands / "cancelled").read_text() == "5\n"
@@ -211,11 +192,91 @@ def test_a_run_directory_that_others_may_write_to_or_a_listing_would_cut_is_refu
     layout = run_of(tmp_path / "run")
     assert run_of(tmp_path / "run") == layout
     layout.root.chmod(0o770)
-    with pytest.raises(UserError) as refused:
-        run_of(tmp_path / "run")
-    assert "chmod go-w" in str(refused.value.advice)
+    assert "chmod go-w" in str(refusal(run_of, tmp_path / "run").advice)
     layout.root.chmod(0o700)
     if os.geteuid() == 0:
         os.chown(layout.root, 4321, -1)
         with pytest.raises(UserError, match="others can write"):
             run_of(tmp_path / "run")
+
+
+BOX = SlurmSite(name="box", partitions=Partitions(cpu="cpu,long"))
+SHOWN = """\
+JobId=45 JobName=Requeue=0 Restarts=7.prepare
+   JobState=PENDING Reason=Resources Dependency=(null)
+   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
+   RunTime=00:00:00 TimeLimit=01:00:00 TimeMin=N/A
+   Partition=cpu AllocNode:Sid=login:123
+   NumNodes=1-1 NumCPUs=4 NumTasks=2 CPUs/Task=2 ReqB:S:C:T=0:0:*:*
+   MinCPUsNode=4 MinMemoryNode=8G MinTmpDiskNode=0
+   Comment=a plugin's words: TimeLimit=9 Partition=x
+"""
+"""What Slurm 22.05 prints; the fields stand on the same lines in 20.11 to 25.05."""
+TIME, MEMORY, REQUEUE = "TimeLimit=01:00:00", "MinMemoryNode=8G", "Requeue=1 Restarts=0"
+
+
+def job(name: str = "prepare", minutes: int = 60) -> Job:
+    asked = resources(ranks_per_node=2, cpus_per_rank=2, memory_gib_per_node=8, time_limit_minutes=minutes)
+    return Job(name=name, role=Role.PREPARE, tasks=1, resources=asked)
+
+
+def test_a_difference_from_the_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    for says, instead, site, differs in (
+        (TIME, TIME, {}, []),
+        (TIME, "TimeLimit=00:20:00", {}, ["time limit"]),
+        ("Partition=cpu", "Partition=preempt", {}, ["partition"]),
+        ("Partition=cpu", "Partition=cpu,long", {}, []),
+        ("Partition=cpu", "Partition=preempt", {"sbatch": {"partition": "preempt"}}, []),
+        (MEMORY, "MinMemoryNode=100M", {}, ["memory"]),
+        (MEMORY, "MinMemoryNode=0", {}, []),
+        (MEMORY, "MinMemoryCPU=1000M", {}, ["memory of a CPU"]),
+        (MEMORY, "MinMemoryNode=1G", {"memory_request": False}, []),
+        (MEMORY, "MinMemoryNode=1G", {"sbatch": {"mem-per-cpu": "1G"}}, []),
+        (REQUEUE, "Requeue=0 Restarts=0", {}, ["requeue"]),
+        (REQUEUE, "Requeue=expedite Restarts=0", {}, []),
+        (REQUEUE, "Requeue=0 Restarts=0", {"requeue": Requeue.FORBIDDEN}, []),
+        (SHOWN, "Welcome!\nslurm_load_jobs: nothing to see\n", {}, []),
+    ):
+        monkeypatch.setattr(queued_as, "run_slurm", Mock(return_value=SHOWN.replace(says, instead)))
+        found = differences(job(), BOX.model_copy(update=site), queued_fields("45"))
+        assert [one.field for one in found] == differs
+
+
+def test_jobs_of_one_kind_are_asked_about_once_and_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = Mock(return_value=SHOWN.replace("01:00:00", "00:20:00"))
+    monkeypatch.setattr(queued_as, "run_slurm", ask)
+    jobs = [job(name) for name in "abcde"]
+    (told,) = queued_otherwise(jobs, {one.name: str(40 + n) for n, one in enumerate(jobs)}, BOX, Path("/r"))
+    assert [call.args[0] for call in ask.mock_calls] == [["scontrol", "show", "job", "40"]]
+    for word in ("job 40", "2 more", "00:20:00", "60 minutes", "max_time_minutes: 20", "cancel /r"):
+        assert word in told
+    monkeypatch.setattr(queued_as, "run_slurm", Mock(side_effect=SlurmRefusedError(["scontrol"], "Access denied")))
+    assert len(queued_otherwise([job("a"), job("b", 5)], {"a": "1", "b": "2"}, BOX, Path("/r"))) == 1
+
+
+def test_the_end_of_a_task_comes_from_slurm(tmp_path: Path) -> None:
+    for variables, answer, ends_at in (
+        ({"SLURM_JOB_END_TIME": "111"}, "echo 222", "111"),
+        ({}, "echo 222", "222"),
+        ({"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, 'echo "$*" | grep -q jobs=7_3 && echo 333', "333"),
+        ({"SQUEUE_FORMAT": "%j"}, '[ -z "$SQUEUE_FORMAT" ] && echo Welcome && echo 444', "444"),
+        ({}, "echo N/A", "by the plan"),
+        ({}, "exit 1", "by the plan"),
+    ):
+        executable(tmp_path / "squeue", answer)
+        setup = sbatch_parameters(job(), BOX, RunLayout(tmp_path / "run"), waited_for=False)["setup"]
+        script = "\n".join([*setup, f'echo "${ENDS_AT} $(date +%s) $id"'])
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "9", **variables}
+        done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+        end, now, task = done.stdout.split()
+        assert end == ends_at or (ends_at == "by the plan" and abs(int(end) - int(now) - 3600) <= 2)
+        assert task == ("7_3" if "SLURM_ARRAY_JOB_ID" in variables else "9")
+
+
+def test_what_srun_passes_on_and_who_may_start_a_job_again() -> None:
+    options = {Requeue.ALLOWED: ("requeue", True), Requeue.EXPEDITE: ("requeue", "expedite")}
+    for requeue, option in {**options, Requeue.FORBIDDEN: ("no-requeue", True)}.items():
+        site = BOX.model_copy(update={"requeue": requeue})
+        parameters = sbatch_parameters(job(), site, RunLayout(Path("/run")), waited_for=False)
+        assert option in parameters["additional_parameters"].items()
+        assert "--export=ALL" in parameters["srun_args"]

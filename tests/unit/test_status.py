@@ -1,7 +1,8 @@
-"""The snapshot of a run that ``mrt-hpc status`` prints, shows on terminals of several widths, and keeps up to date."""
+"""Whether runs go on, and what ``mrt-hpc status`` and ``mrt-hpc runs`` show of them on terminals of several widths."""
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
@@ -10,6 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from basics import EVALUATION, INFERENCE, TRAINER
@@ -17,19 +19,20 @@ from canned_queue import CannedRun, canned_run
 from commands import typed
 from many_tasks import many_tasks
 from rich.console import Console
-from synthetic_run import Shape, SyntheticRun
+from samples import rollout, sampled
+from synthetic_run import Shape, SyntheticEvaluation, SyntheticRun
 
 from mrt_hpc.analysis.measures import IterationMetrics
-from mrt_hpc.attempt.end import settled
 from mrt_hpc.backends.queued_jobs import look_at_queues
 from mrt_hpc.backends.slurm import queue as slurm_queue
 from mrt_hpc.cli.display import LineDisplay
 from mrt_hpc.cli.run_view import view
 from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.task_state import TaskState
+from mrt_hpc.view.run_look import RunLook
 from mrt_hpc.view.snapshot import Snapshot
 from mrt_hpc.view.snapshot_reader import SnapshotReader
 
@@ -96,13 +99,11 @@ def test_the_weights_of_a_server_are_those_that_its_latest_attempt_loaded_last(r
     assert snapshot(run, reader).tasks[0].weights_version == 3
 
 
-def test_throughput_follows_from_the_last_iterations_or_groups(run: CannedRun, tmp_path: Path) -> None:
-    source = SyntheticRun(tmp_path / "first", Shape(20, 20, problems=2, paragraphs=1))
-    for position, problem in enumerate(read_problems(source.layout.train_data)[:2]):
-        sampled = source._sampled(0, [problem])
-        cost = replace(sampled.statistics, rollout_tokens=100 * (position + 1), branch_tokens=50)
-        cost = replace(cost, seconds={"generation": 2.0 * (position + 1)})
-        commit_group(run.layout.group(0, position), replace(sampled, statistics=cost))
+def test_throughput_follows_from_the_last_iterations_or_groups(run: CannedRun) -> None:
+    for position, group in enumerate((sampled(rollout("p", 0)), sampled(rollout("q", 0))), start=1):
+        seconds = {"generation": 2.0 * position}
+        cost = replace(group.statistics, rollout_tokens=100 * position, branch_tokens=50, seconds=seconds)
+        commit_group(run.layout.group(0, position), replace(group, statistics=cost))
     found = snapshot(run)
     assert (found.iterations.groups_done, found.iterations.groups_planned) == (2, 32)
     assert found.throughput.sampling == pytest.approx((100 + 200 + 2 * 50) / 4.0)
@@ -201,15 +202,6 @@ def test_a_job_that_slurm_has_forgotten_is_known_by_its_files(run: CannedRun) ->
     assert slurm_queue.queue_states(["12"])["12"].ended
 
 
-def test_a_preempted_task_says_why_it_does_not_run(run: CannedRun) -> None:
-    run.submitted(trainer="12")
-    run.task(TRAINER, TaskState.RUNNING, attempt="12.0")
-    run.queue("12|PENDING|N/A|BeginTime|")
-    settled(run.layout, TRAINER, 0, "12.0", 143, retries=3)
-    shown = status(run)
-    assert f"{TRAINER}[0] stopped" in shown and "preempted" in shown
-
-
 def picture(layout: RunLayout, width: int) -> str:
     """The view on a terminal of this width, which it fits; without line breaks."""
     reader = SnapshotReader.of(layout, read_plan(layout.plan))
@@ -279,3 +271,134 @@ def test_the_live_view_ends_with_the_run_and_says_what_to_type(run: CannedRun) -
     printed = on_a_terminal("status", str(run.layout.root), "--watch")
     assert "finished" in printed
     assert f"next: mrt-hpc report {run.layout.root}" in " ".join(printed.split())
+
+
+def look(run: CannedRun) -> tuple[set[tuple[str, int]], str]:
+    found = RunLook.at(run.layout, run.plan, look_at_queues(run.layout, 3.0))
+    return {*found.running}, found.state.value
+
+
+def beat(run: CannedRun, attempt: str, job: str = TRAINER) -> None:
+    write_json(run.layout.heart(job, 0), {"attempt": attempt, "beat": 1})
+
+
+def test_the_records_of_tasks_decide_where_nothing_is_queued(run: CannedRun) -> None:
+    assert look(run) == (set(), "stopped")
+    run.submitted(trainer="12")
+    run.task(TRAINER, TaskState.RUNNING, attempt="12.0")
+    assert look(run) == (set(), "stopped"), "Slurm has lost the attempt"
+    run.task(TRAINER, TaskState.FAILED, message="no")
+    assert look(run) == (set(), "failed")
+    run.submitted(evaluation="14")
+    run.queue("14_0|RUNNING|1|None|node1")
+    assert look(run) == ({(EVALUATION, 0)}, "running")
+    run.queue()
+    run.done()
+    assert look(run) == (set(), "finished")
+
+
+def test_the_queue_decides_for_submitted_jobs_in_two_calls(run: CannedRun) -> None:
+    run.submitted(trainer="12", report="13")
+    for number, (state, *lines) in enumerate((
+        ("running", "12|RUNNING|1|None|node1"),
+        ("queued", "12|PENDING|N/A|Priority|"),
+        ("queued", "12|PENDING|N/A|SomethingNew|"),
+        ("waiting", "12|PENDING|N/A|Dependency|"),
+        ("waiting", "12|PENDING|N/A|JobHeldUser|"),
+        ("stopped", "12|FAILED|1|NonZeroExitCode|"),
+        ("queued", "12|PENDING|N/A|Resources|", "13|PENDING|N/A|Dependency|"),
+    ), start=1):  # fmt: skip
+        run.queue(*lines)
+        assert look(run)[1] == state
+        assert sorted(run.calls) == [*["sacct"] * number, *["squeue"] * number]
+
+
+def test_where_the_queue_was_not_reached_the_hearts_decide(run: CannedRun) -> None:
+    run.submitted(trainer="12")
+    run.unreached()
+    assert look(run)[1] == "queued", "it may be queued"
+    run.task(TRAINER, TaskState.RUNNING, attempt="12.0")
+    beat(run, "12.0")
+    assert look(run)[1] == "running"
+    beat(run, "11.0")
+    assert look(run)[0] == set(), "that is the heart of another attempt"
+
+
+def test_the_process_that_runs_the_plan_decides(run: CannedRun) -> None:
+    run.task(INFERENCE, TaskState.RUNNING, attempt="ab")
+    beat(run, "ab", INFERENCE)
+    run.claim(os.getpid())
+    assert look(run) == ({(INFERENCE, 0)}, "running")
+    run.claim(os.getpid(), "0")
+    assert look(run) == (set(), "stopped"), "it is dead, whatever is left"
+    run.claim(12, "5", "elsewhere")
+    assert look(run)[1] == "stopped"
+    beat(run, "elsewhere:12:5", "local")
+    assert look(run)[1] == "running"
+
+
+@pytest.fixture
+def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[CannedRun]:
+    """Three runs: one that runs on Slurm, one that waits there, and one that is finished."""
+    names = ("running", "queued", "finished")
+    runs = [canned_run(tmp_path, monkeypatch, f"name={name}", name=f"runs/{name}") for name in names]
+    for number, run in enumerate(runs, 12):
+        run.submitted(trainer=str(number))
+    runs[2].done()
+    runs[0].queue("12|RUNNING|1|None|node1", "13|PENDING|N/A|Priority|")
+    monkeypatch.chdir(tmp_path)
+    return runs
+
+
+def listed(*arguments: object) -> dict[str, dict[str, Any]]:
+    return {run["name"]: run for run in json.loads(typed("runs", *arguments, "--json").output)}
+
+
+def test_runs_have_states_from_one_question_to_the_queue(several: list[CannedRun], tmp_path: Path) -> None:
+    found = listed(tmp_path)
+    assert {name: run["state"] for name, run in found.items()} == {name: name for name in found}
+    (kind, planned, size) = (found["running"][key] for key in ("kind", "iterations_planned", "bytes"))
+    assert (kind, planned, size) == ("mrt_online", 20, None)
+    assert sorted(several[0].calls) == ["sacct", "squeue"]
+    several[1].queue()
+    several[1].task(TRAINER, TaskState.FAILED, message="no")
+    for at, run in ((10.0, several[1]), (20.0, several[0])):
+        run.events(TRAINER, "a", {"kind": "checkpoint", "time": at})
+    found = listed()
+    assert [*found] == ["running", "queued", "finished"], "the newest event comes first"
+    assert (found["queued"]["state"], found["running"]["newest_event_kind"]) == ("failed", "checkpoint")
+
+
+@pytest.mark.usefixtures("several")
+def test_the_table_fits_the_terminal_and_says_what_is_next() -> None:
+    for columns in (60, 100):
+        output = typed("runs", "--size", columns=columns).output
+        lines = {line.split()[0]: line for line in output.splitlines()}
+        assert "running" in lines["runs/running"] and "0/20" in lines["runs/queued"]
+        assert lines.pop("next:").startswith("next: mrt-hpc status runs/")
+        assert max(map(len, lines.values())) <= columns
+        assert "…" not in output
+
+
+def test_an_evaluation_is_listed_with_its_suite_and_a_damaged_run_with_the_reason(
+    several: list[CannedRun], tmp_path: Path
+) -> None:
+    SyntheticEvaluation(tmp_path / "alone").write()
+    (found,) = listed(tmp_path / "alone").values()
+    assert (found["kind"], found["iterations_planned"]) == ("suite small_world", 0)
+    several[0].layout.plan.write_text("{")
+    several[2].layout.recipe_lock.write_text("a: [")
+    found = listed()
+    assert found["running"]["state"] is None
+    assert "plan" in found["running"]["trouble"]
+    assert (found["queued"]["state"], found["finished"]["kind"]) == ("queued", "unknown")
+    assert "damaged" in typed("runs").output
+
+
+def test_the_size_counts_blocks_on_disk_once(several: list[CannedRun]) -> None:
+    before = listed("--size")
+    data = several[0].layout.root / "large"
+    data.write_bytes(b"x" * 1_000_000)
+    os.link(data, several[0].layout.root / "the same")
+    more = {name: run["bytes"] - before[name]["bytes"] for name, run in listed("--size").items()}
+    assert 1_000_000 <= more["running"] < 1_100_000

@@ -51,13 +51,9 @@ def test_what_a_step_has_found_is_kept_however_it_ends(day: Day, name: str) -> N
 def test_a_step_that_might_not_end_in_time_is_not_begun_and_earlier_steps_stay(day: Day) -> None:
     day.run(Step("good", 60, "a test"))
     later = Day(day.output, day.folder, minutes=1, tiny=True)
-    ended = later.run(Step("killed", 61, "a test"))
-    assert ended["status"] == "skipped" and not ended["parts"]
+    later.run(Step("killed", 61, "a test"))
     assert [step["status"] for step in kept(later).values()] == ["done", "skipped"]
-
-
-def test_every_step_has_a_module_and_all_fit_the_time_by_default() -> None:
-    modules = {file.stem for file in (first_day.HERE / "steps").glob("*.py")}
+    modules = {file.stem for file in (Path(first_day.__file__).parent / "steps").glob("*.py")}
     assert {step.name for step in first_day.STEPS} <= modules
     assert sum(step.seconds for step in first_day.STEPS) <= 45 * 60
     assert all(step.seconds < 600 for step in first_day.STEPS)  # a queue of short jobs may allow ten minutes

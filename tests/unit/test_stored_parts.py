@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
+import json
 import shutil
 import sys
 import threading
@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from basics import QUICKSTART
+from commands import refusal
 from run_of import read_events, run_of
 from run_of import task_of as task_named
 from samples import rollout, sampled
@@ -21,7 +23,6 @@ from samples import rollout, sampled
 from mrt_hpc.analysis.collect import read_summary
 from mrt_hpc.domains.base import grader_digest
 from mrt_hpc.domains.verifiers import verifier_of
-from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.sections import Grading, SmallWorldProblems
 from mrt_hpc.roles import evaluation
@@ -30,13 +31,14 @@ from mrt_hpc.roles.sampling.serving import OwnServers
 from mrt_hpc.roles.stored_parts import StoredParts, grader_of, writing
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.evaluation_settings import fingerprint_of
+from mrt_hpc.run.evaluation_settings import Fingerprint, fingerprint_of
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Sampled, read_group
 from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import Problem
+from mrt_hpc.run.results import StoredSamples, samples_of
 from mrt_hpc.run.weights import Weights
 
 Problems = Mapping[int, Problem]
@@ -53,7 +55,6 @@ BOTH = range(2)
 
 
 def task_of(root: Path, *changes: str, shard: int = 0, shared: bool = True) -> Task:
-    """The task of a shard in one of several runs, whose results folder is a common one or the run's own."""
     (root.parent / "results").mkdir(exist_ok=True)
     where = (f"evaluation.results={root.parent / 'results'}",) if shared else ()
     layout = run_of(root, *CHANGES, *where, *changes)
@@ -136,19 +137,6 @@ def test_an_evaluation_goes_on_where_it_was_killed(tmp_path: Path, drawn: list[i
     assert len(drawn) == 5
 
 
-def test_a_summary_waits_for_a_shard_that_was_damaged(tmp_path: Path, drawn: list[int]) -> None:
-    drawn += [7, 7]
-    first, second = (task_of(tmp_path / "one", shard=shard, shared=False) for shard in (0, 1))
-    evaluation.run(first)
-    shard = first.layout.evaluation_shard(0, "b", 0)
-    (shard / "rollouts.parquet").write_bytes(b"damaged")
-    evaluation.run(second)
-    assert (shard.exists(), first.layout.evaluation_summary(0, "b").exists()) == (False, False)
-    evaluation.run(first)
-    assert drawn == [7, 7, 0, 2, 4, 1, 3], "the samples were still there"
-    assert read_summary(first.layout, 0, "b").problems == 5
-
-
 def test_two_evaluations_share_the_problems(one: StoredParts, two: StoredParts) -> None:
     assert one.store.directory == two.store.directory
     with one.alive(), two.alive():
@@ -187,7 +175,6 @@ def test_samples_that_came_between_look_and_lease_are_not_drawn_again(one: Store
 
 
 def test_a_living_lease_is_respected_without_a_look_at_its_run(one: StoredParts, two: StoredParts) -> None:
-    """The run is closed to this user, or not bound in the container of this task."""
     with one.alive():
         assert one.claimed({BOTH: [0]}) == {BOTH: [0]}
         shutil.rmtree(one.task.layout.root)
@@ -253,24 +240,24 @@ def test_what_another_grader_has_judged_is_judged_again_and_kept(tmp_path: Path,
 
 
 def test_a_folder_that_takes_no_files_is_refused_with_the_way_out(one: StoredParts) -> None:
-    def refused() -> None:
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES), "results")
+    told = refusal(writing, one.task, Path("results"), Mock(side_effect=PermissionError(errno.EACCES, "results")))
+    assert (told.where, "--set evaluation.results=DIR" in str(told.advice)) == (Path("results"), True)
 
-    with pytest.raises(UserError) as told:
-        writing(one.task, Path("results"), refused)
-    assert told.value.where == Path("results")
-    assert "--set evaluation.results=DIR" in str(told.value.advice)
+
+OWN = """
+from mrt_hpc.modes.base import Direct
+def same(answer: str, gold: str) -> bool:
+    return answer == gold
+class Own(Direct):
+    type: str
+"""
 
 
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
     path = tmp_path / "own_of_results.py"
-    path.write_text(
-        "from mrt_hpc.modes.base import Direct\n\n\n"
-        "def same(answer: str, gold: str) -> bool:\n    return answer == gold\n\n\n"
-        "class Own(Direct):\n    type: str\n"
-    )
+    path.write_text(OWN)
     yield path
     sys.modules.pop("own_of_results", None)
 
@@ -298,8 +285,64 @@ def test_what_decides_verdicts_makes_another_grader(own_module: Path) -> None:
 
 
 def test_a_changed_way_of_evaluating_of_the_user_is_another_fingerprint(one: StoredParts, own_module: Path) -> None:
-    own = one.benchmark.model_validate({**one.benchmark.model_dump(), "mode": {"type": "own_of_results:Own"}})
-    before, again = (fingerprint_of(one.task.layout, one.task.experiment, own, "w").digest for _ in range(2))
-    assert before == again
+    def digest() -> str:
+        own = one.benchmark.model_validate({**one.benchmark.model_dump(), "mode": {"type": "own_of_results:Own"}})
+        return fingerprint_of(one.task.layout, one.task.experiment, own, "w").digest
+
+    assert (before := digest()) == digest()
     own_module.write_text(own_module.read_text() + "\n    extra: int = 1\n")
-    assert fingerprint_of(one.task.layout, one.task.experiment, own, "w").digest != before
+    assert digest() != before
+
+
+GRADER, OTHER = "a" * 64, "b" * 64
+"""The digests of two graders."""
+FIELDS = {
+    "method": 1, "weights": "w", "benchmark": "held-out", "problems": "p", "seed": 0, "sampling": {"temperature": 0.6},
+    "mode": {}, "episodes": {}, "prover": None, "dtype": "bfloat16", "code": {}, "engine": {"vllm": "0.32.0"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> StoredSamples:
+    return StoredSamples.of(tmp_path, Fingerprint.model_validate(FIELDS))
+
+
+def samples_numbered(numbers: range, problem: str = "p") -> Sampled:
+    return sampled(*(rollout(problem, number) for number in numbers))
+
+
+def test_each_field_makes_another_fingerprint_and_the_folder_names_them_all(store: StoredSamples) -> None:
+    mine = Fingerprint.model_validate(json.loads(store.readable_fingerprint.read_text()))
+    assert mine == Fingerprint.model_validate(FIELDS)
+    others = {str: "another", int: 9}
+    changed = [mine.model_copy(update={n: others.get(type(v), {"a": "b"})}) for n, v in FIELDS.items()]
+    assert FIELDS.keys() == Fingerprint.model_fields.keys()
+    assert len({one.digest for one in (mine, *changed)}) == 1 + len(changed)
+
+
+def test_more_samples_are_added_to_those_that_are_there(store: StoredSamples) -> None:
+    store.commit(3, range(20), samples_numbered(range(20)), GRADER)
+    assert [len(store.lacking(3, count)) for count in (8, 20)] == [0, 0]
+    assert store.lacking(3, 64) == range(20, 64)
+    store.commit(3, range(20, 64), samples_numbered(range(20, 64)), GRADER)
+    taken = [(b.samples, numbers) for b, numbers in store.chosen(3, 30, GRADER)]
+    assert taken == [(range(20), list(range(20))), (range(20, 64), list(range(20, 30)))]
+
+
+def test_a_batch_is_written_once_and_verdicts_of_the_wanted_grader_are_preferred(store: StoredSamples) -> None:
+    assert store.commit(0, range(2), samples_numbered(range(2)), OTHER)
+    assert not store.commit(0, range(2), samples_numbered(range(2), "late"), OTHER)
+    ((first, numbers),) = store.chosen(0, 2, GRADER)
+    assert {r.problem_id for r in store.read(first, numbers).rollouts} == {"p"}
+    assert first.grader == OTHER[:12]
+    store.commit(0, range(2), samples_numbered(range(2)), GRADER)
+    for grader in (GRADER, OTHER):
+        assert [b.grader for b, _ in store.chosen(0, 2, grader)] == [grader[:12]]
+
+
+def test_some_samples_of_a_batch_have_their_own_counts_and_all_of_their_stages() -> None:
+    some = samples_of(samples_numbered(range(5)), [1, 3])
+    assert [r.sample for r in some.rollouts] == [1, 3]
+    assert (some.statistics.rollouts, some.statistics.rollout_tokens) == (2, 6)
+    rounds = [replace(rollout("p", number), stage=number % 3, stages=3) for number in range(6)]
+    assert [r.sample for r in samples_of(sampled(*rounds), [1]).rollouts] == [3, 4, 5]

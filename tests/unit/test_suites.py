@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from basics import QUICKSTART, RECIPES
 
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.domains.extraction import last_box
@@ -24,9 +25,6 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
 from mrt_hpc.recipe.schema import EvaluatedModel, Recipe
 from mrt_hpc.recipe.sections import JsonlProblems
-
-RECIPES = Path(__file__).parents[2] / "recipes"
-QUICKSTART = RECIPES / "quickstart.yaml"
 
 
 def with_suite(name: str | Path, *changes: str) -> Recipe:
@@ -108,10 +106,6 @@ def test_prompts_of_benchmarks_name_only_what_they_decide(tmp_path: Path) -> Non
     assert "put your final answer" in four.instruction
     build_tokenizer().save_pretrained(tmp_path)
     assert Prompter.of(tmp_path, four).text("What is 2 + 3?").count("The final answer is") == 4
-
-
-def test_the_solved_examples_have_the_answers_that_they_give() -> None:
-    """Worked out once in another way than in the text of the solutions."""
-    answers = ["72", "40", "30", "\\frac{7}{36}", "4"]
     lines = (RECIPES / "suites" / "solved_problems.jsonl").read_text().splitlines()
+    answers = ["72", "40", "30", "\\frac{7}{36}", "4"]  # worked out once in another way than in the solutions
     assert [last_box(json.loads(line)["solution"]) for line in lines] == answers

@@ -1,14 +1,18 @@
-"""How an attempt ends, what its record says then, and who runs it again."""
+"""How an attempt begins to sample, how it ends, what its record says then, and who runs it again."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from basics import QUICKSTART
@@ -20,6 +24,8 @@ from mrt_hpc.attempt.entry import attempt, record_after
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.roles.sampling import serving
+from mrt_hpc.roles.sampling.serving import record_first_token
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested, ShutdownRequest
 from mrt_hpc.run.events import EventKind, EventLog, event_file
@@ -60,12 +66,14 @@ def test_what_is_said_of_an_attempt(tmp_path: Path) -> None:
         assert ("why" in after.message) == (error is not None and "why" in f"{error}{getattr(error, 'why', '')}")
 
 
-def test_only_the_first_rank_tells_of_an_attempt_that_was_lost(tmp_path: Path) -> None:
-    """The others may see the heart of their own attempt beat."""
+def test_only_the_first_rank_tells_of_a_lost_attempt_and_a_library_that_ends_the_process_fails(tmp_path: Path) -> None:
     for rank in range(2):
         attempt(replace(task(tmp_path), rank=rank, world_size=2), lambda _: None, earlier=("7.0", 1.0))
     started = read_events(RunLayout(tmp_path).events, EventKind.TASK_STARTED)
     assert [event["earlier"] for event in started] == [{"attempt": "7.0", "until": 1.0}, None]
+    with pytest.raises(UserError):
+        attempt(task(tmp_path), lambda _: sys.exit(0))
+    assert read_task(RunLayout(tmp_path), "report", 0).state is TaskState.RETRYING
 
 
 def test_failures_count_in_a_row_until_a_task_gets_somewhere(tmp_path: Path) -> None:
@@ -109,44 +117,31 @@ def test_a_task_that_returns_its_nodes_again_and_again_fails(tmp_path: Path) -> 
         assert (after.state, after.returns) == (TaskState.GAVE_BACK, 0)
 
 
-def test_a_library_that_ends_the_process_has_failed(tmp_path: Path) -> None:
-    with pytest.raises(UserError):
-        attempt(task(tmp_path), lambda _: sys.exit(0))
-    assert read_task(RunLayout(tmp_path), "report", 0).state is TaskState.RETRYING
-
-
-@pytest.mark.parametrize(
-    ("before", "attempt", "exit_code", "state", "failures"),
-    [
+def test_what_the_job_script_makes_of_an_attempt(tmp_path: Path) -> None:
+    states = (TaskState.DONE, TaskState.GAVE_BACK, TaskState.STOPPED, TaskState.FAILED)
+    for number, (before, mine, exit_code, state, failures) in enumerate((
         (RUNNING, "7.1", 137, TaskState.RETRYING, 2),  # it ended without a word
         (None, "7.1", 137, TaskState.RETRYING, 1),  # it died before it could say anything
         (TaskRecord(TaskState.GAVE_BACK, "7.0", failures=3), "7.1", 137, TaskState.FAILED, 4),  # a broken environment
         (RUNNING, "7.1", ExitCode.GIVE_BACK, TaskState.GAVE_BACK, 1),  # it could not say so
         (TaskRecord(TaskState.RETRYING, "7.0", failures=3), "7.1", ExitCode.GIVE_BACK, TaskState.GAVE_BACK, 3),
         (RUNNING, "7.1", 143, TaskState.STOPPED, 1),  # another rank was faster to leave
+        *((TaskRecord(state, "7.1"), "7.1", 137, state, 0) for state in states),  # its word stands
         *(
-            (TaskRecord(state, "7.1"), "7.1", 137, state, 0)  # its word stands
-            for state in (TaskState.DONE, TaskState.GAVE_BACK, TaskState.STOPPED, TaskState.FAILED)
+            (TaskRecord(TaskState.RUNNING, later), mine, 137, TaskState.RUNNING, 0)  # it speaks for itself alone
+            for later, mine in (("7.2", "7.1"), ("10_1.1", "9_1.4"), ("10_1.1", "10_1.0"))
         ),
-        *(
-            (TaskRecord(TaskState.RUNNING, later), attempt, 137, TaskState.RUNNING, 0)  # it speaks for itself alone
-            for later, attempt in (("7.2", "7.1"), ("10_1.1", "9_1.4"), ("10_1.1", "10_1.0"))
-        ),
-    ],
-)
-def test_what_the_job_script_makes_of_an_attempt(
-    tmp_path: Path, before: TaskRecord | None, attempt: str, exit_code: int, state: TaskState, failures: int
-) -> None:
-    layout = RunLayout(tmp_path)
-    if before is not None:
-        write_task(layout, "j", 0, before)
-    after = settled(layout, "j", 0, attempt, exit_code, retries=3)
-    assert (after.state, after.failures) == (state, failures)
-    recorded = read_task(layout, "j", 0)
-    assert recorded.state is state
-    assert before is None or before.state is not TaskState.RUNNING or recorded.attempt == before.attempt
-    again = (TaskState.GAVE_BACK, TaskState.STOPPED, TaskState.RETRYING)
-    assert (after.state in RUNS_AGAIN) == (state in again)
+    )):  # fmt: skip
+        layout = RunLayout(tmp_path / str(number))
+        if before is not None:
+            write_task(layout, "j", 0, before)
+        after = settled(layout, "j", 0, mine, exit_code, retries=3)
+        assert (after.state, after.failures) == (state, failures)
+        recorded = read_task(layout, "j", 0)
+        assert recorded.state is state
+        assert before is None or before.state is not TaskState.RUNNING or recorded.attempt == before.attempt
+        again = (TaskState.GAVE_BACK, TaskState.STOPPED, TaskState.RETRYING)
+        assert (after.state in RUNS_AGAIN) == (state in again)
 
 
 def test_attempts_that_end_without_a_record_of_their_own_are_counted(tmp_path: Path) -> None:
@@ -194,7 +189,6 @@ def test_a_request_is_raised_at_once_unless_safe_points_are_asked_for() -> None:
 
 @pytest.fixture
 def heeding() -> Iterator[SimpleNamespace]:
-    """As much of a task as the handlers of signals look at."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGALRM)}
     heeding = SimpleNamespace(shutdown=ShutdownRequest(), seconds_left=float("inf"))
     entry.heed_signals(heeding)  # type: ignore[arg-type]
@@ -222,3 +216,43 @@ def test_signals_become_requests_and_a_safe_point_is_waited_for_while_there_is_t
     with pytest.raises(RequeueRequested), heeding.shutdown.at_safe_points():
         os.kill(os.getpid(), signal.SIGUSR2)
         signal.sigtimedwait([], 20)  # until the alarm comes
+
+
+def counting(*counts: int | None, pid: int | None = 7, unfinished: int = 1, tokens: int = 0) -> Mock:
+    """A server whose counters take these values one after the other, and a client of it."""
+    server = Mock(pid=pid, unfinished=unfinished, generated_tokens=tokens)
+    server.each, server.control.tokens_done.side_effect = (server,), counts
+    return server
+
+
+@pytest.fixture
+def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(serving, "LOOK_EVERY_S", 0.001)
+    return task(tmp_path)
+
+
+def first_tokens(one: Any, server: Any, client: Any) -> list[float]:
+    async def watched() -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(5 if server.unfinished else 0.05):
+                await record_first_token(one, server, client)
+
+    asyncio.run(watched())
+    return [event["seconds"] for event in read_events(one.layout.events, EventKind.FIRST_TOKEN)]
+
+
+@pytest.mark.parametrize(("counts", "pid"), [([0, None, 0, 4], 7), ([100, 100, None, 101], None)])
+def test_the_first_token_is_written_once_when_the_counters_move(one: Any, counts: list[int | None], pid: int) -> None:
+    server, again = counting(*counts, pid=pid), counting(9)
+    (seconds,) = first_tokens(one, server, server)
+    assert server.control.tokens_done.call_count == len(counts), "it was written before the counters had moved"
+    assert 0 < seconds <= one.age_s
+    assert len(first_tokens(one, again, server)) == 1
+    again.control.tokens_done.assert_not_called()
+
+
+@pytest.mark.parametrize(("tokens", "events"), [(0, 0), (3, 1)])
+def test_a_server_without_work_is_left_alone(one: Any, tokens: int, events: int) -> None:
+    idle = counting(unfinished=0, tokens=tokens)
+    assert len(first_tokens(one, idle, idle)) == events
+    idle.control.tokens_done.assert_not_called()

@@ -34,9 +34,7 @@ from mrt_hpc.run.process import import_path
 Plant = Callable[..., "Planted"]
 
 
-MY_VERIFIER = ROOT / "tests" / "examples" / "my_verifier.py"
-ANOTHER = 65534
-"""The id of another user."""
+ANOTHER = 65534  # the id of another user
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a directory away")
 CHANGEABLE = "because another user can change it"
 CODE = """
@@ -66,11 +64,9 @@ class Place(Site):
 PROBLEMS = "type: small_world, split: held_out, problems: 2"
 VERIFIER = f"name: {BENCHMARK}, samples: 2, problems: {{{PROBLEMS}, verifier: {{type: 'MODULE:Mine'}}}}"
 MODE = f"name: {BENCHMARK}, samples: 2, mode: {{type: 'MODULE:Way'}}, problems: {{{PROBLEMS}}}"
-"""Benchmarks that name a class of a module."""
 
 
 def give_away(run: Path, owner: int = ANOTHER) -> None:
-    """Make another user the owner of all that is there, readable by everybody."""
     for path in (run, *run.rglob("*")):
         os.chown(path, owner, owner)
         path.chmod(0o755 if path.is_dir() else 0o644)
@@ -196,7 +192,6 @@ def test_the_back_end_of_another_users_run_is_not_imported_and_nothing_is_cancel
 
 @ROOT_ONLY
 def test_another_users_run_chooses_no_site_and_nothing_among_what_is_installed(shared: Path) -> None:
-    """Jobs run the commands of a site profile, and some function of a package does what its user would not."""
     benchmark, site = VERIFIER.replace("MODULE:Mine", "mrt_hpc.recipe.lock:_keeps"), SlurmSite(name="x")
     layout = run_directory(shared / "run", f"evaluation.benchmarks=[{{{benchmark}}}]")
     read_lock(layout.recipe_lock)
@@ -235,7 +230,7 @@ def test_code_beside_a_file_is_not_imported_where_others_may_put_it(shared: Path
 
 def test_copies_that_a_run_keeps_are_written_by_nobody_else(shared: Path) -> None:
     (shared / ".#open_verifier.py").symlink_to("user@host.1:2")  # editors leave such links while a file is changed
-    shutil.copy(MY_VERIFIER, shared / "open_verifier.py")
+    shutil.copy(ROOT / "tests" / "examples" / "my_verifier.py", shared / "open_verifier.py")
     (shared / "file.yaml").write_text(recipe_with("open_verifier:same_words"))
     recipe = load_recipe(shared / "file.yaml")
     (shared / "open_verifier.py").chmod(0o664)

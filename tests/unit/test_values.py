@@ -1,15 +1,30 @@
-"""Estimators of a prefix's value: by hand, and over many draws against the truth."""
+"""Estimators of a prefix's value, and regret: by hand, and over many draws against the truth."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from evaluated import BENCHMARK, benchmark_of
+from run_of import run_of
+from samples import branch_with, rollout_with, sampled
 
-from mrt_hpc.mrt import values
+from mrt_hpc.analysis.evaluated_run import EvaluatedRun
+from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, evaluated_problems
+from mrt_hpc.analysis.problem_measures import curve_of, valued_traces
+from mrt_hpc.mrt import regret, values
 from mrt_hpc.mrt.planner import draw_counts, expected_branches
+from mrt_hpc.mrt.regret import TraceCurve
 from mrt_hpc.mrt.values import KnownAnswer, likelihood, monte_carlo, rao_blackwell, variance_of_progress
+from mrt_hpc.recipe.lock import read_lock
+from mrt_hpc.roles.evaluation_summary import summary_of
+from mrt_hpc.run.evaluation_settings import settings_of
+from mrt_hpc.run.groups import Sampled, commit_group
+from mrt_hpc.run.problems import read_problems
+from mrt_hpc.run.records import PrefixValue
 
 
 def test_monte_carlo_is_the_mean_reward_and_likelihood_adds_up_the_right_answers() -> None:
@@ -46,9 +61,8 @@ KNOWN = [KnownAnswer(ANSWERS[i], REWARDS[i]) for i in (0, 1)]
 TRUTH = float(ANSWERS @ REWARDS)
 
 
-@pytest.mark.parametrize("baseline", [0.0, 0.3, 1.0])
-def test_rao_blackwell_is_unbiased_and_tells_its_variance(baseline: float) -> None:
-    rng = np.random.default_rng(3)
+def test_rao_blackwell_is_unbiased_and_tells_its_variance() -> None:
+    rng, baseline = np.random.default_rng(3), 0.3
     rewards = [None, None, *REWARDS[2:]]
     draws = rng.choice(5, (10_000, 4), p=ANSWERS)
     found = [rao_blackwell(KNOWN, [rewards[answer] for answer in four], baseline) for four in draws]
@@ -66,18 +80,6 @@ def test_looking_ahead_by_hand() -> None:
     steps = [step([0.5, 0.25], [1.0, 0.5], 1), step([0.75], [1.0], None)]
     assert values.look_ahead(steps) == pytest.approx(0.625 - 0.5 + 0.75)
     assert values.look_ahead([]) == 0.0
-
-
-@pytest.mark.parametrize("forecasts", [[0.0, 0.0, 0.0], [1.0, 0.0, 0.2], [0.3, 0.9, 0.1]])
-def test_looking_ahead_is_unbiased_whatever_is_forecast(forecasts: list[float]) -> None:
-    """Two tokens: the first of three, then right with a probability that depends on it. The third is not looked at."""
-    rng = np.random.default_rng(6)
-    first, then = np.array([0.5, 0.3, 0.2]), np.array([0.9, 0.2, 0.5])
-    draws = rng.choice(3, 20_000, p=first)
-    rewards = (rng.random(20_000) < then[draws]).astype(float)
-    known = [step([0.5, 0.3], forecasts[:2], t if t < 2 else None) for t in range(3)]
-    corrected = rewards + np.array([values.look_ahead([known[t]]) for t in draws])
-    assert abs(corrected.mean() - first @ then) < 4 * corrected.std() / math.sqrt(len(draws))
 
 
 def test_branches_go_where_the_spread_is_and_counts_have_the_expectations_they_were_drawn_for() -> None:
@@ -109,14 +111,12 @@ def test_the_variance_of_progress_by_hand() -> None:
     # covariance of the pairs: (1 - 4 * 0.25 * 0.5) / 3 = 1 / 6, of their means a quarter of that
     assert variance_of_progress(before, after) == pytest.approx(0.0625 + 1 / 12 - 2 / 24)
     assert variance_of_progress(before, before) == pytest.approx(0.0)
-    exact, one = likelihood([KnownAnswer(0.3, 1.0)]), monte_carlo([1.0])
+    exact = likelihood([KnownAnswer(0.3, 1.0)])
     assert variance_of_progress(exact, before) == pytest.approx(0.0625)
-    assert math.isnan(variance_of_progress(one, exact))
+    assert math.isnan(variance_of_progress(monte_carlo([1.0]), exact))
 
 
-@pytest.mark.parametrize(
-    ("sizes", "common"), [((4, 4), True), ((3, 6), True), ((5, 2), True), ((3, 6), False), ((5, 2), False)]
-)
+@pytest.mark.parametrize(("sizes", "common"), [((3, 6), True), ((5, 2), True), ((5, 2), False)])
 def test_the_variance_of_progress_is_that_over_repeated_draws(sizes: tuple[int, int], common: bool) -> None:
     rng = np.random.default_rng(17)
     gains, told = [], []
@@ -132,3 +132,125 @@ def test_the_variance_of_progress_is_that_over_repeated_draws(sizes: tuple[int, 
     truth = 0.24 / sizes[0] + 0.24 / sizes[1] - 2 * shared
     assert abs(np.mean(told) - truth) < 4 * np.std(told) / math.sqrt(len(told))
     assert np.var(gains) == pytest.approx(truth, rel=0.05)
+
+
+TOKENS, HEIGHTS = np.array([0.0, 100.0, 200.0]), np.array([0.2, 0.6, 1.0])
+CURVE = TraceCurve(TOKENS, np.array([0.2, 0.6, 0.4]))
+
+
+def test_area() -> None:
+    for budget, area in (
+        (200.0, (0.4 * 100 + 0.8 * 100) / 200),  # trapezoids of mean height 0.4 and 0.8
+        (150.0, (0.4 * 100 + 0.7 * 50) / 150),  # 0.8 at 150
+        (400.0, (0.4 * 100 + 0.8 * 100 + 1.0 * 200) / 400),  # the last value is held
+    ):
+        assert regret.area_under_values(TOKENS, HEIGHTS, budget) == pytest.approx(area)
+    late = regret.area_under_values(np.array([100.0]), np.array([0.5]), 200.0)
+    assert late == pytest.approx((25 + 50) / 200), "from nothing to 0.5 at 100, where it is held"
+    with pytest.raises(ValueError, match="a budget of 0"):
+        regret.area_under_values(TOKENS, HEIGHTS, 0)
+
+
+def test_all_tokens_are_prompt_prefix_closing_text_and_mean_answer() -> None:
+    """A prompt of 20 tokens, prefixes of 0, 40 and 100, a closing text of 10, answers of 6 and 14, 4 and 6, 5 and 5."""
+    prefixes, lengths = [0, 40, 100], [(6, 14), (4, 6), (5, 5)]
+    trace = rollout_with([0] * 110, problem_id="p", prompt_ids=[0] * 20, boundaries=prefixes)
+    branches = [
+        branch_with([0] * own, problem_id="p", boundary=j, branch=n, prompt_tokens=20 + prefix + 10)
+        for j, prefix in enumerate(prefixes)
+        for n, own in enumerate(lengths[j])
+    ]
+    values = [prefix_value("p", 0, j, j / 2) for j in range(3)]
+    group = replace(sampled(trace), branches=branches, values=values)
+    (alone,), (everything,) = valued_traces([group])["p"], valued_traces([group], "all")["p"]
+    assert alone.tokens.tolist() == [0, 40, 100]
+    assert everything.tokens.tolist() == [40, 75, 135]
+    never, always = (TraceCurve(np.array([0.0]), np.array([value])) for value in (0.0, 1.0))
+    found = regret.regret_by_problem({"a": [always, always, always, never], "b": [never]}, 100.0)
+    assert found == pytest.approx({"a": 0.25, "b": 1.0}), "the mean over the traces of a problem"
+    # up to 135 tokens: nothing to 40, then trapezoids of mean height 0.25 and 0.75
+    assert regret.regret_by_problem({"p": [everything]}, 135.0)["p"] == pytest.approx(1 - (0.25 * 35 + 0.75 * 60) / 135)
+
+
+def test_a_boundary_with_shorter_answers_counts_no_fewer_tokens_than_the_one_before() -> None:
+    forced = [GradedAnswer("R", 1.0, drawn, asked) for drawn, asked in ((20, 30), (5, 35), (5, 60))]
+    boundaries = tuple(EvaluatedBoundary(0, 1.0, (answer,)) for answer in forced)
+    assert curve_of(EvaluatedTrace(1.0, "R", 0, boundaries), "all").tokens.tolist() == [50, 50, 65]
+
+
+def test_a_trace_that_is_stopped_has_the_value_there_and_one_that_has_ended_its_reward() -> None:
+    allowed = np.array([0.0, 50.0, 100.0, 150.0, 210.0, 219.0, 220.0, 400.0])
+    found = regret.reward_within(allowed, 220, 1.0, CURVE)
+    assert found == pytest.approx([0.2, 0.4, 0.6, 0.5, 0.4, 0.4, 1.0, 1.0])
+    unvalued = regret.reward_within(np.array([0.0, 99.0, 100.0]), 100, 1.0, None)
+    assert unvalued.tolist() == [0.0, 0.0, 1.0], "without values it counts once it has ended"
+
+
+def test_the_first_tokens_that_reach_an_accuracy() -> None:
+    allowed = np.array([0.0, 100.0, 200.0, 300.0])
+    for curve, tokens in (
+        ([0.0, 0.4, 0.8, 0.8], 125),  # 0.5 lies a quarter of the way from 100 to 200
+        ([0.5, 0.1, 0.9, 0.9], 0),  # reached at once, though lost again
+        ([0.1, 0.2, 0.3, 0.4], np.inf),
+        ([0.2, 0.6, 0.3, 0.9], 75),  # three quarters of the way to 100: the first time counts
+    ):
+        assert regret.first_reached(allowed, np.array([curve]), 0.5).tolist() == pytest.approx([tokens])
+
+
+def test_the_area_of_the_first_episodes_holds_their_last_value() -> None:
+    whole = (0.4 * 100 + 0.5 * 100 + 0.4 * 200) / 400  # also of a trace with fewer episodes
+    for episodes, area in ((0, 0.2), (1, (0.4 * 100 + 0.6 * 300) / 400), (2, whole), (5, whole)):
+        assert regret.area_of_episodes(CURVE, episodes, 400.0) == pytest.approx(area)
+    assert regret.area_of_episodes(CURVE, 1, 50.0) == pytest.approx(0.3)  # cut at the budget: 0.2 to 0.4
+
+
+LENGTHS = ((30, 20, 10), (5, 6, 7))
+"""The tokens of three rounds, or of thoughts up to three budgets, of two samples."""
+MODES = {
+    "linearised": "{type: linearised, rounds: 3, round_tokens: 64, backtrack: null}",
+    "budget_forcing": r'{type: budget_forcing, budgets: [16, 32, 64], forced_text: "\n</think>\n"}',
+}
+
+
+def prefix_value(problem: str, sample: int, boundary: int, of: float) -> PrefixValue:
+    return PrefixValue(0, problem, sample, boundary, of, 0.0, 0.0, branches=2, baseline=0.0)
+
+
+def rounds(problem: str) -> Sampled:
+    """The last rounds have values: 1/2 at their start and 1 at the end of their thought."""
+    rollouts = [
+        rollout_with(
+            [1] * tokens, problem_id=problem, sample=sample * 3 + stage, answer="1", reward=float(stage == 2),
+            boundaries=[0, tokens - 2], stage=stage, stages=3,
+        ) for sample in (0, 1) for stage in (2, 0, 1) for tokens in (LENGTHS[sample][stage],)
+    ]  # fmt: skip
+    values = [prefix_value(problem, last, j, (j + 1) / 2) for last in (2, 5) for j in (0, 1)]
+    return replace(sampled(*rollouts), values=values)
+
+
+@pytest.mark.parametrize(("mode", "tokens"), [("linearised", (60, 18)), ("budget_forcing", (10, 7))])
+def test_tokens_of_a_sample(tmp_path: Path, mode: str, tokens: tuple[int, int]) -> None:
+    layout = run_of(tmp_path / "run", *benchmark_of(1, 1, MODES[mode]))
+    recipe = read_lock(layout.recipe_lock)
+    (benchmark,) = recipe.evaluation.benchmarks
+    part = rounds(read_problems(layout.benchmark_data(BENCHMARK))[0].id)
+    settings = settings_of(layout, recipe, benchmark).sampled
+    commit_group(layout.evaluation_shard(0, BENCHMARK, 0), part, settings=settings)
+    samples = EvaluatedRun.open(str(layout.root)).samples(0, BENCHMARK, "model")
+    ((first, second),) = samples.problems.values()
+    assert (first.tokens, second.tokens) == tokens
+    starts = tokens[0] - LENGTHS[0][2], tokens[1] - LENGTHS[1][2]
+    assert [b.tokens for b in first.boundaries] == [starts[0], starts[0] + 8]
+    assert [b.tokens for b in second.boundaries] == [starts[1], starts[1] + 5]
+    summary = summary_of(layout, recipe, benchmark, 0, [part])
+    assert samples.mean_tokens == summary.tokens_per_rollout == sum(tokens) / 2
+    assert summary.regret == {}, "of these boundaries it would be another quantity"
+
+
+def test_values_of_the_last_round_are_behind_the_tokens_of_the_earlier_ones() -> None:
+    for adds, tokens in ((True, [[50, 58], [11, 16]]), (False, [[0, 8], [0, 5]])):
+        traces = evaluated_problems([rounds("p")], adds_stages=adds)["p"]
+        assert [curve_of(trace).tokens.tolist() for trace in traces] == tokens
+    curve = TraceCurve(np.array([50.0, 58.0]), np.array([0.5, 1.0]))
+    found = regret.reward_within(np.array([0.0, 49.0, 50.0, 54.0, 60.0]), 60, 1.0, curve)
+    assert found.tolist() == [0, 0, 0.5, 0.75, 1]

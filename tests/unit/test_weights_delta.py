@@ -34,7 +34,6 @@ BASE = VersionKey(1, "digest")
 
 @pytest.fixture
 def layout(tmp_path: Path) -> RunLayout:
-    """Version 1 is full, 2 to 4 are deltas."""
     layout = RunLayout(tmp_path / "run")
     publish_full(layout, 1)
     for version in (2, 3, 4):
@@ -174,14 +173,10 @@ def test_other_tensors_or_many_changes_are_not_worth_a_delta() -> None:
     old, new = as_bytes(tensors(1)), as_bytes(tensors(2))
     turned = [TensorBytes(t.kind._replace(shape=t.kind.shape[::-1]), t.data) for t in new]
     noise = [TensorBytes(t.kind, np.random.default_rng(1).integers(0, 256, len(t.data), np.uint8)) for t in new]
-    made = [
-        weights_delta.delta_between(BASE, *pair) for pair in ((old, new), (old[1:], new), (old, turned), (old, noise))
-    ]
-    assert [delta is None for delta in made] == [False, True, True, True]
+    for before, after, worth in ((old, new, True), (old[1:], new, False), (old, turned, False), (old, noise, False)):
+        assert bool(weights_delta.delta_between(BASE, before, after)) is worth
     renamed = [TensorBytes(t.kind._replace(name=f"{t.kind.name}_"), t.data) for t in new]
-    assert len({weights_delta.contents_of(values) for values in (new, renamed, turned)}) == 3, (
-        "contents have names and shapes"
-    )
+    assert len({weights_delta.contents_of(values) for values in (new, renamed, turned)}) == 3
     assert weights_delta.contents_of(new) == weights_delta.contents_of(new[::-1])
 
 
@@ -195,7 +190,7 @@ def test_commands_take_whole_models(layout: RunLayout) -> None:
         with pytest.raises(UserError) as refusal:
             take()
         assert refusal.value.expected == "one of the full versions: v000001"
-    assert tokenizer_of(layout, recipe(), 3) == layout.weights_version(1)
+    assert [tokenizer_of(layout, recipe(), version) for version in (1, 3)] == [layout.weights_version(1)] * 2
     assert pruned_versions(layout, [1, 2, 3]) == [2, 3], "an evaluation that is asked for later passes them over"
 
 
@@ -243,9 +238,8 @@ def test_deltas_that_could_not_be_read_are_refused() -> None:
     ):
         file = RECIPES / ("quickstart.yaml" if changes else "small_world/star.yaml")
         load_recipe(file, (*segments, *changes))
-        with pytest.raises(UserError, match="full_weights_every") as refusal:
+        with pytest.raises(UserError, match=f"full_weights_every(.|\n)*{reason}"):
             load_recipe(file, (*segments, "training.full_weights_every=3", *changes))
-        assert reason in str(refusal.value)
     assert recipe("resources.inference.nodes=2").training.full_weights_every > 1
 
 

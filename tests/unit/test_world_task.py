@@ -8,7 +8,6 @@ from statistics import mean
 
 import pytest
 
-from mrt_hpc.domains.extraction import extract_answer
 from mrt_hpc.domains.small_world import equations
 from mrt_hpc.domains.small_world.equations import MARKER, Equation, Habits, Split, TraceQuality, example, problems
 from mrt_hpc.errors import UserError
@@ -63,26 +62,20 @@ def many_traces(habits: Habits, count: int = 1000) -> list[tuple[Equation, list[
 
 
 def test_traces_leave_room_to_learn_yet_some_are_long_and_patience_alone_solves_nearly_everything():
-    """What reinforcement learning can gain without any better arithmetic or guesses."""
     traces = many_traces(Habits())
     assert 0.4 < mean(answer == e.solution for e, _, answer in traces) < 0.6
     assert 6 < max(len(checks) for _, checks, _ in traces) <= Habits().most_checks
     assert mean(answer == e.solution for e, _, answer in many_traces(replace(Habits(), give_up=0.0))) > 0.98
 
 
-def test_natural_examples_are_well_formed_and_right_in_every_check():
-    rng = random.Random(3)
-    for problem in problems(Split.TRAIN, 200):
-        [span] = example(Equation.parse(problem.problem), replace(Habits(), forced=0.0), rng)
-        quality = equations.inspect_trace(problem.problem, span.text)
-        assert (span.trained, quality.well_formed) == (True, True)
-        assert quality.checks == quality.right_checks == quality.episodes
-
-
-def test_forced_examples_answer_with_what_the_checks_leave_open():
+def test_natural_examples_are_right_and_forced_ones_answer_with_what_the_checks_leave_open():
     rng = random.Random(5)
     for problem in problems(Split.TRAIN, 200):
         equation = Equation.parse(problem.problem)
+        [span] = example(equation, replace(Habits(), forced=0.0), rng)
+        quality = equations.inspect_trace(problem.problem, span.text)
+        assert (span.trained, quality.well_formed) == (True, True)
+        assert quality.checks == quality.right_checks == quality.episodes
         thought, forced, answer = example(equation, replace(Habits(), forced=1.0, forced_inside=0.0), rng)
         assert (thought.trained, forced.trained, answer.trained) == (True, False, True)
         assert (forced.text, answer.text[-1]) == (equations.FORCED_TEXT, "}")
@@ -96,28 +89,18 @@ def test_forced_examples_answer_with_what_the_checks_leave_open():
 
 
 def test_the_quality_of_a_trace():
-    """A wrong answer changes none of it, and an unreadable paragraph is an episode without a check."""
     good = TraceQuality(well_formed=True, checks=3, right_checks=3, episodes=3)
     for text in (GOOD, f"<think>\n{GOOD}", GOOD.replace("{7}", "{9}")):
         assert inspected(text) == good
     assert inspected(GOOD.replace("12+14=26", "12+=26")) == TraceQuality(False, checks=2, right_checks=2, episodes=3)
     for right, wrong in (
-        ("3*4=12, 12+", "3*4=15, 15+"),
-        ("12+14=26", "12+14=27"),
-        ("26 vs 35 low", "26 vs 35 high"),
-        ("26 vs 35 low", "26 vs 36 low"),
-        ("3*4=12", "4*3=12"),
-        ("x=4:", "x=5:"),
-    ):
+        ("3*4=12, 12+", "3*4=15, 15+"), ("12+14=26", "12+14=27"), ("26 vs 35 low", "26 vs 35 high"),
+        ("26 vs 35 low", "26 vs 36 low"), ("3*4=12", "4*3=12"), ("x=4:", "x=5:"),
+    ):  # fmt: skip
         found = inspected(GOOD.replace(right, wrong))
         assert found == TraceQuality(True, checks=3, right_checks=2, episodes=3), wrong
-    rule = Episodes(markers=(MARKER,), min_paragraphs=1)
-    thought = GOOD.partition(equations.END_THINK)[0]
+    rule, thought = Episodes(markers=(MARKER,), min_paragraphs=1), GOOD.partition(equations.END_THINK)[0]
     assert [thought[s : s + 9] for s in episode_starts(thought.encode(), rule)] == ["Wait, x=4", "Wait, x=7"]
-    assert extract_answer(GOOD) == "7"
-
-
-def test_malformed_traces():
     malformed = [
         "", GOOD[:60], GOOD.replace("</think>", ""), GOOD.partition("</think>")[0], GOOD.replace("First", "Wait"),
         GOOD.replace("Wait, x=4", "First, x=4"), GOOD.replace("\\boxed{7}", "7"), GOOD.replace("{7}", "{}"),
