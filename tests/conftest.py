@@ -6,22 +6,18 @@ import gc
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 from ruamel.yaml import YAML
+from ruamel.yaml.nodes import Node
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from mrt_hpc.run.layout import LOCK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ruamel.yaml.nodes import Node
-    from xdist.remote import Producer
-    from xdist.scheduler import LoadScopeScheduling
 
 # Machines that run tests are shared and slow by turns: no test fails for being slow once.
 settings.register_profile("mrt-hpc", deadline=None)

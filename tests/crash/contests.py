@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from interleaving import Process
 from invariants import Audit
 from protocols import Groups, Training, Versions, group_is_whole, is_whole
 from protocols_of_runs import FINGERPRINT, JOB, Making, Stored, recipe_and_plan
@@ -30,12 +32,6 @@ from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.turns import Turn, remove_abandoned
 from mrt_hpc.run.weights import published_versions
 from mrt_hpc.submit.create import create_or_open
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from interleaving import Process
-
 
 LIMIT_S = 20.0
 

@@ -11,24 +11,18 @@ import hashlib
 import json
 import shutil
 import zipfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import Any
 
-from file_calls import call_sites
+from file_calls import FileCall, call_sites
 
 from mrt_hpc.roles.training.artifacts import TrainingArtifacts
 from mrt_hpc.run.atomic import is_temporary
-from mrt_hpc.run.layout import GROUPS
+from mrt_hpc.run.layout import GROUPS, RunLayout
 from mrt_hpc.run.manifest import MANIFEST, PLACE, json_digest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from random import Random
-
-    from file_calls import FileCall
-
-    from mrt_hpc.run.layout import RunLayout
 
 Content = dict[str, bytes]
 """The files of a directory by relative path; of a single file its bytes under no name."""

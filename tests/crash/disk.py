@@ -13,17 +13,13 @@ import hashlib
 import os
 import stat
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from random import Random
+from typing import Any, NamedTuple
 
-from file_calls import OPEN, call_sites
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from random import Random
-
-    from file_calls import FileCall
+from file_calls import OPEN, FileCall, call_sites
 
 ROOT = 0
 TORN = 2  # a file that is half written has one part in so many of its bytes

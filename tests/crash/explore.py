@@ -15,19 +15,21 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from contests import Contest
 from damage import Damaging, Killed, Losing
 from disk import Crash, Recording, crashes, tree_after
 from file_calls import calls_seen_by
-from interleaving import AtCalls, AtRandom, Simulation
+from interleaving import AtCalls, AtRandom, Schedule, Simulation
 from network import SENT_TWICE, STALE, NetworkFilesystem
 from protocols import Protocol
 from tiny_training import ATTEMPTS, MEANWHILE
@@ -36,12 +38,6 @@ from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run import archive, atomic, weights_delta
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.training import checkpoint, export
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from contests import Contest
-    from interleaving import Schedule
 
 IN_MEMORY = Path("/dev/shm")
 RESUMPTIONS, SUBSETS = 5, 120

@@ -12,12 +12,10 @@ import fcntl
 import io
 import os
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 PACKAGE = str(Path(__file__).parents[2] / "mrt_hpc") + os.sep
 OPEN = "open"

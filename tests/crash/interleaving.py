@@ -15,22 +15,19 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from random import Random
+from types import ModuleType
+from typing import Any, Protocol
 
 import pytest
+from file_calls import FileCall
 
 from mrt_hpc.run import heartbeats
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from random import Random
-    from types import ModuleType
-
-    from file_calls import FileCall
 
 TICK_S = 0.001  # the simulated time of a call
 REMEMBERED_S = 30.0  # for which a node may remember a listing, and that a name is not there

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from file_calls import call_sites
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from file_calls import FileCall
+from file_calls import FileCall, call_sites
 
 TWICE = {
     "link": errno.EEXIST, "mkdir": errno.EEXIST, "unlink": errno.ENOENT, "rmdir": errno.ENOENT,

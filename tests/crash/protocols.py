@@ -7,8 +7,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from invariants import Audit, check_evaluated, check_trained, checked_groups
 from run_of import run_of
@@ -26,11 +28,7 @@ from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.weights import prune, publish, published_versions
 from mrt_hpc.run.weights_delta import BrokenChainError, chain_to
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Promise = Callable[[Any], None]
+Promise = Callable[[Any], None]
 
 
 class Protocol:

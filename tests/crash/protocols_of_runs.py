@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from basics import RECIPES
-from protocols import Deltas, Groups, Protocol, Training, Versions, is_whole
+from protocols import Deltas, Groups, Promise, Protocol, Training, Versions, is_whole
 from run_of import run_of
 from samples import rollout, sampled
 from tiny_training import ATTEMPTS, CHANGES, TinyRun
@@ -26,9 +27,10 @@ from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.domains import small_world
 from mrt_hpc.evaluate import regrade
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.plan.jobs import Plan, read_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_lock
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.task.context import positions_there, set_group_aside
 from mrt_hpc.roles.tracking import Points, write_events
 from mrt_hpc.run.archive import read_sampled
@@ -50,14 +52,6 @@ from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.submit.extension import extended_recipe
 from mrt_hpc.submit.origin import Origin
 from mrt_hpc.submit.renewal import is_renewed, renew
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from protocols import Promise
-
-    from mrt_hpc.plan.jobs import Plan
-    from mrt_hpc.recipe.schema import Recipe
 
 STARTING_MODEL = Path(small_world.__file__).parent / "starting_model"
 JOB = "segment-000.trainer"

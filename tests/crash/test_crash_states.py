@@ -4,20 +4,15 @@ attempt ends as if nothing had happened.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING
 
 import pytest
-from explore import damaged, explored, over_a_network
+from explore import Found, damaged, explored, over_a_network
+from protocols import Protocol
 from protocols_of_runs import DAMAGED, PROTOCOLS
 from sites import change_sites, excused
 from tiny_training import tiny_engines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from explore import Found
-    from protocols import Protocol
 
 STATES = 10_000
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING
 
 import pytest
-from contests import CONTESTS
-from explore import contested
+from contests import CONTESTS, Contest
+from explore import Found, contested
 from tiny_training import tiny_engines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from contests import Contest
-    from explore import Found
 
 INTERLEAVINGS = 10_000
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from invariants import altered
+from invariants import Audit, altered
 from run_of import task_of
 from safetensors.torch import load_file, save
 from samples import rollout_with, sampled
@@ -23,32 +24,24 @@ from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.attempt import notify
 from mrt_hpc.roles import trainer
 from mrt_hpc.roles.sampling.weights_on_node import LocalWeights, verified_weights
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.trainer import Trainer, was_trained
 from mrt_hpc.run.archive import commit_sampled, sampled_positions
-from mrt_hpc.run.events import EventLog
+from mrt_hpc.run.events import EventKind, EventLog
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.heartbeats import Observer
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import group_leases
 from mrt_hpc.run.manifest import MANIFEST, DamagedError
 from mrt_hpc.run.problems import draw_problems, read_problems
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-from mrt_hpc.run.weights import publish
+from mrt_hpc.run.weights import Weights, publish
 from mrt_hpc.training import checkpoint, export, rendezvous
 from mrt_hpc.training.rendezvous import Ranks
+from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
 from mrt_hpc.training.trained_state import KEYS
 from mrt_hpc.training.update_statistics import UpdateStats
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from invariants import Audit
-
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.run.events import EventKind
-    from mrt_hpc.run.layout import RunLayout
-    from mrt_hpc.run.weights import Weights
-    from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
 
 NAME, SIZE, CHANGED = "weight", 256, 4  # numbers, and how many of them an update changes
 NOTICE = "notice-"

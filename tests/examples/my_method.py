@@ -5,23 +5,19 @@ docs/extending.md explains both; tests/unit/test_own_classes.py runs them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
-from mrt_hpc.algorithms.batch import Learnt, rollout_sequences
+from mrt_hpc.algorithms.batch import Batch, Learnt, rollout_sequences
 from mrt_hpc.mrt.values import Estimate
-from mrt_hpc.provers.base import SamplingProver
+from mrt_hpc.provers.base import GradedBoundary, ProverTools, SamplingProver
 from mrt_hpc.provers.branches import Branches
 from mrt_hpc.provers.monte_carlo import MonteCarlo
 from mrt_hpc.recipe.base import misfit
-
-if TYPE_CHECKING:
-    from mrt_hpc.algorithms.batch import Batch
-    from mrt_hpc.provers.base import GradedBoundary, ProverTools
-    from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.schema import Recipe
 
 
 class LastEpisode(RolloutAlgorithm):

@@ -5,19 +5,14 @@ docs/extending.md explains it; tests/unit/test_modes.py runs it.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from mrt_hpc.inference.prompting import Prompter
+from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
 from mrt_hpc.modes.base import Mode, needs_tags
-from mrt_hpc.modes.writer import Draft
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from mrt_hpc.inference.prompting import Prompter
-    from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
-    from mrt_hpc.modes.writer import Writer
-    from mrt_hpc.recipe.sections import BenchmarkSampling
+from mrt_hpc.modes.writer import Draft, Writer
+from mrt_hpc.recipe.sections import BenchmarkSampling
 
 
 class OneMoreLook(Mode):

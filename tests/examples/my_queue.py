@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from mrt_hpc.backends.backend import Backend, Objections, QueuedTask, QueueState, Site
+from mrt_hpc.backends.backend import Backend, JobOrder, Objections, QueuedTask, QueueState, Site
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.jobs import DependencyKind
+from mrt_hpc.plan.jobs import DependencyKind, Job, Plan
 from mrt_hpc.recipe.base import Count
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from mrt_hpc.backends.backend import JobOrder
-    from mrt_hpc.plan.jobs import Job, Plan
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.run.layout import RunLayout
 
 SCRIPT = """#!/bin/sh
 {awaited}

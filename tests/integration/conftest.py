@@ -6,8 +6,8 @@ import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,16 +16,12 @@ from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.submit.create import create_or_open
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.roles.task.context import Task
-    from mrt_hpc.training.rendezvous import Ranks
+from mrt_hpc.training.rendezvous import Ranks
 
 ROOT = Path(__file__).parents[2]
 SMALL, WHOLE = "test_small_run.py", "test_quickstart_learns.py"

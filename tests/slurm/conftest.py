@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
+from slurm_cluster import Cluster
 from slurm_session import NoClusterHereError, running_cluster
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from slurm_cluster import Cluster
 
 QOS_SETTINGS = {"ONEHOST_PREEMPT": "qos", "ONEHOST_PREEMPT_SIGNAL": "0", "ONEHOST_NODES": "2"}
 RULES_SETTINGS = {"ONEHOST_RULES": "1", "ONEHOST_NODES": "2"}

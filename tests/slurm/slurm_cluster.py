@@ -8,20 +8,16 @@ import pwd
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.backends.slurm.queue import QueuedTask, QueueState, queue_states
 from mrt_hpc.backends.slurm.site import SlurmSite
+from mrt_hpc.plan.jobs import Plan
 from mrt_hpc.run.access import CACHES
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from mrt_hpc.plan.jobs import Plan
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ONEHOST = Path(__file__).resolve().with_name("onehost")

@@ -10,16 +10,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from slurm_cluster import REPOSITORY, Cluster, run_onehost
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 
 class NoClusterHereError(Exception):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from basics import QUICKSTART, resources
 from slurm_cluster import Cluster, notes
@@ -20,9 +20,6 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 RETRIES = 1
 SHRUNK = {

@@ -10,7 +10,6 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from submitted import latest_ids
 
@@ -18,12 +17,10 @@ from mrt_hpc.backends.slurm.commands import run_slurm
 from mrt_hpc.backends.slurm.environment import SlurmTask
 from mrt_hpc.backends.slurm.task import TaskCall
 from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.peers import Peers, PeersAwayError
 from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from mrt_hpc.roles.task.context import Task
 
 TOLD = "word-to-go-on"  # the file in a run directory for which a task may wait; ``told`` is a folder of the run itself
 AWAITED = {"awaits": "after-blocker", "abandoned": "after-other"}

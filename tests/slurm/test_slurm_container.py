@@ -10,11 +10,10 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from run_of import read_events
-from slurm_cluster import REPOSITORY, notes, wait_for_end
+from slurm_cluster import REPOSITORY, Cluster, notes, wait_for_end
 from slurm_submissions import SHRUNK, all_logs, begun, examined, job, plan, sent, site_file
 
 from mrt_hpc.backends.slurm.queue import QueueState, queue_states
@@ -22,9 +21,6 @@ from mrt_hpc.cluster.login_node import mounts_by_kernel
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from slurm_cluster import Cluster
 
 SYSTEM_FOLDERS = ("/bin", "/etc", "/lib", "/lib64", "/opt", "/sbin", "/tmp", "/usr", "/var")
 WELL_KNOWN = Path("/opt/apptainer/usr/bin/apptainer")

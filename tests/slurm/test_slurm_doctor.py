@@ -7,13 +7,10 @@ from __future__ import annotations
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
+from slurm_cluster import Cluster
 from slurm_submissions import SHRUNK, examined, options, site_file, written_profile
-
-if TYPE_CHECKING:
-    from slurm_cluster import Cluster
 
 OF_A_NODE = ("", ": versions", ": visibility of files", ": clock", ": signals", ": Slurm's commands")
 SHORTEST_WAIT = "0.5"  # the minutes that the doctor waits for a node, the fewest that it takes

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from run_of import read_events
@@ -22,9 +22,6 @@ from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DATA = REPOSITORY.parent / "shared" / "data"
 NAMES, PROBLEMS = ("aime24", "math500"), 4

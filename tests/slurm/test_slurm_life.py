@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import pytest
@@ -18,13 +18,9 @@ from slurm_submissions import RETRIES, await_start, begun, job, node_of, plan, s
 
 from mrt_hpc.backends.slurm.queue import QueueState, queue_states
 from mrt_hpc.backends.slurm.queued_as import queued_otherwise
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from mrt_hpc.run.layout import RunLayout
 
 CAME_BACK = {"stopped", "gives-back", "killed", "saves", "limited", "stumbles"}
 LIVES = plan(

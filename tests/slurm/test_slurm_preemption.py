@@ -5,19 +5,16 @@ in a partition that cancels what it pushes out.
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
 
 from slurm_cluster import Cluster, notes, wait_for_end
 from slurm_submissions import await_start, begun, job, node_of, plan, started
 
 from mrt_hpc.backends.queued_jobs import live_jobs
 from mrt_hpc.backends.slurm.queue import QueueState
+from mrt_hpc.backends.slurm.site import SlurmSite
+from mrt_hpc.plan.jobs import Plan
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState, read_task
-
-if TYPE_CHECKING:
-    from mrt_hpc.backends.slurm.site import SlurmSite
-    from mrt_hpc.plan.jobs import Plan
-    from mrt_hpc.run.layout import RunLayout
 
 
 def tasks(*names: str) -> Plan:

@@ -5,18 +5,14 @@ again, and pushed out. Where jobs have left the queue early, the same command is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from chaos_backends import SlurmRun
 from chaos_faults import FaultKind
 from chaos_run import RUN_DEADLINE_S, run_under_faults, table
+from slurm_cluster import Cluster
 
 from mrt_hpc.attempt.ledger import submissions
 from mrt_hpc.backends.slurm.queued_as import queued_fields
-
-if TYPE_CHECKING:
-    from slurm_cluster import Cluster
 
 SHELL = {
     "SBATCH_TIMELIMIT": "1",

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from chaos_auditor import audit
@@ -27,9 +28,6 @@ from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 WHOLE_NODE = 8  # processors that a node of the tests' cluster claims
 IN_TURN = {

@@ -7,22 +7,19 @@ import shutil
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from slurm_cluster import Cluster, notes, recorded_ids, wait_for_end
 from slurm_submissions import job, plan
 from slurm_trivial_tasks import TOLD
 
+from mrt_hpc.backends.backend import QueuedTask
 from mrt_hpc.backends.slurm.arrays import sbatch_texts
 from mrt_hpc.backends.slurm.queue import QueueState, queue_states
 from mrt_hpc.plan.compile import split_array
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from mrt_hpc.backends.backend import QueuedTask
 
 PARTS = split_array(job("segment-000.inference", tasks=5, ok=("prepare",), max_parallel=2), 3)
 PLAN = plan(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from chaos_faults import FaultKind, strike
@@ -21,9 +21,6 @@ from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.family import runs_of
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VALUES = ("0.5", "1")
 SWEEP = ("--sweep", f"algorithm.alpha={','.join(VALUES)}", "--at-once", "1")

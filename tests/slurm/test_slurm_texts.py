@@ -7,7 +7,6 @@ import os
 import shlex
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from slurm_submissions import job, plan
@@ -18,11 +17,9 @@ from mrt_hpc.backends.slurm.environment import SlurmTask
 from mrt_hpc.backends.slurm.queue import queue_states
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.errors import UserError
+from mrt_hpc.plan.jobs import Job
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.layout import RunLayout
-
-if TYPE_CHECKING:
-    from mrt_hpc.plan.jobs import Job
 
 ROOT = Path(__file__).parents[2]
 SITE = SlurmSite(name="here", python="/opt/python")

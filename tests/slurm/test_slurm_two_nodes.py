@@ -7,7 +7,8 @@ The answers of the last iteration are judged only after that, so that the run ca
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import subprocess
+from pathlib import Path
 
 import psutil
 import pytest
@@ -24,10 +25,6 @@ from mrt_hpc.backends.slurm.queue import QueueState
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    import subprocess
-    from pathlib import Path
 
 JOB = "segment-000.inference"
 ITERATIONS = 2

@@ -18,7 +18,8 @@ from golden import assert_golden
 from synthetic_run import HOSTILE, Shape, SyntheticEvaluation, SyntheticRun
 
 from mrt_hpc.algorithms.batch import batch_of
-from mrt_hpc.analysis.episode_progress import EpisodeProgress
+from mrt_hpc.analysis.episode_progress import EpisodeProgress, progress_by_episode
+from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.figures import Kind, Line, LineFigure, Panel, draw, moving_average
 from mrt_hpc.analysis.intervals import IntervalEstimate
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase, RunCost, RunFile, RunSummary
@@ -29,11 +30,12 @@ from mrt_hpc.analysis.report.plots import OVER_SEEDS, over_seeds, progress_stage
 from mrt_hpc.analysis.report.render import render_page, script_hash, write_markdown
 from mrt_hpc.analysis.report.run_sections import sections
 from mrt_hpc.analysis.rows import mean_of, mean_rows, sample, summarise_evaluation
-from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint
+from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, prefix_curve
 from mrt_hpc.domains.small_world.model import build_tokenizer
 from mrt_hpc.inference.tokens import StoredTokens
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.roles.report import run_names, write_report
+from mrt_hpc.roles.report import measurements, run_names, write_report
+from mrt_hpc.roles.run_samples import prefix_curves
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import part_file
 from mrt_hpc.run.layout import RunLayout
@@ -317,6 +319,18 @@ def test_the_page_has_faults_resumes_votes_and_progress_and_the_same_bytes_each_
     assert "maj@2 at prefix, version 0" not in page, "of the first version the largest vote is shown for comparison"
     write_report(run)
     assert run.page.read_text() == page
+
+
+def test_the_curves_of_the_page_are_those_of_the_analyses(run: RunLayout) -> None:
+    recipe = read_recipe_lock(run.recipe_lock)
+    evaluations = measurements(run, recipe).evaluations
+    found, troubles = prefix_curves(run, recipe, SUMMARY.model_copy(update={"evaluations": evaluations}))
+    assert troubles == ()
+    assert [(one.benchmark, one.version) for one in found] == [("aime24", 0), ("aime24", 3)]
+    samples = EvaluatedRun(run, recipe, str(run.root)).samples(3, "aime24", "m")
+    assert found[1].progress == progress_by_episode(samples.problems)
+    assert [one.voters for one in found[1].votes] == [1, 2, 4]
+    assert found[1].votes[2].points == prefix_curve(samples, 4).points
 
 
 def test_what_cannot_be_read_is_named_and_a_page_that_cannot_be_written_loses_no_report(

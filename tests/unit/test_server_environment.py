@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import tempfile
@@ -27,6 +28,7 @@ from mrt_hpc.roles.sampling.ray_cluster import node_gpus
 from mrt_hpc.roles.sampling.serving import OwnServers, gpus_of, layout_of
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.access import CACHES, cache_variables
+from mrt_hpc.run.process import loading
 
 MakeTask = Callable[..., Task]
 
@@ -231,3 +233,10 @@ def test_a_server_that_finds_no_compiler_or_may_not_execute_says_what_to_set(sai
     (tmp_path / "log").write_text(f"RuntimeError: {said}\n" + "a line of a traceback\n" * 1000)
     with closing(VllmServer(ServerSettings(tmp_path, 8), tmp_path / "log")) as server:
         assert NODE_LACKS[said] in str(refusal(server._raise_if_dead).advice)
+
+
+def test_the_collector_runs_again_after_libraries_were_loaded() -> None:
+    with pytest.raises(ImportError), loading():
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled()

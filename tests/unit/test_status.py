@@ -23,6 +23,7 @@ from samples import rollout, sampled
 from synthetic_run import Shape, SyntheticEvaluation, SyntheticRun
 
 from mrt_hpc.analysis.measures import IterationMetrics
+from mrt_hpc.attempt.end import settled
 from mrt_hpc.backends.queued_jobs import look_at_queues
 from mrt_hpc.backends.slurm import queue as slurm_queue
 from mrt_hpc.cli.display import LineDisplay
@@ -200,6 +201,15 @@ def test_a_job_that_slurm_has_forgotten_is_known_by_its_files(run: CannedRun) ->
     shown = status(run)
     assert "1 done" in shown and "unknown" not in shown
     assert slurm_queue.queue_states(["12"])["12"].ended
+
+
+def test_a_preempted_task_says_why_it_does_not_run(run: CannedRun) -> None:
+    run.submitted(trainer="12")
+    run.task(TRAINER, TaskState.RUNNING, attempt="12.0")
+    run.queue("12|PENDING|N/A|BeginTime|")
+    settled(run.layout, TRAINER, 0, "12.0", 143, retries=3)
+    shown = status(run)
+    assert f"{TRAINER}[0] stopped" in shown and "preempted" in shown
 
 
 def picture(layout: RunLayout, width: int) -> str:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
-from transformers import GemmaConfig, GemmaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Batching, Precision
@@ -49,6 +49,7 @@ def sequence(seed: int, prompt: int, tokens: int, vocabulary: int = VOCABULARY) 
 
 
 def continued(seed: int, before: TrainingSequence, kept: int, tokens: int) -> TrainingSequence:
+    """A sequence whose context is another's up to ``kept`` tokens."""
     context = [*before.prompt_ids, *before.token_ids][:kept]
     return replace(sequence(seed, 1, tokens), prompt_ids=context)
 
@@ -62,6 +63,7 @@ TRAINED = sum(s.trained_tokens for s in SEQUENCES)
 
 
 def passed(sequences: list[TrainingSequence]) -> list[np.ndarray]:
+    """The tokens of each sequence that pass through the model."""
     return [np.array([*s.prompt_ids, *s.token_ids][: s.width]) for s in sequences]
 
 
@@ -82,6 +84,7 @@ def gradients(policy: Policy, batch: micro_batch.MicroBatch) -> tuple[torch.Tens
 
 
 def one_at_a_time() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The same by plain transformers, whole logits and one sequence after the other."""
     model = qwen2()
     parts = []
     for s in SEQUENCES:
@@ -153,13 +156,15 @@ def test_equal_sequences_take_the_positions_of_one_and_unlike_ones_are_packed() 
 
 
 def test_gradients_of_rows_that_are_taken_repeatedly_are_summed_in_32_bits() -> None:
-    rows = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
-    taken = attention.take_rows(rows, torch.tensor([0] * 1000 + [1]), repeated=True)
-    taken.backward(torch.full_like(taken, 1.0))
-    assert rows.grad is not None and rows.grad.tolist() == [[1000.0], [1.0]]  # in bfloat16 the sum stops at 256
+    for dtype in (torch.bfloat16, torch.float32):
+        rows = torch.zeros(2, 1, dtype=dtype, requires_grad=True)
+        taken = attention.take_rows(rows, torch.tensor([0] * 1000 + [1]), repeated=True)
+        taken.backward(torch.full_like(taken, 1.0))
+        assert rows.grad is not None and rows.grad.tolist() == [[1000.0], [1.0]]  # in bfloat16 the sum stops at 256
 
 
 def attention_along(paths: list[np.ndarray], query: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+    """Each position attends to those before it on its path, by the mask of all positions."""
     seen = torch.zeros(len(query), len(query), dtype=torch.bool)
     for path in paths:
         seen[path[:, None], path[None]] = torch.ones(len(path), len(path)).tril().bool()
@@ -184,6 +189,15 @@ def test_blocks_attend_along_paths(ids: list[list[int]], key_heads: int) -> None
     assert torch.allclose(actual, expected)
     found, wanted = (torch.autograd.grad((output * weights).sum(), inputs) for output in (actual, expected))
     assert all(map(torch.allclose, found, wanted))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.sampled_from([1, 2, 4]))
+def test_blocks_give_causal_attention_of_each_sequence(lengths: list[int], key_heads: int) -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(sum(lengths), heads, 8) for heads in (4, key_heads, key_heads)]
+    paths = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
+    assert torch.allclose(Blocks.of(lengths, CPU).attend(*inputs, 0.3), attention_along(paths, *inputs), atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 100])
@@ -211,11 +225,14 @@ def test_the_fused_projection_is_the_plain_one(rows: int, monkeypatch: pytest.Mo
 
 def test_other_families_of_models_work_on_packed_rows() -> None:
     torch.manual_seed(0)
-    model = GemmaForCausalLM(GemmaConfig(**SHAPE, head_dim=4, attn_implementation=PACKED_ATTENTION))
-    packed, _ = Policy(model, 1.0, False, PACKED)(collate_end_to_end(SEQUENCES), 1)
-    model.set_attn_implementation("sdpa")
-    padded, _ = Policy(model, 1.0, False, Kernels())(collate(SEQUENCES), 1)
-    assert torch.allclose(packed, padded, atol=1e-5)
+    for model in (
+        LlamaForCausalLM(LlamaConfig(**SHAPE, attn_implementation=PACKED_ATTENTION)),
+        GemmaForCausalLM(GemmaConfig(**SHAPE, head_dim=4, attn_implementation=PACKED_ATTENTION)),
+    ):
+        packed, _ = Policy(model, 1.0, False, PACKED)(collate_end_to_end(SEQUENCES), 1)
+        model.set_attn_implementation("sdpa")
+        padded, _ = Policy(model, 1.0, False, Kernels())(collate(SEQUENCES), 1)
+        assert torch.allclose(packed, padded, atol=1e-5)
 
 
 def test_what_packed_rows_cannot_hold_is_refused() -> None:
@@ -230,12 +247,16 @@ def test_what_packed_rows_cannot_hold_is_refused() -> None:
 
 
 def test_the_locked_torch_has_flash_attention_for_different_lengths() -> None:
+    """Its kernel needs a GPU: only that it takes what it is given is tested here."""
     assert attention.VARIABLE_LENGTH_ATTENTION is not None
     tensors = [torch.empty(7, heads, 8, device="meta", dtype=torch.bfloat16) for heads in (4, 2, 2)]
     ends = torch.tensor([0, 3, 7], dtype=torch.int32)
     inspect.signature(attention.VARIABLE_LENGTH_ATTENTION).bind(
         *tensors, ends, ends, 4, 4, scale=0.3, window_size=attention.CAUSAL
     )
+    form = VariableLengths.of([3, 4], CPU)
+    assert form.ends.tolist() == [0, 3, 7] and form.ends.dtype == torch.int32 and form.longest == 4
+    assert form.path_ends is form.ends and form.longest_path == 4 and form.paths is None
 
 
 def plain_attention_of_different_lengths(
@@ -258,11 +279,11 @@ def test_flash_attention_is_given_the_keys_of_each_path(monkeypatch: pytest.Monk
     """The kernel itself needs a GPU: its arguments are tested with the same attention computed plainly."""
     monkeypatch.setattr(attention, "VARIABLE_LENGTH_ATTENTION", plain_attention_of_different_lengths)
     row = SharedRow.of(passed([TRACE, *BRANCHES]))
+    forms = [form.of(row.own, CPU, row.paths) for form in (VariableLengths, Blocks)]
     torch.manual_seed(0)
-    inputs = [torch.randn(len(row.ids), heads, 8) for heads in (4, 2, 2)]
-    for paths in (row.paths, None):
-        first, second = (form.of(row.own, CPU, paths).attend(*inputs, 0.3) for form in (VariableLengths, Blocks))
-        assert torch.allclose(first, second, atol=1e-5)
+    query, key, value = (torch.randn(len(row.ids), heads, 8) for heads in (4, 2, 2))
+    first, second = (form.attend(query, key, value, 0.3) for form in forms)
+    assert torch.allclose(first, second, atol=1e-5)
     assert not attention.has_flash_attention(CPU, torch.bfloat16, 128)
     assert isinstance(attention.segments_of([3, 4], CPU, torch.bfloat16, 128), Blocks)
 
@@ -272,6 +293,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 12)), max_size=6)
 
 
 def begin_alike(lengths: list[tuple[int, int]]) -> list[TrainingSequence]:
+    """A sequence for each pair of lengths, of a small vocabulary, so that some begin alike."""
     return [sequence(number, *pair, vocabulary=2) for number, pair in enumerate(lengths)]
 
 
@@ -282,16 +304,16 @@ def test_the_parts_of_a_row_are_the_row(batching: Batching, lengths: list[tuple[
     knows the sequences of the whole row and, attending to itself alone, what it is filled up with.
     """
     whole = lay_out(batching, begin_alike(lengths))
-    assert whole.position_ids is not None
     parts = [micro_batch.part_of(whole, number, count) for number in range(count)]
     width, (held,) = whole.input_ids.shape[1], {p.input_ids.shape[1] for p in parts}
 
     def joined(name: str) -> torch.Tensor:
         return torch.cat([getattr(p, name).reshape(-1) for p in parts])
 
-    assert held == -(-width // count)
-    for name in ("input_ids", "position_ids"):
-        assert torch.equal(joined(name)[:width], getattr(whole, name)[0])
+    assert {held} == {-(-width // count)} == {p.position_ids.shape[1] for p in parts if p.position_ids is not None}
+    assert whole.position_ids is not None
+    assert torch.equal(joined("input_ids")[:width], whole.input_ids[0])
+    assert torch.equal(joined("position_ids")[:width], whole.position_ids[0])
     found = torch.cat([p.positions + number * held for number, p in enumerate(parts)])
     order = torch.cat([(whole.positions // held == number).nonzero()[:, 0] for number in range(count)])
     assert torch.equal(found, whole.positions[order])
