@@ -1,7 +1,5 @@
 """What several processes do at once to the same files of a run, and what must hold whatever the order."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

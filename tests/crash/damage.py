@@ -5,8 +5,6 @@ Damage happens at one call of a protocol, which goes on or is killed at that mom
 was made again, or its readers refuse it; and all else is as if nothing had happened.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

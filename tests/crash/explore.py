@@ -8,8 +8,6 @@ A state is built, what was promised is looked for in it, a task resumes from it,
 undisturbed run. Some resumptions are recorded themselves, and crash as well.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys

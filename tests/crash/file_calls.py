@@ -5,8 +5,6 @@ during a block.
 What a library writes by itself (pyarrow, safetensors) is seen when the package syncs or renames it.
 """
 
-from __future__ import annotations
-
 import builtins
 import fcntl
 import io

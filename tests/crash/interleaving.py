@@ -5,8 +5,6 @@ stand still for longer than its heartbeat may.
 What happens follows from the schedule alone, so that each interleaving can be repeated.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -5,8 +5,6 @@ A protocol meets one of these at one of its calls. It may go on, or end with an 
 if nothing had happened, and what was promised before must be there.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

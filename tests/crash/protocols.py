@@ -5,8 +5,6 @@
 ``outcome`` is what an undisturbed run leaves behind; the same must be there after every crash.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The protocols of a run's directory: its making, what is submitted, what changes it, and what evaluations share."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

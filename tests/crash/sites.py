@@ -1,7 +1,5 @@
 """The places of the package at which files or names change, found in its text."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

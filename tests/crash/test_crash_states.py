@@ -2,8 +2,6 @@
 attempt ends as if nothing had happened.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 

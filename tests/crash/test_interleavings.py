@@ -1,7 +1,5 @@
 """Several processes at once, in thousands of orders, with kills and processes that stand still."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 

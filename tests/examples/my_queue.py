@@ -4,8 +4,6 @@ host starts. Nothing of the package names it.
 docs/extending.md explains it; tests/unit/test_backends.py runs it.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 docs/extending.md explains it; tests/unit/test_verifiers.py runs it.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """What the integration tests share: a finished quickstart, a task in a run of its own, and one rank of a trainer."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Real Slurm clusters on this host."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

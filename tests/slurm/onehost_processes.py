@@ -1,7 +1,5 @@
 """Processes, ports and patience for `onehost`: what runs, whose it is, and how it is ended."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """The cluster that tests submit to, and the means to use it as an ordinary user."""
 
-from __future__ import annotations
-
 import json
 import os
 import pwd

@@ -1,7 +1,5 @@
 """Starts a cluster for the length of a block, and finds a Python and a checkout that its ordinary user may read."""
 
-from __future__ import annotations
-
 import compileall
 import os
 import pwd

@@ -1,7 +1,5 @@
 """What tests submit: small plans of trivial tasks, and the quickstart recipe, shrunk for a cluster on one host."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections import Counter

@@ -8,8 +8,6 @@ REQUEST holds site, run directory and function; for ``submit`` also plan, ids kn
 name of the job after whose sbatch the process ends: ``die_after``, before its id is recorded, or ``die_once_recorded``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Tasks for the tests of the Slurm backend: each does next to nothing and leaves a line that says what it was."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

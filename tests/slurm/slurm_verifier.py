@@ -2,8 +2,6 @@
 ``slurm_verifier:same_text_noted``, which notes where it works, for models that give answers.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Literal

@@ -4,8 +4,6 @@ whole run in an image that `mrt-hpc container build cpu` made. That one takes mi
     mrt-hpc container build cpu cpu.sif && MRT_HPC_TEST_IMAGE=$PWD/cpu.sif pytest tests/slurm/test_slurm_container.py
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

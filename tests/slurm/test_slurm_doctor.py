@@ -2,8 +2,6 @@
 cluster has, and faults of nodes and partitions are found.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor

@@ -2,8 +2,6 @@
 it by a run that nothing disturbs. Answers of the first are judged only after the push, so that no task can end before.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -2,8 +2,6 @@
 is trivial; signals, requeues, retries and the job script's last word are the real ones. All lives begin side by side.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping

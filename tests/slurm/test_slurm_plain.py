@@ -1,7 +1,5 @@
 """A cluster configured with little: no accounting, no requeue by itself, small limits, preemption that cancels."""
 
-from __future__ import annotations
-
 import pytest
 from slurm_cluster import Cluster, notes, wait_for_end
 from slurm_submissions import await_start, begun, examined, job, plan, run_directory, started, written_profile

@@ -2,8 +2,6 @@
 in a partition that cancels what it pushes out.
 """
 
-from __future__ import annotations
-
 import subprocess
 
 from slurm_cluster import Cluster, notes, wait_for_end

@@ -3,8 +3,6 @@ besides, variables of the shell speak against the plan. The accounting is killed
 again, and pushed out. Where jobs have left the queue early, the same command is typed again.
 """
 
-from __future__ import annotations
-
 import pytest
 from chaos_backends import SlurmRun
 from chaos_faults import FaultKind

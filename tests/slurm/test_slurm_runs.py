@@ -2,8 +2,6 @@
 role at a time; the same colocated, pushed out of its node once; and trivial tasks whose hours are reckoned.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Submissions of trivial tasks to a real cluster: order, arrays, refusals, interruptions, and what Slurm is asked."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

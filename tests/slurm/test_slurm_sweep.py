@@ -2,8 +2,6 @@
 runs end, what they share is sampled once, and one command compares them.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The sbatch texts: made without Slurm, and what they say."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -5,8 +5,6 @@ files, at the same path; the version in between is a delta, which the task puts 
 The answers of the last iteration are judged only after that, so that the run cannot end before it.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

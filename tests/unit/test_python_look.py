@@ -1,7 +1,5 @@
 """Where the Python of the tasks lacks what they import: a submission refuses it beforehand, and a task says it."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from contextlib import suppress

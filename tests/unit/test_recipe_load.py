@@ -1,7 +1,5 @@
 """Recipes and site profiles are read strictly, what does not go together is refused, and recipes extend others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

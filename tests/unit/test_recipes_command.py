@@ -1,7 +1,5 @@
 """Recipes, suites and site profiles are found by path and by name from any directory, listed, and copied."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

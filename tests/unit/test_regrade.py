@@ -1,7 +1,5 @@
 """Recorded samples are judged again with the grader of today; nothing is generated."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Finished results that are found damaged afterwards: they are set aside, and the task that makes them is run again."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The report: its tables and figures, the page on which what a model wrote stays text, and both of a run directory."""
 
-from __future__ import annotations
-
 import html
 import json
 import math

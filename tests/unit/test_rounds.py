@@ -1,7 +1,5 @@
 """Who samples what: how the groups of an iteration are shared out, and rounds that overlap."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field

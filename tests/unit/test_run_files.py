@@ -1,7 +1,5 @@
 """Files of a run directory: whole or absent, first commit wins, damage is seen."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import hashlib

@@ -1,7 +1,5 @@
 """What is learnt of sampled traces: STaR, MRT by filtered likelihood, a length penalty, backtracking, branches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whatever becomes of a server's answers on their way: the right samples arrive, or a clear error does."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import tempfile

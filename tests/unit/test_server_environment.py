@@ -1,7 +1,5 @@
 """Where the servers of a task compute: their GPUs, cores, memory and nodes, and the environment of their processes."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

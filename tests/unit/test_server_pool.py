@@ -1,7 +1,5 @@
 """Several servers of one task start, load and end together, and requests of one problem stay on one of them."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence

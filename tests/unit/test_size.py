@@ -5,8 +5,6 @@ A room is a folder or a module at the top of ``mrt_hpc``. Lines of code are line
 docstrings. A commit that raises a number, or adds to a list, writes the reason beside it.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import tokenize

@@ -1,7 +1,5 @@
 """What Slurm's commands print is read by one function each, whatever sites and wrappers put between it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

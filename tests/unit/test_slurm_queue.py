@@ -1,7 +1,5 @@
 """What is taken for the state of a job, its end and an answer; and how tasks and views go on asking."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from dataclasses import replace

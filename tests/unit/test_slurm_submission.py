@@ -1,7 +1,5 @@
 """What a submission does with what Slurm answers, and what Slurm has queued against what was asked for."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """Accuracies and intervals, against numbers worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations, product
 from typing import Any

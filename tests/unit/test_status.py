@@ -1,7 +1,5 @@
 """Whether runs go on, and what ``mrt-hpc status`` and ``mrt-hpc runs`` show of them on terminals of several widths."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """The first day on GPUs as a script: what it keeps of steps that end in every way. Its steps: tests/integration."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The samples of a shard: in the results folder that evaluations of several runs use at once, and in a run."""
 
-from __future__ import annotations
-
 import errno
 import json
 import shutil

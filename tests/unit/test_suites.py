@@ -1,7 +1,5 @@
 """Suites: files that an evaluation section takes its fields from."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

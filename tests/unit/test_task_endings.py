@@ -1,7 +1,5 @@
 """How an attempt begins to sample, how it ends, what its record says then, and who runs it again."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """TensorBoard event files, real offline directories of W&B with their uploads, and runs that go on without either."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Whoever opens a run of another user runs none of that user's code, unless the option says so."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -2,8 +2,6 @@
 several ranks share.
 """
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import replace
 from itertools import pairwise

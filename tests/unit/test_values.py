@@ -1,7 +1,5 @@
 """Estimators of a prefix's value, and regret: by hand, and over many draws against the truth."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Verifiers: what each takes for an answer, which are right, in which spellings, and one of the user."""
 
-from __future__ import annotations
-
 import re
 from itertools import count, pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights versions as deltas: what they hold, what is put together of them, and which ones stay."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The small world's problems, how its supervised traces think, and the inspection of traces."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from statistics import mean
