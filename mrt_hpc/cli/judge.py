@@ -99,7 +99,7 @@ def reading(verifier: Verifier, text: str, pool: GraderPool) -> str:
     """How the verifier reads one side, in words."""
     from mrt_hpc.domains.math.numbers import read_quantity
     from mrt_hpc.domains.math.verifier import MathVerifier
-    from mrt_hpc.domains.simple import ChoiceVerifier
+    from mrt_hpc.domains.verifiers import ChoiceVerifier
 
     if isinstance(verifier, ChoiceVerifier):
         letter = verifier.letter(text)

@@ -291,9 +291,9 @@ VERIFIERS: Registry[VerifierSettings] = Registry(
     "mrt_hpc.domains.base:Verifier",
     {
         "math": "mrt_hpc.domains.math.verifier:MathVerifier",
-        "exact": "mrt_hpc.domains.simple:ExactVerifier",
-        "choice": "mrt_hpc.domains.simple:ChoiceVerifier",
+        "exact": "mrt_hpc.domains.verifiers:ExactVerifier",
+        "choice": "mrt_hpc.domains.verifiers:ChoiceVerifier",
         "python": "mrt_hpc.domains.python:PythonVerifier",
     },
-    of_functions="mrt_hpc.domains.simple:FunctionVerifier",
+    of_functions="mrt_hpc.domains.verifiers:FunctionVerifier",
 )

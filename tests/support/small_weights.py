@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from mrt_hpc.domains.small_world.model import build_tokenizer
+from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.weights import publish
 from mrt_hpc.run.weights_delta import TensorBytes, TensorKind, VersionKey, contents_of, delta_between
