@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mrt_hpc.analysis.arms import Arm
 from mrt_hpc.analysis.intervals import (
     MOST_SEEDS,
     SIGNIFICANCE,
@@ -26,6 +25,7 @@ from mrt_hpc.analysis.intervals import (
     seeds_needed,
     spread_of,
 )
+from mrt_hpc.analysis.named_models import Arm
 from mrt_hpc.analysis.problem_measures import Measure
 from mrt_hpc.errors import UserError
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from mrt_hpc.analysis.arms import Arm
 from mrt_hpc.analysis.comparing import Comparison, Side, counted, quantity, requirement, verdict
 from mrt_hpc.analysis.model_samples import other_settings
+from mrt_hpc.analysis.named_models import Arm
 from mrt_hpc.analysis.problem_measures import MajorityAtK, Regret
 from mrt_hpc.mrt.votes import RULE
 

@@ -15,7 +15,7 @@ from commands import typed
 from evaluated import evaluated_run
 from slurm_texts import squeue_prints
 
-from mrt_hpc.analysis.arms import split_arms
+from mrt_hpc.analysis.named_models import split_arms
 from mrt_hpc.attempt.ledger import claimed, submissions
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
