@@ -13,12 +13,19 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from mrt_hpc.analysis import published
-from mrt_hpc.analysis.arms import NamedArm, named_arms, read_arms, remarks_on
 from mrt_hpc.analysis.comparing import compare
 from mrt_hpc.analysis.comparison_table import ComparisonRow, csv_of, notes, row_of
-from mrt_hpc.analysis.named_models import NamedModel, chosen_benchmarks, named_models
+from mrt_hpc.analysis.named_models import (
+    NamedArm,
+    NamedModel,
+    chosen_benchmarks,
+    named_arms,
+    named_models,
+    read_arms,
+    remarks_on,
+)
 from mrt_hpc.analysis.number_formats import percent
+from mrt_hpc.analysis.paper_results import BENCHMARKS, TABLES
 from mrt_hpc.analysis.problem_measures import measure_of
 from mrt_hpc.cli.options import console_of, print_notes, table_of
 from mrt_hpc.cli.status import open_run
@@ -117,7 +124,7 @@ def as_json(rows: Sequence[ComparisonRow], remarks: Sequence[str], with_publishe
     """Everything as one JSON object."""
     shown: dict[str, object] = {"comparisons": [asdict(row) for row in rows], "notes": list(remarks)}
     if with_published:
-        shown["published"] = [{"benchmarks": published.BENCHMARKS, **asdict(table)} for table in published.TABLES]
+        shown["published"] = [{"benchmarks": BENCHMARKS, **asdict(table)} for table in TABLES]
     return json.dumps(shown, indent=2, allow_nan=False)
 
 
@@ -153,14 +160,14 @@ def _name(arm: str, runs: int) -> str:
     return arm if runs == 1 else f"{arm}, {runs} seeds"
 
 
-ACCURACIES = ("model", *published.BENCHMARKS, "mean")
+ACCURACIES = ("model", *BENCHMARKS, "mean")
 """The columns of published results, and of one's own below them."""
 
 
 def _print_published(rows: Sequence[ComparisonRow]) -> None:
     """The published results, and one's own pass@1 below them."""
     console = console_of(sys.stdout)
-    for table in published.TABLES:
+    for table in TABLES:
         shown = table_of(f"published: {table.conditions}", *ACCURACIES)
         for result in table.results:
             shown.add_row(result.model, *(f"{share:.{table.digits}f}" for share in (*result.accuracy, result.mean)))
@@ -177,7 +184,7 @@ def _print_published(rows: Sequence[ComparisonRow]) -> None:
 
 def _own_cells(accuracies: Mapping[str, float]) -> list[str]:
     """pass@1 on each benchmark, and their mean where all are there, per cent."""
-    cells = [accuracies.get(benchmark) for benchmark in published.BENCHMARKS]
+    cells = [accuracies.get(benchmark) for benchmark in BENCHMARKS]
     known = [share for share in cells if share is not None]
     mean = sum(known) / len(known) if len(known) == len(cells) else None
     return ["–" if share is None else f"{100 * share:.2f}" for share in (*cells, mean)]

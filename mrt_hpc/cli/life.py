@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.cli import options
-from mrt_hpc.cli.completion import RUN
-from mrt_hpc.cli.options import console_of, site_of_command
+from mrt_hpc.cli.options import RUN, console_of, site_of_command
 from mrt_hpc.cli.status import in_bytes, open_run
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.run.layout import RunLayout

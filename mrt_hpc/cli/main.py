@@ -10,7 +10,6 @@ import click
 import mrt_hpc
 from mrt_hpc.cli import options
 from mrt_hpc.cli.analyze import analyze
-from mrt_hpc.cli.completion import RUN, complete_fields, complete_run, complete_suite
 from mrt_hpc.cli.container import container
 from mrt_hpc.cli.cost import cost
 from mrt_hpc.cli.data import data
@@ -21,7 +20,7 @@ from mrt_hpc.cli.life import cancel, clean, extend, fork, sync
 from mrt_hpc.cli.logs import logs
 from mrt_hpc.cli.models import model
 from mrt_hpc.cli.models import serve as serve_recipe
-from mrt_hpc.cli.options import CommandGroup
+from mrt_hpc.cli.options import RUN, CommandGroup, complete_fields, complete_run, complete_suite
 from mrt_hpc.cli.printed_traces import traces
 from mrt_hpc.cli.recipes import check, recipes, validate
 from mrt_hpc.cli.status import explain, report, runs, status

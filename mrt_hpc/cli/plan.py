@@ -6,10 +6,11 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from math import ceil
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from rich.console import Console
@@ -17,9 +18,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from mrt_hpc.backends.backend import Backend, StartEstimate
+from mrt_hpc.cli.cost import hours_table
 from mrt_hpc.cli.options import console_of, site_of_command, table_of
 from mrt_hpc.cli.submit import asked_for
-from mrt_hpc.cli.tables import hours_table, memory_json, memory_lines, memory_table, memory_warnings
 from mrt_hpc.datasets.named import fetch_command
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import compile_plan, evaluation_plan
@@ -34,7 +35,7 @@ from mrt_hpc.plan.hours import (
     throughput,
 )
 from mrt_hpc.plan.jobs import Job, Plan
-from mrt_hpc.plan.memory_fit import fits
+from mrt_hpc.plan.memory_fit import Fits, RoleFit, fits, unfit
 from mrt_hpc.plan.token_counts import lengths_taken
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.schema import EvaluationRecipe, Experiment, Recipe
@@ -392,3 +393,60 @@ def _missing_of_models(recipe: Experiment) -> Iterator[str]:
 def _problem_sources(recipe: Experiment) -> dict[str, object]:
     """The sources of training data and of problems, by what they are in words."""
     return {"data": recipe.data, **{f"benchmark {b.name}": b.problems for b in recipe.evaluation.benchmarks}}
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+PARTS = ("weights", "optimiser", "gradients", "exchange", "activations", "logits", "KV cache", "other")
+"""The rows, in their order."""
+
+
+def memory_table(fitted: Fits) -> Table:
+    """One column a role: GiB of one process at its peak, by what they are for; a column adds up to what is needed."""
+    roles = fitted.roles
+    names = [role.name for role in roles]
+    table = table_of("memory of a process at its peak, GiB", "for", *names, right=names)
+    for part in (part for part in PARTS if any(part in role.parts for role in roles)):
+        table.add_row(part, *(_number(role.parts.get(part)) for role in roles))
+    table.add_section()
+    table.add_row("needed", *(_number(role.needed) for role in roles))
+    table.add_row("of", *(f"{role.limit:.1f} {role.place}" for role in roles))
+    table.add_row("share", *(f"{role.share:.0%}".replace("%", " %") for role in roles))
+    return table
+
+
+def _number(gib: float | None) -> str:
+    return "" if gib is None else f"{gib:.1f}" if gib >= 0.05 or not gib else f"{gib:.3f}"
+
+
+def memory_lines(fitted: Fits) -> Iterator[str]:
+    """What the caches hold, where the limits are from, and what was not checked."""
+    yield from (role.note for role in fitted.roles if role.note)
+    sources = dict.fromkeys(role.source for role in fitted.roles if role.place == "GPU")
+    if sources:
+        yield f"The memory of a GPU: {'; '.join(sources)}. What a server takes besides its weights is an estimate."
+    yield from fitted.unchecked
+
+
+def memory_warnings(fitted: Fits, recipe: Experiment, site: SiteSettings) -> Iterator[tuple[bool, str]]:
+    """What will be refused (True), and what is doubtful (False), a sentence each."""
+    for role in fitted.refused:
+        yield True, _unfit_in_a_line(role, recipe, site)
+    for role in fitted.doubtful:
+        if role.fits:
+            yield False, f"{role.name} needs {role.share:.0%} of its {role.limit:.1f} GiB ({role.source})"
+        else:
+            yield False, _unfit_in_a_line(role, recipe, site)
+
+
+def _unfit_in_a_line(role: RoleFit, recipe: Experiment, site: SiteSettings) -> str:
+    """The error for a role that does not fit, as a sentence."""
+    error = unfit(role, recipe, site)
+    return f"{error.what}; {error.expected}; next: {error.advice}"
+
+
+def memory_json(fitted: Fits) -> dict[str, Any]:
+    """The same as data: GiB by role and part, whether it fits, and what was not checked."""
+    roles = [{**asdict(role), "share": role.share, "fits": role.fits} for role in fitted.roles]
+    return {"roles": roles, "unchecked": list(fitted.unchecked)}

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.cli import options
-from mrt_hpc.cli.completion import RUN
-from mrt_hpc.cli.options import console_of
+from mrt_hpc.cli.options import RUN, console_of
 from mrt_hpc.errors import ExitCode, UserError, nearest
 from mrt_hpc.recipe.find import (
     EXAMPLES,

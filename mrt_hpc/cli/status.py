@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.cli import options
-from mrt_hpc.cli.completion import RUN, complete_task
-from mrt_hpc.cli.options import console_of
+from mrt_hpc.cli.options import RUN, complete_task, console_of
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.run.layout import RunLayout, existing_run
 
@@ -89,7 +88,7 @@ def _watch(run: Path) -> None:
     Raises:
         UserError: the output is no terminal.
     """
-    from mrt_hpc.cli.display import LOOK_EVERY_S, LiveDisplay
+    from mrt_hpc.cli.run_view import LOOK_EVERY_S, LiveDisplay
     from mrt_hpc.run.waiting import wait_until
     from mrt_hpc.view.run_look import end_in_words
     from mrt_hpc.view.snapshot_reader import QueueLooks
@@ -309,7 +308,7 @@ def _report_of_several(runs: Sequence[Path], arms: Sequence[str], page: Path | N
     Raises:
         UserError: the page has no place, or one of the runs is none.
     """
-    from mrt_hpc.analysis.arms import split_arms
+    from mrt_hpc.analysis.named_models import split_arms
     from mrt_hpc.recipe.find import expanded
     from mrt_hpc.roles.report import write_comparison
 

@@ -191,7 +191,7 @@ def listener() -> Listener:
 
 @contextmanager
 def _display(layout: RunLayout) -> Iterator[Callable[[], None]]:
-    from mrt_hpc.cli.display import LineDisplay, LiveDisplay  # it reads records, which `plan` does without
+    from mrt_hpc.cli.run_view import LineDisplay, LiveDisplay  # it reads records, which `plan` does without
 
     with (LiveDisplay if sys.stdout.isatty() else LineDisplay)(layout) as display:
         yield display.look
