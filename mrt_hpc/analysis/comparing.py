@@ -9,22 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mrt_hpc.analysis.intervals import (
-    MOST_SEEDS,
-    SIGNIFICANCE,
-    FloatArray,
-    IntervalEstimate,
-    MeanGain,
-    Spread,
-    crossed_gain,
-    crossed_share,
-    detectable,
-    holm,
-    problems_needed,
-    samples_needed,
-    seeds_needed,
-    spread_of,
-)
+from mrt_hpc.analysis import intervals
 from mrt_hpc.analysis.named_models import Arm
 from mrt_hpc.analysis.problem_measures import Measure
 from mrt_hpc.errors import UserError
@@ -35,7 +20,7 @@ class Side:
     """One arm in a comparison."""
 
     name: str
-    interval: IntervalEstimate | None
+    interval: intervals.IntervalEstimate | None
     """None for a mean over benchmarks."""
     samples: int
     """The samples of the problem that has the fewest."""
@@ -69,11 +54,11 @@ class Comparison:
     problems: int
     left_out: int
     """Problems that not all runs of the two have."""
-    gain: MeanGain
+    gain: intervals.MeanGain
     """The gain of the second over the first, as a share of ``scale``."""
     scale: float
     """What a share of 1 is worth: 1 for shares, the largest number of tokens for tokens."""
-    spread: Spread | None
+    spread: intervals.Spread | None
     """The spread of the gains, as shares of ``scale``; None where it is not known."""
     corrected_p: float
     """The p-value with Holm's correction for all comparisons that were made together."""
@@ -83,7 +68,7 @@ class Comparison:
     @property
     def shown(self) -> bool:
         """Whether the arms differ by more than chance gives."""
-        return self.corrected_p < SIGNIFICANCE
+        return self.corrected_p < intervals.SIGNIFICANCE
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -100,7 +85,7 @@ class Comparison:
         """The smallest difference that 80 % of such comparisons would show after the correction, in the measure's unit;
         infinite where a single problem shows nothing.
         """
-        return self.scale * detectable(self.gain.error, self.gain.degrees, self.together)
+        return self.scale * intervals.detectable(self.gain.error, self.gain.degrees, self.together)
 
     def needed(self, difference: float) -> Needed | None:
         """The problems, or the samples, that would show a difference between two models; None where the spread of
@@ -112,8 +97,10 @@ class Comparison:
         if self.problems < 2 or self.benchmark == MEAN or self.gain.seeds:
             return None
         share, variance = difference / self.scale, self.gain.error**2 * self.problems
-        samples = None if self.spread is None else samples_needed(self.spread, self.problems, share, self.together)
-        return Needed(problems_needed(variance, share, self.together), samples, self.spread is not None)
+        samples = (
+            None if self.spread is None else intervals.samples_needed(self.spread, self.problems, share, self.together)
+        )
+        return Needed(intervals.problems_needed(variance, share, self.together), samples, self.spread is not None)
 
     def seeds_needed(self, difference: float) -> int | None:
         """The seeds in each arm that would show a difference with these problems; see ``intervals.seeds_needed``. None
@@ -122,7 +109,7 @@ class Comparison:
         Args:
             difference: in the measure's unit, positive.
         """
-        return seeds_needed(self.gain, difference / self.scale, self.together) if self.of_recipes else None
+        return intervals.seeds_needed(self.gain, difference / self.scale, self.together) if self.of_recipes else None
 
 
 @dataclass(frozen=True)
@@ -165,7 +152,7 @@ def compare(first: Sequence[Arm], others: Sequence[Sequence[Arm]], measures: Seq
             comparisons += single
             if len(single) > 1 and measure.is_share:
                 comparisons.append(_mean(pairs, measure, single))
-    corrected = holm([comparison.gain.p_value for comparison in comparisons])
+    corrected = intervals.holm([comparison.gain.p_value for comparison in comparisons])
     return [
         replace(comparison, corrected_p=p, together=len(comparisons))
         for comparison, p in zip(comparisons, corrected, strict=True)
@@ -176,7 +163,7 @@ def _compared(first: Arm, second: Arm, measure: Measure, left_out: int) -> Compa
     """Two arms on the same problems."""
     before, after = first.values(measure), second.values(measure)
     scale = 1.0 if measure.is_share else float(max(before.max(), after.max(), 1.0))
-    gain = crossed_gain([(before / scale, after / scale)])
+    gain = intervals.crossed_gain([(before / scale, after / scale)])
     return Comparison(
         measure,
         first.benchmark,
@@ -191,15 +178,15 @@ def _compared(first: Arm, second: Arm, measure: Measure, left_out: int) -> Compa
     )
 
 
-def _side(arm: Arm, values_SP: FloatArray, measure: Measure, scale: float) -> Side:
+def _side(arm: Arm, values_SP: intervals.FloatArray, measure: Measure, scale: float) -> Side:
     """One arm; the interval of its mean is that of the measure for a single run, and over seeds and problems else."""
     means = tuple(math.fsum(values_P) / len(values_P) for values_P in values_SP)
     if len(arm.runs) == 1:
         return Side(arm.name, measure.interval(arm.runs[0]), arm.fewest, means)
     if measure.is_share:
-        return Side(arm.name, crossed_share(values_SP), arm.fewest, means)
-    own = crossed_gain([(np.zeros((1, values_SP.shape[1])), values_SP / scale)]).interval
-    interval = IntervalEstimate(own.mean * scale, max(0.0, own.low) * scale, own.high * scale)
+        return Side(arm.name, intervals.crossed_share(values_SP), arm.fewest, means)
+    own = intervals.crossed_gain([(np.zeros((1, values_SP.shape[1])), values_SP / scale)]).interval
+    interval = intervals.IntervalEstimate(own.mean * scale, max(0.0, own.low) * scale, own.high * scale)
     return Side(arm.name, interval, arm.fewest, means)
 
 
@@ -226,7 +213,7 @@ def _left_out(first: Arm, second: Arm) -> int:
     return len(set().union(*problems).difference(set(problems[0]).intersection(*problems)))
 
 
-def _spread(first: Arm, second: Arm, measure: Measure, scale: float) -> Spread | None:
+def _spread(first: Arm, second: Arm, measure: Measure, scale: float) -> intervals.Spread | None:
     """The parts of the variance of gains between two single runs."""
     if len(first.runs) + len(second.runs) > 2:
         return None
@@ -234,12 +221,12 @@ def _spread(first: Arm, second: Arm, measure: Measure, scale: float) -> Spread |
     if terms[0] is None or terms[1] is None or len(first.runs[0].problems) < 2:
         return None
     before, after = ({p: one / scale for p, one in side.items()} for side in terms if side is not None)
-    return spread_of(before, after)
+    return intervals.spread_of(before, after)
 
 
 def _mean(pairs: Sequence[tuple[Arm, Arm]], measure: Measure, single: Sequence[Comparison]) -> Comparison:
     """The mean over benchmarks, each with the same weight; the runs of an arm are the same on all of them."""
-    gain = crossed_gain([(first.values(measure), second.values(measure)) for first, second in pairs])
+    gain = intervals.crossed_gain([(first.values(measure), second.values(measure)) for first, second in pairs])
     return Comparison(
         measure,
         MEAN,
@@ -277,7 +264,7 @@ def verdict(comparison: Comparison) -> str:
     """What the comparison shows, in one sentence, and whether it is about recipes or about trained models."""
     if comparison.shown:
         return f"{comparison.second.name} is {_direction(comparison)}: {_more(comparison)} ({_about(comparison)})"
-    corrected = " after the correction" if comparison.gain.p_value < SIGNIFICANCE else ""
+    corrected = " after the correction" if comparison.gain.p_value < intervals.SIGNIFICANCE else ""
     seeds = f"{_seeds(comparison)} on " if comparison.of_recipes else ""
     limit = can_show(comparison.measure, comparison.problems, comparison.detectable)
     return f"cannot be distinguished{corrected}: {seeds}{limit}"
@@ -332,7 +319,7 @@ def requirement(comparison: Comparison, difference: float) -> str | None:
     start = f"to distinguish {quantity(comparison.measure, difference)}: "
     if comparison.of_recipes:
         seeds = comparison.seeds_needed(difference)
-        told = f"{seeds:,}" if seeds is not None else f"more than {MOST_SEEDS:,}"
+        told = f"{seeds:,}" if seeds is not None else f"more than {intervals.MOST_SEEDS:,}"
         return f"{start}{told} seeds in each arm with these {counted(comparison.problems, 'problem')}"
     needed = comparison.needed(difference)
     if needed is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
 from io import StringIO
 from typing import Any
 
@@ -18,50 +17,12 @@ from mrt_hpc.analysis.problem_measures import MajorityAtK, Regret
 from mrt_hpc.mrt.votes import RULE
 
 
-@dataclass(frozen=True)
-class ComparisonRow:
-    """One comparison in plain numbers: shares in [0, 1], or tokens."""
+def row_of(comparison: Comparison, points: float) -> dict[str, Any]:
+    """A comparison in plain numbers, shares in [0, 1] or tokens, by the columns of the CSV file.
 
-    benchmark: str
-    measure: str
-    problems: int
-    first: str
-    first_runs: int
-    """The runs of the arm, each with a seed of its own; 1 for a model."""
-    first_samples: int
-    first_mean: float
-    first_low: float | None
-    first_high: float | None
-    first_deviation: float | None
-    """The standard deviation of the means of the runs; None for a single run."""
-    second: str
-    second_runs: int
-    second_samples: int
-    second_mean: float
-    second_low: float | None
-    second_high: float | None
-    second_deviation: float | None
-    difference: float
-    """The difference of the second to the first."""
-    difference_low: float
-    difference_high: float
-    p: float
-    corrected_p: float
-    """The p-value with Holm's correction."""
-    detectable: float | None
-    """The smallest difference that 80 % of such comparisons would show; None where a single problem shows nothing."""
-    asked: float
-    """The difference that the next three are about."""
-    problems_needed: int | None
-    samples_needed: int | None
-    seeds_needed: int | None
-    """In each arm, where both have several runs; None where more than a thousand are needed."""
-    verdict: str
-    requirement: str | None
-
-
-def row_of(comparison: Comparison, points: float) -> ComparisonRow:
-    """A comparison as a row.
+    ``detectable`` is the smallest difference that 80 % of such comparisons would show, None where a single problem
+    shows nothing. ``asked`` is the difference that the next three columns are about; ``seeds_needed`` are those of each
+    arm where both have several runs, None where more than a thousand are needed.
 
     Args:
         comparison: of two models.
@@ -70,33 +31,39 @@ def row_of(comparison: Comparison, points: float) -> ComparisonRow:
     asked = asked_difference(comparison, points)
     needed = comparison.needed(asked)
     gain, scale = comparison.gain.interval, comparison.scale
-    return ComparisonRow(
-        benchmark=comparison.benchmark,
-        measure=comparison.measure.name,
-        problems=comparison.problems,
+    return {
+        "benchmark": comparison.benchmark,
+        "measure": comparison.measure.name,
+        "problems": comparison.problems,
         **_columns("first", comparison.first),
         **_columns("second", comparison.second),
-        difference=gain.mean * scale,
-        difference_low=gain.low * scale,
-        difference_high=gain.high * scale,
-        p=comparison.gain.p_value,
-        corrected_p=comparison.corrected_p,
-        detectable=finite(comparison.detectable),
-        asked=asked,
-        problems_needed=None if needed is None else needed.problems,
-        samples_needed=None if needed is None else needed.samples,
-        seeds_needed=comparison.seeds_needed(asked),
-        verdict=verdict(comparison),
-        requirement=requirement(comparison, asked),
-    )
+        "difference": gain.mean * scale,
+        "difference_low": gain.low * scale,
+        "difference_high": gain.high * scale,
+        "p": comparison.gain.p_value,
+        "corrected_p": comparison.corrected_p,
+        "detectable": finite(comparison.detectable),
+        "asked": asked,
+        "problems_needed": None if needed is None else needed.problems,
+        "samples_needed": None if needed is None else needed.samples,
+        "seeds_needed": comparison.seeds_needed(asked),
+        "verdict": verdict(comparison),
+        "requirement": requirement(comparison, asked),
+    }
 
 
 def _columns(which: str, side: Side) -> dict[str, Any]:
-    """One arm in the columns of a row."""
-    ends = (None, None) if side.interval is None else map(finite, (side.interval.low, side.interval.high))
-    names = (f"{which}_{of}" for of in ("runs", "samples", "mean", "low", "high", "deviation"))
-    values = (side.name, side.runs, side.samples, side.mean, *ends, side.deviation)
-    return dict(zip([which, *names], values, strict=True))
+    """The columns of one side: its runs, each with a seed of its own, and None for the deviation of a single run."""
+    low, high = (None, None) if side.interval is None else map(finite, (side.interval.low, side.interval.high))
+    return {
+        which: side.name,
+        f"{which}_runs": side.runs,
+        f"{which}_samples": side.samples,
+        f"{which}_mean": side.mean,
+        f"{which}_low": low,
+        f"{which}_high": high,
+        f"{which}_deviation": side.deviation,
+    }
 
 
 def finite(number: float) -> float | None:
@@ -109,12 +76,12 @@ def asked_difference(comparison: Comparison, points: float) -> float:
     return points / 100 * (1.0 if comparison.measure.is_share else comparison.first.mean)
 
 
-def csv_of(rows: Sequence[ComparisonRow]) -> str:
+def csv_of(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as CSV with a heading."""
     stream = StringIO()
-    writer = csv.DictWriter(stream, [field.name for field in fields(ComparisonRow)], lineterminator="\n")
+    writer = csv.DictWriter(stream, [*rows[0]], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
+    writer.writerows(rows)
     return stream.getvalue()
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mrt_hpc.analysis import intervals
 from mrt_hpc.analysis.analysis_files import (
     Analysis,
     DataTable,
@@ -18,14 +19,6 @@ from mrt_hpc.analysis.analysis_files import (
     remark_on_correction,
 )
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
-from mrt_hpc.analysis.intervals import (
-    IntervalEstimate,
-    MeanGain,
-    clustered_mean,
-    mean_gain,
-    mean_of_shares,
-    ratio_interval,
-)
 from mrt_hpc.analysis.model_samples import SUITE_WITH, EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.problem_measures import Regret, curve_of, curves_of
 from mrt_hpc.analysis.scaling import forced_majority, require_few_draws
@@ -50,19 +43,19 @@ class ModelRegret:
     budgets: tuple[int, ...]
     by_problem: tuple[dict[str, float], ...]
     """[budgets] the normalised regret of each problem."""
-    areas: tuple[IntervalEstimate, ...]
+    areas: tuple[intervals.IntervalEstimate, ...]
     """[1 + episodes] the area of the first j episodes, divided by that of whole traces, up to the largest budget; empty
     where all areas are 0.
     """
 
     @property
-    def regret(self) -> tuple[IntervalEstimate, ...]:
+    def regret(self) -> tuple[intervals.IntervalEstimate, ...]:
         """[budgets] normalised regret: the mean over problems."""
-        return tuple(mean_of_shares(regret) for regret in self.by_problem)
+        return tuple(intervals.mean_of_shares(regret) for regret in self.by_problem)
 
-    def above(self, other: ModelRegret) -> tuple[MeanGain, ...]:
+    def above(self, other: ModelRegret) -> tuple[intervals.MeanGain, ...]:
         """[budgets] the difference of its regret to another model's, paired by problem; below 0 it is better."""
-        return tuple(mean_gain([pair]) for pair in zip(other.by_problem, self.by_problem, strict=True))
+        return tuple(intervals.mean_gain([pair]) for pair in zip(other.by_problem, self.by_problem, strict=True))
 
 
 def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int]) -> Analysis:
@@ -105,14 +98,14 @@ def regret_of(name: str, curves: Curves, budgets: Sequence[int]) -> ModelRegret:
     return ModelRegret(name, tuple(budgets), by_problem, area_ratios(curves, budgets[-1]))
 
 
-def area_ratios(curves: Mapping[str, Sequence[TraceCurve]], budget: int) -> tuple[IntervalEstimate, ...]:
+def area_ratios(curves: Mapping[str, Sequence[TraceCurve]], budget: int) -> tuple[intervals.IntervalEstimate, ...]:
     """[1 + episodes] for j = 0 .. the most episodes of a trace, the mean area of traces that are stopped after their
     first j episodes, divided by the mean area of whole traces; both are means over problems.
     """
     most = max(len(curve.values) for traces in curves.values() for curve in traces) - 1
     areas = np.array([_mean_areas(traces, most, budget) for traces in curves.values()])
     whole = areas[:, most]
-    return tuple(ratio_interval(areas[:, j], whole) for j in range(most + 1)) if whole.any() else ()
+    return tuple(intervals.ratio_interval(areas[:, j], whole) for j in range(most + 1)) if whole.any() else ()
 
 
 def _mean_areas(traces: Sequence[TraceCurve], most: int, budget: int) -> list[float]:
@@ -346,7 +339,7 @@ class VotingRegret:
 
     episodes: int
     """b."""
-    regret: IntervalEstimate
+    regret: intervals.IntervalEstimate
     traces: int
     """Those with an area to be compared."""
 
@@ -403,6 +396,6 @@ def voting_regret(model: ModelSamples) -> list[VotingRegret]:
         by_trace = [[regret_against_voting(trace, episodes) for trace in traces] for traces in votes.values()]
         known = [[regret for regret in traces if regret is not None] for traces in by_trace]
         if any(known):
-            mean = clustered_mean([regrets for regrets in known if regrets])
+            mean = intervals.clustered_mean([regrets for regrets in known if regrets])
             found.append(VotingRegret(episodes, mean, sum(map(len, known))))
     return found

@@ -23,21 +23,10 @@ from operator import and_
 import numpy as np
 from scipy.special import stdtrit
 
+from mrt_hpc.analysis import intervals
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text, name_of_file
 from mrt_hpc.analysis.comparing import can_show, quantity
 from mrt_hpc.analysis.figures import Dash, Line, LineFigure, Panel
-from mrt_hpc.analysis.intervals import (
-    POWER,
-    SIGNIFICANCE,
-    IntervalEstimate,
-    MeanGain,
-    detectable,
-    holm,
-    mean_gain,
-    mean_of_shares,
-    paired_difference,
-    t_quantile,
-)
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples, with_prover
 from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK, tokens_at
 from mrt_hpc.errors import UserError
@@ -69,9 +58,9 @@ class ScalingPoint:
     """The expected accuracy of each problem."""
 
     @property
-    def accuracy(self) -> IntervalEstimate:
+    def accuracy(self) -> intervals.IntervalEstimate:
         """The mean over problems with its interval."""
-        return mean_of_shares(self.by_problem)
+        return intervals.mean_of_shares(self.by_problem)
 
 
 @dataclass(frozen=True)
@@ -164,11 +153,11 @@ class EarlierVote:
     tokens: float
     saved: float
     """The tokens that the vote at the last prefix takes more."""
-    gain: MeanGain
+    gain: intervals.MeanGain
     """The gain of the vote at the last prefix over this one, paired by problem: what this one loses."""
     corrected_p: float
     """The p-value of a difference, with Holm's correction for all earlier votes."""
-    loss: IntervalEstimate
+    loss: intervals.IntervalEstimate
     """The same gain with the interval of equivalence, see ``guarded_gain``."""
     as_good: bool
     """Whether it is shown that it loses less than the margin, and so are the votes at all later prefixes."""
@@ -176,7 +165,7 @@ class EarlierVote:
     @property
     def shown(self) -> bool:
         """Whether the two votes differ by more than chance gives."""
-        return self.corrected_p < SIGNIFICANCE
+        return self.corrected_p < intervals.SIGNIFICANCE
 
     @property
     def is_beaten(self) -> bool:
@@ -196,7 +185,7 @@ class EqualTokens:
     curve: ScalingCurve
     complete: float
     """The accuracy of complete samples."""
-    gain: MeanGain
+    gain: intervals.MeanGain
     """The gain of the vote at the last prefix over them, paired by problem."""
 
 
@@ -212,8 +201,8 @@ def earlier_votes(curve: ScalingCurve, margin: float = MARGIN) -> list[EarlierVo
         margin: the loss below which a vote counts as good, a share.
     """
     *earlier, last = curve.points
-    gains = [mean_gain([(point.by_problem, last.by_problem)]) for point in earlier]
-    corrected = holm([gain.p_value for gain in gains])
+    gains = [intervals.mean_gain([(point.by_problem, last.by_problem)]) for point in earlier]
+    corrected = intervals.holm([gain.p_value for gain in gains])
     losses = [guarded_gain(point, last) for point in earlier]
     within = [max(-loss.low, loss.high) < margin for loss in losses]
     as_good = reversed(list(accumulate(reversed(within), and_)))
@@ -223,7 +212,7 @@ def earlier_votes(curve: ScalingCurve, margin: float = MARGIN) -> list[EarlierVo
     ]
 
 
-def guarded_gain(earlier: ScalingPoint, last: ScalingPoint) -> IntervalEstimate:
+def guarded_gain(earlier: ScalingPoint, last: ScalingPoint) -> intervals.IntervalEstimate:
     """The gain of the last vote with a 95 % interval; within a margin, it passes two one-sided tests of 2.5 % each.
 
     One more problem that gains 1 and one more that loses 1 are added (Bonett and Price 2012, where the gains of all
@@ -231,7 +220,7 @@ def guarded_gain(earlier: ScalingPoint, last: ScalingPoint) -> IntervalEstimate:
     are needed to exclude that one in fifty loses 1, whatever the others show.
     """
     after = {str(number): gain for number, gain in enumerate([*_gains(earlier, last), 1.0, -1.0])}
-    return mean_gain([(dict.fromkeys(after, 0.0), after)]).interval
+    return intervals.mean_gain([(dict.fromkeys(after, 0.0), after)]).interval
 
 
 def _gains(earlier: ScalingPoint, last: ScalingPoint) -> list[float]:
@@ -246,11 +235,11 @@ def problems_to_show(variance: float, margin: float) -> int:
         variance: of the gains of problems.
         margin: see ``earlier_votes``.
     """
-    power = 1 - (1 - POWER) / 2  # of each of the two tests
+    power = 1 - (1 - intervals.POWER) / 2  # of each of the two tests
     problems = 2
     while True:
         error = math.sqrt((problems * variance + 2) / (problems + 1) / (problems + 2))
-        if (t_quantile(problems + 1) + float(stdtrit(problems + 1, power))) * error <= margin:
+        if (intervals.t_quantile(problems + 1) + float(stdtrit(problems + 1, power))) * error <= margin:
             return problems
         problems += 1 + problems // 1000  # the number is told in two digits
 
@@ -270,7 +259,7 @@ def equal_tokens(curve: ScalingCurve, complete: ScalingCurve) -> EqualTokens | N
         for problem in last.by_problem
     }
     accuracy = float(np.mean(list(by_problem.values())))
-    return EqualTokens(curve, accuracy, mean_gain([(by_problem, last.by_problem)]))
+    return EqualTokens(curve, accuracy, intervals.mean_gain([(by_problem, last.by_problem)]))
 
 
 # -- in words
@@ -343,9 +332,9 @@ def equal_tokens_verdict(curve: ScalingCurve, complete: ScalingCurve) -> str:
         return f"{head}: not compared, {_out_of_range(last.tokens, complete)}"
     gain, problems = equal.gain, len(last.by_problem)
     verdict = f"{head}: {interval_text(gain.interval, signed=True)}"
-    if gain.p_value < SIGNIFICANCE:
+    if gain.p_value < intervals.SIGNIFICANCE:
         return f"{verdict}, it is {'better' if gain.mean > 0 else 'worse'} by {quantity(measure, abs(gain.mean))}"
-    limit = can_show(measure, problems, detectable(gain.error, gain.degrees))
+    limit = can_show(measure, problems, intervals.detectable(gain.error, gain.degrees))
     return f"{verdict}, cannot be distinguished: {limit}"
 
 
@@ -533,7 +522,7 @@ def _summary_row(curve: ScalingCurve, votes: ScalingCurve) -> tuple[str, ...]:
         interval_text(first.accuracy),
         interval_text(last.accuracy),
         f"{last.tokens:.0f}",
-        interval_text(paired_difference(first.by_problem, last.by_problem), signed=True),
+        interval_text(intervals.paired_difference(first.by_problem, last.by_problem), signed=True),
         f"{best.accuracy.mean:.3f} at j = {best.index}",
         "none" if np.isnan(equal) else f"{equal:.3f}",
     )

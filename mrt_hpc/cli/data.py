@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -66,7 +66,7 @@ def data() -> None:
     help="Column of the problem, or several as in Body+Question. Default: problem, question, prompt or query.",
 )
 @click.option("--answer", metavar="COLUMN", help="Column of the answer. Default: answer, final_answer, solution, ...")
-@click.option("--id", "id_column", metavar="COLUMN", help="Column of the id. Default: id, unique_id, or none: made.")
+@click.option("--id", metavar="COLUMN", help="Column of the id. Default: id, unique_id, or none: made.")
 @click.option("--new-ids", is_flag=True, help="Make ids also where there is a column of them.")
 @click.option("--choices", metavar="COLUMN", help="Column with the choices; the answer becomes the letter of one.")
 @click.option("--any-answer", is_flag=True, help="Of a list of several answers in a row, take each one as right.")
@@ -79,18 +79,12 @@ def data() -> None:
 def prepare(
     source: str,
     output: Path,
-    problem: str | None,
-    answer: str | None,
-    id_column: str | None,
-    new_ids: bool,
-    choices: str | None,
-    any_answer: bool,
-    ignored: tuple[str, ...],
     split: str | None,
     config: str | None,
     revision: str | None,
     drop_bad: bool,
     force: bool,
+    **columns: Any,
 ) -> None:
     r"""Write the problems of SOURCE to OUT, one JSON object a line with id, problem and answer.
 
@@ -112,8 +106,8 @@ def prepare(
     from mrt_hpc.datasets.conversion import prepare as prepare_file
     from mrt_hpc.datasets.sources import Selection
 
-    columns = Asked(problem, answer, id_column, new_ids, choices, ignored, any_answer)
-    print_prepared(prepare_file(Order(source, output, Selection(revision, config, split), columns, drop_bad, force)))
+    selection = Selection(revision, config, split)
+    print_prepared(prepare_file(Order(source, output, selection, Asked(**columns), drop_bad, force)))
 
 
 @data.command(short_help="Check data files.")

@@ -19,7 +19,7 @@ from mrt_hpc.run.layout import RunLayout
 def evaluate(
     models: Sequence[str],
     suite: str,
-    site_name: str | None,
+    site: str | None,
     overrides: tuple[str, ...],
     results: Path,
     data: Path | None,
@@ -35,7 +35,7 @@ def evaluate(
     asked = models_asked(models)
     recipe = evaluation_recipe(asked, suite, overrides, results, data)
     root = run_path(recipe.name, run)
-    chosen = site_of_command(site_name, RunLayout(root))
+    chosen = site_of_command(site, RunLayout(root))
     if plan_only:
         refuse_lost_models(recipe, root)
         print_whole(evaluation_plan(recipe, chosen.site), recipe, chosen, RunLayout(root), "eval")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -56,15 +57,7 @@ def main() -> None:
 @options.run_directory
 @click.option("--sbatch", "show_sbatch", is_flag=True, help="Print the exact sbatch texts; job ids are placeholders.")
 @click.option("--json", "as_json", is_flag=True, help="Jobs, expected hours and memory as one JSON object.")
-def plan(
-    recipe: Path,
-    site: str | None,
-    overrides: tuple[str, ...],
-    data: Path | None,
-    run: Path | None,
-    show_sbatch: bool,
-    as_json: bool,
-) -> None:
+def plan(**typed: Any) -> None:
     """Print the jobs of RECIPE (or of RUN, as it is) without submitting them: arrays, dependencies, resources,
     GPU-hours, and memory by role.
 
@@ -74,14 +67,9 @@ def plan(
       mrt-hpc plan mrt_online --site mycluster --sbatch
       mrt-hpc plan mrt_online --set schedule.iterations_per_job=62
     """
-    from mrt_hpc.cli.plan import print_plan, print_plan_as_json, print_sbatch
+    from mrt_hpc.cli.plan import print_plan
 
-    if show_sbatch:
-        print_sbatch(recipe, site, overrides, data, run)
-    elif as_json:
-        print_plan_as_json(recipe, site, overrides, data, run)
-    else:
-        print_plan(recipe, site, overrides, data, run)
+    print_plan(**typed)
 
 
 @main.command(short_help="Start a vLLM server that runs may attach to.")
@@ -98,15 +86,7 @@ def plan(
 )
 @click.option("--listen", help="http://HOST:PORT for tasks on other nodes; without it a Unix socket on this node.")
 @click.option("--log", type=options.FILE, default=Path("runs/server.log"), show_default=True)
-def serve(
-    recipe: Path,
-    site: str | None,
-    overrides: tuple[str, ...],
-    model: Path | None,
-    key_file: Path,
-    listen: str | None,
-    log: Path,
-) -> None:
+def serve(recipe: Path, site: str | None, overrides: tuple[str, ...], **typed: Any) -> None:
     """Serve the policy of RECIPE on this machine until you interrupt it, for inference tasks that name it in
     `serving.attach`.
 
@@ -121,7 +101,7 @@ def serve(
     from mrt_hpc.recipe.load import load_recipe
 
     refuse_work_here(site)
-    serve_recipe(load_recipe(recipe, overrides), model, key_file, listen, log)
+    serve_recipe(load_recipe(recipe, overrides), **typed)
 
 
 @main.command("submit", short_help="Run a recipe, here or on Slurm; or continue a run.")
@@ -142,15 +122,7 @@ def serve(
     type=click.IntRange(1),
     help="Runs of a sweep that go side by side; on this machine they go one after the other. Default: all.",
 )
-def submit_recipe(
-    recipe: Path,
-    site: str | None,
-    overrides: tuple[str, ...],
-    data: Path | None,
-    run: Path | None,
-    sweep: tuple[str, ...],
-    at_once: int | None,
-) -> None:
+def submit_recipe(recipe: Path, sweep: tuple[str, ...], at_once: int | None, **typed: Any) -> None:
     """Run RECIPE at a site: a Slurm cluster, or this machine. Or continue RUN, a run directory.
 
     `mrt-hpc init` describes a cluster, and makes it the site of all your commands. A run that is continued stays where
@@ -174,9 +146,9 @@ def submit_recipe(
     from mrt_hpc.run.family import Axis, Family
 
     if sweep:
-        submit_sweep(recipe, site, overrides, data, run, Family(tuple(map(Axis.of, sweep)), at_once))
+        submit_sweep(recipe, family=Family(tuple(map(Axis.of, sweep)), at_once), **typed)
     else:
-        submit(recipe, site, overrides, data, run)
+        submit(recipe, **typed)
 
 
 main.add_command(submit_recipe, "resume")
@@ -193,16 +165,7 @@ main.add_command(submit_recipe, "resume")
 @options.data_folder
 @options.run_directory
 @click.option("--plan", "plan_only", is_flag=True, help="Show the jobs without submitting them.")
-def evaluate(
-    models: tuple[str, ...],
-    suite: str,
-    site: str | None,
-    overrides: tuple[str, ...],
-    results: Path,
-    data: Path | None,
-    run: Path | None,
-    plan_only: bool,
-) -> None:
+def evaluate(**typed: Any) -> None:
     """Evaluate models on a suite: model directories, models of the hub (hub:OWNER/NAME), and weights versions of runs.
 
     RUN means its last weights version, RUN@first,20,last the ones named. Versions that a queued training will publish
@@ -216,7 +179,7 @@ def evaluate(
     """
     from mrt_hpc.cli.evaluate import evaluate as evaluate_models
 
-    evaluate_models(models, suite, site, overrides, results, data, run, plan_only=plan_only)
+    evaluate_models(**typed)
 
 
 @main.command(short_help="Judge stored samples again with today's grader.")
@@ -264,17 +227,7 @@ def regrade(runs: tuple[Path, ...], site: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 @click.option("--published", is_flag=True, help="Print the published results of MRT beside.")
 @options.trust
-def compare(
-    what: tuple[str, ...],
-    arms: tuple[str, ...],
-    benchmarks: tuple[str, ...],
-    measures: tuple[str, ...],
-    difference: float,
-    csv: Path | None,
-    as_json: bool,
-    published: bool,
-    trust: bool,
-) -> None:
+def compare(what: tuple[str, ...], arms: tuple[str, ...], **asked: Any) -> None:
     """Compare evaluated models, or arms of several training seeds, with the first one named, paired by problem.
 
     A single RUN compares its first version with its last, a single EVALDIR its first model with the others. Every
@@ -289,12 +242,11 @@ def compare(
       mrt-hpc compare runs/eval-paper_20@grpo@248 runs/paper-20@mrt@248
       mrt-hpc compare --arm grpo=runs/grpo-0,runs/grpo-1,runs/grpo-2 --arm mrt=runs/mrt-0,runs/mrt-1,runs/mrt-2
     """
-    from mrt_hpc.cli.compare import ComparisonOptions, print_comparison
+    from mrt_hpc.cli.compare import print_comparison
 
     if not (what or arms):
         raise click.UsageError("name what is compared: WHAT..., or --arm NAME=RUN,...")
-    asked = ComparisonOptions(arms, benchmarks, measures, difference, csv, as_json, published, trust)
-    print_comparison(what, asked)
+    print_comparison(what, arms, **asked)
 
 
 @main.command(short_help="List the fields of a recipe or a site profile.")

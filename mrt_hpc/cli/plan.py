@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from math import ceil
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mrt_hpc.backends.backend import Backend, StartEstimate
+from mrt_hpc.backends.backend import Backend, Site, StartEstimate
 from mrt_hpc.cli.cost import hours_table
 from mrt_hpc.cli.options import console_of, site_of_command, table_of
 from mrt_hpc.cli.submit import asked_for
@@ -56,38 +56,35 @@ FEW_NAMES = 3
 
 
 def print_plan(
-    what: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None
+    recipe: Path,
+    site: str | None,
+    overrides: tuple[str, ...],
+    data: Path | None,
+    run: Path | None,
+    *,
+    show_sbatch: bool,
+    as_json: bool,
 ) -> None:
-    """Print the jobs, their expected hours, and the hours of their time limits."""
-    asked = _Asked.of(what, site_name, overrides, data, run, click.echo)
-    print_whole(asked.plan, asked.recipe, asked.chosen, asked.layout, "submit")
+    """Print the jobs, their expected hours, and the hours of their time limits; or the texts for sbatch, or JSON. The
+    words are read as ``submit`` reads them.
 
-
-class _Asked(NamedTuple):
-    """What is planned, and where."""
-
-    recipe: Experiment
-    plan: Plan
-    layout: RunLayout
-    chosen: ChosenSite
-
-    @classmethod
-    def of(
-        cls,
-        what: Path,
-        site_name: str | None,
-        overrides: tuple[str, ...],
-        data: Path | None,
-        run: Path | None,
-        show: Callable[[str], None],
-    ) -> _Asked:
-        """As ``submit`` reads the same words; ``show`` receives a sentence on each value that a run keeps."""
-        recipe, layout = asked_for(what, overrides, data, run)
-        chosen = site_of_command(site_name, layout)
-        if isinstance(recipe, EvaluationRecipe):
-            return cls(recipe, evaluation_plan(recipe, chosen.site), layout, chosen)
-        recipe = kept_recipe(layout, recipe, show)
-        return cls(recipe, compile_plan(recipe, chosen.site), layout, chosen)
+    Raises:
+        UserError: the recipe is refused; or texts for sbatch are asked for, and the site has none, or the run is there
+            and was made from another recipe.
+    """
+    asked, layout = asked_for(recipe, overrides, data, run)
+    chosen = site_of_command(site, layout)
+    if isinstance(asked, EvaluationRecipe):
+        plan = evaluation_plan(asked, chosen.site)
+    else:
+        asked = kept_recipe(layout, asked, (lambda _: None) if as_json and not show_sbatch else click.echo)
+        plan = compile_plan(asked, chosen.site)
+    if show_sbatch:
+        _print_sbatch(plan, asked, chosen.site, layout)
+    elif as_json:
+        _print_json(plan, asked, chosen.site)
+    else:
+        print_whole(plan, asked, chosen, layout, "submit")
 
 
 def print_whole(plan: Plan, recipe: Experiment, chosen: ChosenSite, layout: RunLayout, command: str) -> None:
@@ -247,29 +244,19 @@ def _until(at: float, now: float) -> str:
     return f"in {minutes} minutes" if minutes < 120 else f"in {minutes // 60} h {minutes % 60} min"
 
 
-def print_plan_as_json(
-    what: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None
-) -> None:
+def _print_json(plan: Plan, recipe: Experiment, site: SiteSettings) -> None:
     """Print jobs, expected hours by job, and memory by role, as one JSON object."""
-    recipe, plan, _, chosen = _Asked.of(what, site_name, overrides, data, run, lambda _: None)
-    site, rates = chosen.site, throughput(recipe, chosen.site)
+    rates = throughput(recipe, site)
     expected = {} if rates is None else expected_hours(plan, recipe, rates)
     hours = {name: {"hours": e.hours, "gpu_hours": e.gpu_hours} for name, e in expected.items()}
     print(json.dumps({**plan.as_json(), "expected": hours, "memory": memory_json(fits(recipe, site))}, indent=2))
 
 
-def print_sbatch(
-    what: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None
-) -> None:
-    """Print the job scripts, as submit writes them.
-
-    Raises:
-        UserError: the site has no job scripts, or the run is there and was made from another recipe.
-    """
-    recipe, plan, layout, chosen = _Asked.of(what, site_name, overrides, data, run, click.echo)
+def _print_sbatch(plan: Plan, recipe: Experiment, site: Site, layout: RunLayout) -> None:
+    """Print the job scripts, as submit writes them."""
     if layout.recipe_lock.is_file():
         refuse_other_recipe(layout, recipe)
-    for name, text in chosen.site.backend().texts(plan, recipe, layout):
+    for name, text in site.backend().texts(plan, recipe, layout):
         print(f"# ---- {name}\n{text}")
 
 
