@@ -290,7 +290,7 @@ VERIFIERS: Registry[VerifierSettings] = Registry(
     "verifier",
     "mrt_hpc.domains.base:Verifier",
     {
-        "math": "mrt_hpc.domains.math.verifier:MathVerifier",
+        "math": "mrt_hpc.domains.verifiers:MathVerifier",
         "exact": "mrt_hpc.domains.verifiers:ExactVerifier",
         "choice": "mrt_hpc.domains.verifiers:ChoiceVerifier",
         "python": "mrt_hpc.domains.python:PythonVerifier",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from spellings import FILES, gold_answers, spelt
 
-from mrt_hpc.domains.math.verifier import MathVerifier
+from mrt_hpc.domains.verifiers import MathVerifier
 
 VERIFIER = MathVerifier(strict=True)
 

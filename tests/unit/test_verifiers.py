@@ -14,9 +14,8 @@ from sandboxes import needs_sandbox
 
 from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
-from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.domains.python import PythonVerifier
-from mrt_hpc.domains.verifiers import ChoiceVerifier, ExactVerifier, verifier_of
+from mrt_hpc.domains.verifiers import ChoiceVerifier, ExactVerifier, MathVerifier, verifier_of
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
