@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import wraps
 from math import inf
 
@@ -67,25 +68,19 @@ def partitions(situation: Situation, site: SlurmSite, cluster: survey.Survey) ->
         return
     for kind in situation.kinds:
         for name in situation.named_partitions(kind):
-            yield _partition(site, cluster, kind, name)
+            yield replace(_partition(site, cluster, kind, name), check=f"of {kind} jobs")
 
 
 def _partition(site: SlurmSite, cluster: survey.Survey, kind: str, name: str | None) -> CheckResult:
-    partition, about = cluster.partition(name), f"of {kind} jobs"
+    partition = cluster.partition(name)
     there = ", ".join(cluster.partitions or {})
     field = f"partitions.{kind} in the site profile"
     if partition is None and name is None:
-        return fails(
-            "scontrol show partition: no partition is the default one", f"set {field} to one of {there}", about=about
-        )
+        return fails("scontrol show partition: no partition is the default one", f"set {field} to one of {there}")
     if partition is None:
         guess = nearest(name or "", cluster.partitions or {})
         hint = f" (the nearest is {guess})" if guess else ""
-        return fails(
-            f"scontrol show partition: there is no partition {name}{hint}",
-            f"set {field} to one of {there}",
-            about=about,
-        )
+        return fails(f"scontrol show partition: there is no partition {name}{hint}", f"set {field} to one of {there}")
     said = f"scontrol show partition {partition.name}"
     accounts = [site.account] if site.account else [a for a in [cluster.default_account] if a]
     level = cluster.qos_of(site.account, site.qos)
@@ -95,15 +90,13 @@ def _partition(site: SlurmSite, cluster: survey.Survey, kind: str, name: str | N
             f"{said}: {'; '.join(refused)}",
             f"set {field} to a partition that admits you, or account or qos to one that it admits; or "
             f"{ADMINISTRATORS} for access",
-            about=about,
         )
     if partition.state != "UP":
         return doubtful(
             f"{said}: State={partition.state}; it starts no jobs now",
             f"wait until it is up (`sinfo -p {shlex.quote(partition.name)}`), or set {field} to another",
-            about=about,
         )
-    return ok(f"{said}: State=UP, and it admits you", about=about)
+    return ok(f"{said}: State=UP, and it admits you")
 
 
 @on_cluster
@@ -322,32 +315,30 @@ def preempted_jobs(situation: Situation, _: SlurmSite, cluster: survey.Survey) -
     seen = {partition.name: partition for kind in situation.kinds for partition in situation.partitions(kind)}
     for partition in seen.values():
         if (what := situation.preemption(partition)) is not None:
-            yield _preempted(situation, partition, what)
+            yield replace(_preempted(situation, what), check=f"in partition {partition.name}")
     if seen and cluster.settings is None:
         yield not_checked(cluster.why_not(survey.CONFIG) or "scontrol show config gave no answer")
 
 
-def _preempted(situation: Situation, partition: survey.PartitionFacts, what: Preemption) -> CheckResult:
-    about, said = f"in partition {partition.name}", f"{what.source} (scontrol show config and partition)"
+def _preempted(situation: Situation, what: Preemption) -> CheckResult:
+    said = f"{what.source} (scontrol show config and partition)"
     if what.mode == "OFF":
-        return ok(f"{said}: jobs are not preempted", about=about)
+        return ok(f"{said}: jobs are not preempted")
     if what.mode == "CANCEL":
         return doubtful(
             f"{said}: a preempted task gets SIGTERM, is killed {what.notice_s} s later and is not queued again",
             "type the same `mrt-hpc submit` after a preemption: nothing that is finished is lost; or choose a "
             "partition or QOS whose PreemptMode is REQUEUE",
-            about=about,
         )
     if what.mode != "REQUEUE":
         return doubtful(
             f"{said}: a preempted task is suspended; its reservations expire and other tasks take over its work",
             "choose a partition or QOS whose PreemptMode is REQUEUE or OFF",
-            about=about,
         )
     notice = f"{said}: a preempted task gets SIGTERM, has {what.notice_s} s, and is queued again{_before(situation)}"
     if (late := _late(situation, what)) is not None:
-        return doubtful(f"{notice}; {late}", "--set training.checkpoint_every=1", about=about)
-    return ok(notice, about=about)
+        return doubtful(f"{notice}; {late}", "--set training.checkpoint_every=1")
+    return ok(notice)
 
 
 def _before(situation: Situation) -> str:
