@@ -19,7 +19,7 @@ from mrt_hpc.analysis.analysis_files import (
     remark_on_correction,
 )
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
-from mrt_hpc.analysis.model_samples import SUITE_WITH, EvaluatedTrace, ModelSamples
+from mrt_hpc.analysis.model_samples import SUITE_WITH, EvaluatedTrace, ModelSamples, require_same_budgets
 from mrt_hpc.analysis.problem_measures import Regret, curve_of, curves_of
 from mrt_hpc.analysis.scaling import forced_majority, require_few_draws
 from mrt_hpc.errors import UserError
@@ -234,7 +234,7 @@ def analyse_regret_beyond(
             or a budget exceeds that of the training.
     """
     pairs = [_extended(model, beyond) for model in models]
-    _require_same_budgets(pairs)
+    require_same_budgets([pair.extensions for pair in pairs])
     base, *longer = pairs[0].extensions.budgets
     up_to = sorted(set(budgets)) or [base * part // PARTS for part in range(1, PARTS + 1)]
     if up_to[-1] > base:
@@ -279,25 +279,6 @@ def _extended(model: ModelSamples, beyond: Sequence[ModelSamples]) -> Extended:
             advice=f"mrt-hpc eval {model.source} --suite {SUITE_WITH[Boundaries.EPISODES]}",
         )
     return pair
-
-
-def _require_same_budgets(pairs: Sequence[Extended]) -> None:
-    """Refuse models that were extended to different budgets.
-
-    Raises:
-        UserError: there are such models.
-    """
-    first = pairs[0].extensions
-    for pair in pairs[1:]:
-        if pair.extensions.budgets != first.budgets:
-            raise UserError(
-                f"{pair.samples.name} was extended to other budgets than {pairs[0].samples.name}",
-                value=list(pair.extensions.budgets),
-                where="--beyond",
-                expected=", ".join(map(str, first.budgets)),
-                advice=f"mrt-hpc eval {first.source} {pair.extensions.source} "
-                f"--suite {SUITE_WITH[Boundaries.EXTENSIONS]}",
-            )
 
 
 def _regret_of(pair: Extended, up_to: Sequence[int], longer: Sequence[int]) -> ModelRegret:

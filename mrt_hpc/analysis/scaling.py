@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 from operator import and_
 
@@ -24,9 +24,9 @@ import numpy as np
 from scipy.special import stdtrit
 
 from mrt_hpc.analysis import intervals
-from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text, name_of_file
+from mrt_hpc.analysis.analysis_files import Analysis, Cell, DataTable, interval_cells, interval_text, name_of_file
 from mrt_hpc.analysis.comparing import can_show, quantity
-from mrt_hpc.analysis.figures import Dash, Line, LineFigure, Panel
+from mrt_hpc.analysis.figures import Dash, Line, LineFigure, Panel, line_of
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples, with_prover
 from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK, tokens_at
 from mrt_hpc.errors import UserError
@@ -73,6 +73,16 @@ class ScalingCurve:
     points: tuple[ScalingPoint, ...]
     voters: int | None = None
     """p of a vote at the prefixes."""
+
+    @property
+    def rows(self) -> list[tuple[Cell, ...]]:
+        """A row of a table for each point."""
+        return [(self.model, self.way, p.index, p.tokens, *interval_cells(p.accuracy)) for p in self.points]
+
+    def line(self, label: str, dash: Dash, *, band: bool = True) -> Line:
+        """The accuracy against the tokens."""
+        line = line_of(label, [p.tokens for p in self.points], [p.accuracy for p in self.points])
+        return replace(line, dash=dash, band=band)
 
 
 # -- votes at prefixes
@@ -400,7 +410,9 @@ def analyse_scaling(models: Sequence[ModelSamples], margin: float = MARGIN) -> A
     direct = {model.name: direct_curves(model) for model in models}
     others = [curve for model in models if model not in voting for curve in direct[model.name]]
     figures = tuple(_figure(m.name, [*prefixes[m.name], *direct[m.name], *others], len(voting) > 1) for m in voting)
-    table = _table([curve for model in models for curve in (*prefixes.get(model.name, ()), *direct[model.name])])
+    curves = [curve for model in models for curve in (*prefixes.get(model.name, ()), *direct[model.name])]
+    columns = ("model", "way", "episodes_or_samples", "tokens", "accuracy", "low", "high")
+    table = DataTable("scaling", columns, tuple(row for curve in curves for row in curve.rows))
     pairs = [(curve, direct[model.name][0]) for model in voting for curve in prefixes[model.name]]
     largest = [(prefixes[model.name][-1], direct[model.name][0]) for model in voting]
     tables = (table, table_of_earlier_votes([curve for curve, _ in largest], margin), table_of_equal_tokens(pairs))
@@ -466,25 +478,8 @@ def _verdicts(largest: Sequence[tuple[ScalingCurve, ScalingCurve]], margin: floa
 
 def accuracy_at(curve: ScalingCurve, tokens: float) -> float:
     """The accuracy of a curve at a number of tokens, linear between its points; NaN outside of them."""
-    return float(
-        np.interp(
-            tokens,
-            [point.tokens for point in curve.points],
-            [point.accuracy.mean for point in curve.points],
-            left=np.nan,
-            right=np.nan,
-        )
-    )
-
-
-def _table(curves: Sequence[ScalingCurve]) -> DataTable:
-    rows = [
-        (curve.model, curve.way, point.index, point.tokens, *interval_cells(point.accuracy))
-        for curve in curves
-        for point in curve.points
-    ]
-    columns = ("model", "way", "episodes_or_samples", "tokens", "accuracy", "low", "high")
-    return DataTable("scaling", columns, tuple(rows))
+    at, accuracy = zip(*((point.tokens, point.accuracy.mean) for point in curve.points), strict=True)
+    return float(np.interp(tokens, at, accuracy, left=np.nan, right=np.nan))
 
 
 def _figure(model: str, curves: Sequence[ScalingCurve], several: bool) -> LineFigure:
@@ -502,14 +497,8 @@ def line_of_curve(curve: ScalingCurve, model: str, most: int) -> Line:
     """
     name = curve.way if curve.voters is not None else f"{curve.way}, complete samples"
     label = name if curve.model == model else f"{name} of {curve.model}"
-    x, y = tuple(point.tokens for point in curve.points), tuple(point.accuracy for point in curve.points)
-    return Line(label, x, y, dash=_dash(curve), band=curve.voters == most or curve.way == VOTE)
-
-
-def _dash(curve: ScalingCurve) -> Dash:
-    if curve.voters is not None:
-        return "solid"
-    return "dashed" if curve.way == VOTE else "dotted"
+    dash: Dash = "solid" if curve.voters is not None else "dashed" if curve.way == VOTE else "dotted"
+    return curve.line(label, dash, band=curve.voters == most or curve.way == VOTE)
 
 
 def _summary_row(curve: ScalingCurve, votes: ScalingCurve) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from mrt_hpc.analysis.model_samples import Counted, ModelSamples, other_settings
+from mrt_hpc.analysis.paper_results import RESULTS
 from mrt_hpc.cli import options
 from mrt_hpc.cli.options import complete_suite, console_of, print_notes, site_of_command, table_of
 from mrt_hpc.errors import UserError
@@ -165,7 +166,6 @@ def _print_paper(context: click.Context, _: click.Parameter, asked: bool) -> Non
     """Print the figures and tables of the paper with their commands, and end."""
     if not asked or context.resilient_parsing:
         return
-    from mrt_hpc.analysis.paper_results import RESULTS
 
     shown = table_of("Figures and tables of the paper (arXiv 2503.07572)", "what", "command", "definition")
     for result in RESULTS:
@@ -305,7 +305,7 @@ def scaling(asked: AnalysisAsked, margin: float | None, by_episodes: bool, weigh
       mrt-hpc analyze scaling runs/mrt-online runs/without-thinking
     """
     from mrt_hpc.analysis.scaling import MARGIN, MEANT, analyse_scaling
-    from mrt_hpc.analysis.scaling_by_episodes import analyse_scaling_by_episodes
+    from mrt_hpc.analysis.vote_curves import analyse_scaling_by_episodes
 
     needs = Needs(values=True, answers=True, boundaries=MEANT)
 
@@ -329,7 +329,7 @@ def votes(asked: AnalysisAsked) -> None:
     Examples:
       mrt-hpc analyze votes runs/grpo runs/mrt-online
     """
-    from mrt_hpc.analysis.votes_by_tokens import MEANT, analyse_votes
+    from mrt_hpc.analysis.vote_curves import MEANT, analyse_votes
 
     _write(asked, Needs(boundaries=MEANT), analyse_votes)
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
-from mrt_hpc.analysis.comparing import Comparison, compare
-from mrt_hpc.analysis.comparison_table import csv_of, notes, row_of
+from mrt_hpc.analysis.comparing import Comparison, compare, csv_of, notes, row_of
 from mrt_hpc.analysis.intervals import IntervalEstimate
 from mrt_hpc.analysis.named_models import (
     NamedArm,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,8 +104,6 @@ def _build_on_node(site: str | None, arguments: list[str]) -> None:
     Raises:
         UserError: Slurm is not here, or the site is no Slurm cluster.
     """
-    import shutil
-    import subprocess
 
     from mrt_hpc.backends.sites import find_site
     from mrt_hpc.backends.slurm.containers import srun_command

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mrt_hpc.analysis.number_formats import duration
 from mrt_hpc.cli import options
 from mrt_hpc.cli.options import console_of, print_notes
 from mrt_hpc.cli.status import open_run
 from mrt_hpc.errors import word
+from mrt_hpc.run.atomic import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,8 +61,6 @@ def cost(run: Path, csv_file: Path | None, as_json: bool) -> None:
         return
     reckoned = _reckoned(run)
     if csv_file is not None:
-        from mrt_hpc.run.atomic import write_text
-
         csv_file.parent.mkdir(parents=True, exist_ok=True)
         write_text(csv_file, as_csv(reckoned.spent))
     if as_json:
@@ -138,7 +138,6 @@ def as_data(reckoned: Reckoning) -> dict[str, Any]:
 
 
 def _print(reckoned: Reckoning, run: Path) -> None:
-    from mrt_hpc.analysis.number_formats import duration
 
     spent = reckoned.spent
     if not spent.attempts:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 
 from mrt_hpc.cli import options
 from mrt_hpc.cli.options import console_of, table_of
@@ -270,7 +271,6 @@ def print_checked(report: CheckReport, *, as_json: bool) -> None:
 
 
 def _file_table(report: CheckReport) -> Table:
-    from rich.markup import escape
 
     counted = ("problems", *(TITLES[kind] for kind in OF_FILES))
     table = table_of("each file", "file", *counted, right=counted)
@@ -282,7 +282,6 @@ def _file_table(report: CheckReport) -> Table:
 
 def _pair_table(report: CheckReport) -> Table:
     """The pairs that share problems; the title counts all."""
-    from rich.markup import escape
 
     counted = [TITLES[kind] for kind in OF_PAIRS]
     table = table_of(None, "file", "other file", *counted, right=counted)
@@ -296,7 +295,6 @@ def _pair_table(report: CheckReport) -> Table:
 
 def _print_kind(console: Console, report: CheckReport, kind: str) -> None:
     """List the findings of one kind, the first of each file or pair of files."""
-    from rich.markup import escape
 
     findings = [finding for finding in report.findings if finding.kind == kind]
     for files in dict.fromkeys(finding.files for finding in findings):

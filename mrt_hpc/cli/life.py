@@ -126,7 +126,6 @@ def cancel(run: Path) -> None:
     """
     from mrt_hpc.backends.queued_jobs import NothingToCancelError, cancel_run
     from mrt_hpc.run.family import runs_of
-    from mrt_hpc.run.layout import RunLayout
 
     members, idle = runs_of(run), list[NothingToCancelError]()
     for member in members:

@@ -266,13 +266,11 @@ def fields(words: tuple[str, ...], markdown: Path | None) -> None:
       mrt-hpc fields site
       mrt-hpc fields --markdown docs/reference
     """
-    from mrt_hpc.cli.fields import print_fields
+    from mrt_hpc.cli.fields import print_fields, write_reference
 
     if markdown is None:
         print_fields(words)
         return
-    from mrt_hpc.cli.fields import write_reference
-
     if words:
         advice = f"mrt-hpc fields --markdown {markdown}"
         raise UserError("the pages hold all fields", value=" ".join(words), advice=advice)

@@ -16,6 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 from rich.console import Console
 
+from mrt_hpc.attempt.python_look import light_installation
 from mrt_hpc.errors import ExitCode, UserError, nearest, word
 from mrt_hpc.recipe.find import RECIPES, SITES, SUITES, Kind, expanded, find, known_names
 from mrt_hpc.run.layout import RunLayout
@@ -327,8 +328,6 @@ class CommandGroup(click.Group):
         except UserError as error:
             self._show(ctx, error)
         except ModuleNotFoundError as error:
-            from mrt_hpc.attempt.python_look import light_installation
-
             if (light := light_installation(error)) is None:
                 raise
             self._show(ctx, light)

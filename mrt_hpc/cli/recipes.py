@@ -4,6 +4,7 @@ named, copy one to edit it, and check a recipe, or a class that it may name.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from mrt_hpc.cli import options
 from mrt_hpc.cli.options import RUN, console_of
 from mrt_hpc.errors import ExitCode, UserError, nearest
 from mrt_hpc.recipe import find
+from mrt_hpc.recipe.source import read_source
+from mrt_hpc.run.atomic import write_bytes
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Plan
@@ -66,7 +69,6 @@ def list_recipes(as_json: bool) -> None:
 
 
 def _print_json(listed: list[find.CatalogueEntry]) -> None:
-    import json
 
     rows = [
         {"kind": entry.kind.word, "name": entry.name, "about": entry.about, "path": str(entry.path)} for entry in listed
@@ -112,7 +114,6 @@ def copy(name: str, output: Path | None, force: bool) -> None:
       mrt-hpc recipes copy example slurm/sites/mycluster.yaml
       mrt-hpc recipes copy example:my_method
     """
-    from mrt_hpc.run.atomic import write_bytes
 
     entry, places = copy_of(name, output)
     copied = places[entry.path]
@@ -203,7 +204,6 @@ def _example(name: str) -> find.CatalogueEntry:
 def _beside(entry: find.CatalogueEntry) -> list[Path]:
     """The files in its own folder that a recipe or a suite names by relative paths."""
     from mrt_hpc.recipe.load import SECTION, named_paths
-    from mrt_hpc.recipe.source import read_source
 
     if entry.kind in (find.SITES, find.EXAMPLES):
         return []

@@ -28,7 +28,7 @@ from mrt_hpc.view.explain import paused
 from mrt_hpc.view.run_history import RunHistory, ShardCommitted
 from mrt_hpc.view.run_list import RunFacts, read_facts
 from mrt_hpc.view.run_look import NO_QUEUES, RunLook
-from mrt_hpc.view.upcoming import Clock, expected_end, upcoming
+from mrt_hpc.view.snapshot import Clock, expected_end, upcoming
 
 # -- the queues, which are asked from time to time while the files of the run are shown
 

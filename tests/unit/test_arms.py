@@ -14,8 +14,7 @@ from evaluated import commit_traces, evaluation_directory, run_directory, trace
 from simulated import AIME
 from simulated_arms import Recipes
 
-from mrt_hpc.analysis.comparing import compare, requirement, verdict
-from mrt_hpc.analysis.comparison_table import notes
+from mrt_hpc.analysis.comparing import compare, notes, requirement, verdict
 from mrt_hpc.analysis.intervals import (
     IntervalEstimate,
     crossed_gain,

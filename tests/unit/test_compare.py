@@ -16,8 +16,7 @@ from commands import refusal, typed
 from evaluated import commit_traces, evaluated_run, evaluation_directory, run_directory
 
 from mrt_hpc.analysis import intervals
-from mrt_hpc.analysis.comparing import MEAN, Comparison, compare, quantity, requirement, verdict
-from mrt_hpc.analysis.comparison_table import notes
+from mrt_hpc.analysis.comparing import MEAN, Comparison, compare, notes, quantity, requirement, verdict
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.intervals import Spread
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
