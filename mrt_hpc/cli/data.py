@@ -212,10 +212,8 @@ def _print_list() -> None:
     """Print the known data sets."""
     from mrt_hpc.datasets.named import SOURCES
 
-    names, counted = (
-        ("name", "problems", "of rows", "meaning", "on the hub", "split", "columns"),
-        ("problems", "of rows"),
-    )
+    counted = ("problems", "of rows")
+    names = ("name", *counted, "meaning", "on the hub", "split", "columns")
     table = table_of("data sets of the paper", *names, right=counted)
     for source in SOURCES:
         columns = f"{source.columns.problem}, {source.columns.answer}"

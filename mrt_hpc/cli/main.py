@@ -26,6 +26,7 @@ from mrt_hpc.cli.printed_traces import traces
 from mrt_hpc.cli.recipes import check, recipes, validate
 from mrt_hpc.cli.status import explain, report, runs, status
 from mrt_hpc.errors import UserError
+from mrt_hpc.run.layout import RunLayout
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -165,7 +166,16 @@ main.add_command(submit_recipe, "resume")
 @options.data_folder
 @options.run_directory
 @click.option("--plan", "plan_only", is_flag=True, help="Show the jobs without submitting them.")
-def evaluate(**typed: Any) -> None:
+def evaluate(
+    models: tuple[str, ...],
+    suite: str,
+    site: str | None,
+    overrides: tuple[str, ...],
+    results: Path,
+    data: Path | None,
+    run: Path | None,
+    plan_only: bool,
+) -> None:
     """Evaluate models on a suite: model directories, models of the hub (hub:OWNER/NAME), and weights versions of runs.
 
     RUN means its last weights version, RUN@first,20,last the ones named. Versions that a queued training will publish
@@ -177,9 +187,22 @@ def evaluate(**typed: Any) -> None:
       mrt-hpc eval models/DeepSeek-R1-Distill-Qwen-1.5B runs/grpo --suite paper_20
       mrt-hpc eval runs/grpo --suite paper_20 --plan
     """
-    from mrt_hpc.cli.evaluate import evaluate as evaluate_models
+    from mrt_hpc.cli.plan import print_whole
+    from mrt_hpc.cli.submit import listener
+    from mrt_hpc.evaluate.asked_models import models_asked, refuse_lost_models
+    from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe, submit_evaluation
+    from mrt_hpc.plan.compile import evaluation_plan
 
-    evaluate_models(**typed)
+    asked = models_asked(models)
+    recipe = evaluation_recipe(asked, suite, overrides, results, data)
+    root = options.run_path(recipe.name, run)
+    chosen = options.site_of_command(site, RunLayout(root))
+    if plan_only:
+        refuse_lost_models(recipe, root)
+        print_whole(evaluation_plan(recipe, chosen.site), recipe, chosen, RunLayout(root), "eval")
+        return
+    submit_evaluation(recipe, asked.awaited, chosen.checked().site, root, listener())
+    click.echo(f"run directory: {root}")
 
 
 @main.command(short_help="Judge stored samples again with today's grader.")
