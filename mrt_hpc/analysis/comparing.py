@@ -1,4 +1,6 @@
-"""Compares arms, of one or several runs each, problem by problem, and says in words what the comparison shows."""
+"""Compares arms, of one or several runs each, problem by problem, and says in words and in rows of numbers
+what the comparison shows.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The numbers that roles write down and that the report reads back: one JSON file each, whole or absent.
 
-The module has their names, units and round trip; ``rows`` computes with them, and ``report`` shows them.
+The module has their names, units and round trip, and reads those of a run; ``rows`` computes with them, and ``report``
+shows them.
 """
 
 from __future__ import annotations

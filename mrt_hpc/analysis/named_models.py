@@ -1,5 +1,5 @@
 """The models that a user names on the command line: a run (``RUN``, ``RUN@VERSION``), or an evaluation on its own
-(``EVALDIR``, ``EVALDIR@NAME``).
+(``EVALDIR``, ``EVALDIR@NAME``); and the arms of a comparison, which are made of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The figures and tables of the paper (Qu et al., arXiv 2503.07572, numbered as in its first version) and of its
 appendices: the command that makes each, and how its definition differs. ``mrt-hpc analyze --list`` prints them, and
-``docs/paper.md`` has the same rows.
+``docs/paper.md`` has the same rows. Below them are the published results of MRT, which ``mrt-hpc compare --published``
+prints beside one's own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""``mrt-hpc analyze``: analyses of evaluated samples, each as CSV, PNG and SVG."""
+"""``mrt-hpc analyze``: analyses of evaluated samples, each as CSV, PNG and SVG, of samples that are there or are
+generated before.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mrt-hpc cost``."""
+"""``mrt-hpc cost``, and the table of hours by use and role."""
 
 from __future__ import annotations
 

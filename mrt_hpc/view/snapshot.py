@@ -1,5 +1,5 @@
 """One run at one moment, as data with a stable shape: ``status --json`` prints it, and ``status``, ``status --watch``
-and a run on this machine show it.
+and a run on this machine show it; and what happens next in the run.
 
 Fields are added at need; none is renamed or removed without a new number in ``format``. Times are seconds since the
 epoch, durations seconds. What is not known is null.
