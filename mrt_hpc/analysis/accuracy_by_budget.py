@@ -24,9 +24,8 @@ from mrt_hpc.analysis.analysis_files import (
 )
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
 from mrt_hpc.analysis.intervals import SIGNIFICANCE, IntervalEstimate, MeanGain, mean_gain, share_interval
-from mrt_hpc.analysis.model_samples import SUITE_WITH, ModelSamples
+from mrt_hpc.analysis.model_samples import ModelSamples, require_same_budgets
 from mrt_hpc.analysis.problem_measures import MeanMeasure, tokens_at
-from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Boundaries
 
 MEANT = (Boundaries.EXTENSIONS,)
@@ -88,9 +87,10 @@ def analyse_extrapolation(models: Sequence[ModelSamples]) -> Analysis:
     Raises:
         UserError: a model was evaluated in another way, without values, or at other budgets than the first.
     """
-    budgets = models[0].budgets
     for model in models:
-        _require(model, budgets)
+        model.require_boundaries(*MEANT)
+        model.require_values()
+    require_same_budgets(models)
     by_model = [extrapolation_of(model) for model in models]
     gains = [
         ((model.name, budget), gain)
@@ -102,24 +102,6 @@ def analyse_extrapolation(models: Sequence[ModelSamples]) -> Analysis:
     remarks = (USED, *remark_on_correction("gains over the first budget", len(gains)))
     tables = (_table(by_model), table)
     return Analysis(tables, (_figure(by_model),), _summary(by_model), _verdicts(models, by_model, at_last), remarks)
-
-
-def _require(model: ModelSamples, budgets: tuple[int, ...]) -> None:
-    """Refuse a model that was not extrapolated to these budgets.
-
-    Raises:
-        UserError: see there.
-    """
-    model.require_boundaries(*MEANT)
-    model.require_values()
-    if model.budgets != budgets:
-        raise UserError(
-            f"{model.name} was extrapolated to other budgets than the first model",
-            value=list(model.budgets),
-            where=model.source,
-            expected=", ".join(map(str, budgets)),
-            advice=f"mrt-hpc eval {model.source} --suite {SUITE_WITH[MEANT[0]]}",
-        )
 
 
 def extrapolation_of(model: ModelSamples) -> ModelExtrapolation:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.arms import Arm
 from mrt_hpc.analysis.comparing import compare, verdict
 from mrt_hpc.analysis.figures import LineFigure, draw
 from mrt_hpc.analysis.intervals import holm
+from mrt_hpc.analysis.named_models import Arm
 from mrt_hpc.run.atomic import write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from mrt_hpc.analysis.intervals import IntervalEstimate, MeanGain
     from mrt_hpc.analysis.model_samples import ModelSamples
@@ -111,24 +111,6 @@ def gain_table(
 def remark_on_correction(what: str, count: int) -> tuple[str, ...]:
     """A sentence on the p-values of so many comparisons; none where there is one."""
     return (f"p of {what} is corrected for the {count} shown (Holm); intervals are not",) if count > 1 else ()
-
-
-def budget_table(
-    name: str, column: str, models: Iterable[tuple[str, Sequence[int], Sequence[IntervalEstimate]]]
-) -> DataTable:
-    """A row for each budget of each model.
-
-    Args:
-        name: of the table's file.
-        column: the name of what is estimated.
-        models: of each its name, its budgets in tokens, and the estimates at these.
-    """
-    rows = [
-        (model, budget, *interval_cells(estimate))
-        for model, budgets, estimates in models
-        for budget, estimate in zip(budgets, estimates, strict=True)
-    ]
-    return DataTable(name, ("model", "budget_tokens", column, "low", "high"), tuple(rows))
 
 
 def against_first(models: Sequence[ModelSamples], measure: Measure) -> tuple[str, ...]:

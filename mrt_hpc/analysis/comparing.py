@@ -1,33 +1,25 @@
-"""Compares arms, of one or several runs each, problem by problem, and says in words what the comparison shows."""
+"""Compares arms, of one or several runs each, problem by problem, and says in words and in rows of numbers
+what the comparison shows.
+"""
 
 from __future__ import annotations
 
+import csv
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from io import StringIO
+from typing import Any
 
 import numpy as np
 
-from mrt_hpc.analysis.arms import Arm
-from mrt_hpc.analysis.intervals import (
-    MOST_SEEDS,
-    SIGNIFICANCE,
-    FloatArray,
-    IntervalEstimate,
-    MeanGain,
-    Spread,
-    crossed_gain,
-    crossed_share,
-    detectable,
-    holm,
-    problems_needed,
-    samples_needed,
-    seeds_needed,
-    spread_of,
-)
-from mrt_hpc.analysis.problem_measures import Measure
+from mrt_hpc.analysis import intervals
+from mrt_hpc.analysis.model_samples import other_settings
+from mrt_hpc.analysis.named_models import Arm
+from mrt_hpc.analysis.problem_measures import MajorityAtK, Measure, Regret
 from mrt_hpc.errors import UserError
+from mrt_hpc.mrt.votes import RULE
 
 
 @dataclass(frozen=True)
@@ -35,7 +27,7 @@ class Side:
     """One arm in a comparison."""
 
     name: str
-    interval: IntervalEstimate | None
+    interval: intervals.IntervalEstimate | None
     """None for a mean over benchmarks."""
     samples: int
     """The samples of the problem that has the fewest."""
@@ -69,11 +61,11 @@ class Comparison:
     problems: int
     left_out: int
     """Problems that not all runs of the two have."""
-    gain: MeanGain
+    gain: intervals.MeanGain
     """The gain of the second over the first, as a share of ``scale``."""
     scale: float
     """What a share of 1 is worth: 1 for shares, the largest number of tokens for tokens."""
-    spread: Spread | None
+    spread: intervals.Spread | None
     """The spread of the gains, as shares of ``scale``; None where it is not known."""
     corrected_p: float
     """The p-value with Holm's correction for all comparisons that were made together."""
@@ -83,7 +75,7 @@ class Comparison:
     @property
     def shown(self) -> bool:
         """Whether the arms differ by more than chance gives."""
-        return self.corrected_p < SIGNIFICANCE
+        return self.corrected_p < intervals.SIGNIFICANCE
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -100,7 +92,7 @@ class Comparison:
         """The smallest difference that 80 % of such comparisons would show after the correction, in the measure's unit;
         infinite where a single problem shows nothing.
         """
-        return self.scale * detectable(self.gain.error, self.gain.degrees, self.together)
+        return self.scale * intervals.detectable(self.gain.error, self.gain.degrees, self.together)
 
     def needed(self, difference: float) -> Needed | None:
         """The problems, or the samples, that would show a difference between two models; None where the spread of
@@ -112,8 +104,10 @@ class Comparison:
         if self.problems < 2 or self.benchmark == MEAN or self.gain.seeds:
             return None
         share, variance = difference / self.scale, self.gain.error**2 * self.problems
-        samples = None if self.spread is None else samples_needed(self.spread, self.problems, share, self.together)
-        return Needed(problems_needed(variance, share, self.together), samples, self.spread is not None)
+        samples = (
+            None if self.spread is None else intervals.samples_needed(self.spread, self.problems, share, self.together)
+        )
+        return Needed(intervals.problems_needed(variance, share, self.together), samples, self.spread is not None)
 
     def seeds_needed(self, difference: float) -> int | None:
         """The seeds in each arm that would show a difference with these problems; see ``intervals.seeds_needed``. None
@@ -122,7 +116,7 @@ class Comparison:
         Args:
             difference: in the measure's unit, positive.
         """
-        return seeds_needed(self.gain, difference / self.scale, self.together) if self.of_recipes else None
+        return intervals.seeds_needed(self.gain, difference / self.scale, self.together) if self.of_recipes else None
 
 
 @dataclass(frozen=True)
@@ -165,7 +159,7 @@ def compare(first: Sequence[Arm], others: Sequence[Sequence[Arm]], measures: Seq
             comparisons += single
             if len(single) > 1 and measure.is_share:
                 comparisons.append(_mean(pairs, measure, single))
-    corrected = holm([comparison.gain.p_value for comparison in comparisons])
+    corrected = intervals.holm([comparison.gain.p_value for comparison in comparisons])
     return [
         replace(comparison, corrected_p=p, together=len(comparisons))
         for comparison, p in zip(comparisons, corrected, strict=True)
@@ -176,7 +170,7 @@ def _compared(first: Arm, second: Arm, measure: Measure, left_out: int) -> Compa
     """Two arms on the same problems."""
     before, after = first.values(measure), second.values(measure)
     scale = 1.0 if measure.is_share else float(max(before.max(), after.max(), 1.0))
-    gain = crossed_gain([(before / scale, after / scale)])
+    gain = intervals.crossed_gain([(before / scale, after / scale)])
     return Comparison(
         measure,
         first.benchmark,
@@ -191,15 +185,15 @@ def _compared(first: Arm, second: Arm, measure: Measure, left_out: int) -> Compa
     )
 
 
-def _side(arm: Arm, values_SP: FloatArray, measure: Measure, scale: float) -> Side:
+def _side(arm: Arm, values_SP: intervals.FloatArray, measure: Measure, scale: float) -> Side:
     """One arm; the interval of its mean is that of the measure for a single run, and over seeds and problems else."""
     means = tuple(math.fsum(values_P) / len(values_P) for values_P in values_SP)
     if len(arm.runs) == 1:
         return Side(arm.name, measure.interval(arm.runs[0]), arm.fewest, means)
     if measure.is_share:
-        return Side(arm.name, crossed_share(values_SP), arm.fewest, means)
-    own = crossed_gain([(np.zeros((1, values_SP.shape[1])), values_SP / scale)]).interval
-    interval = IntervalEstimate(own.mean * scale, max(0.0, own.low) * scale, own.high * scale)
+        return Side(arm.name, intervals.crossed_share(values_SP), arm.fewest, means)
+    own = intervals.crossed_gain([(np.zeros((1, values_SP.shape[1])), values_SP / scale)]).interval
+    interval = intervals.IntervalEstimate(own.mean * scale, max(0.0, own.low) * scale, own.high * scale)
     return Side(arm.name, interval, arm.fewest, means)
 
 
@@ -226,7 +220,7 @@ def _left_out(first: Arm, second: Arm) -> int:
     return len(set().union(*problems).difference(set(problems[0]).intersection(*problems)))
 
 
-def _spread(first: Arm, second: Arm, measure: Measure, scale: float) -> Spread | None:
+def _spread(first: Arm, second: Arm, measure: Measure, scale: float) -> intervals.Spread | None:
     """The parts of the variance of gains between two single runs."""
     if len(first.runs) + len(second.runs) > 2:
         return None
@@ -234,12 +228,12 @@ def _spread(first: Arm, second: Arm, measure: Measure, scale: float) -> Spread |
     if terms[0] is None or terms[1] is None or len(first.runs[0].problems) < 2:
         return None
     before, after = ({p: one / scale for p, one in side.items()} for side in terms if side is not None)
-    return spread_of(before, after)
+    return intervals.spread_of(before, after)
 
 
 def _mean(pairs: Sequence[tuple[Arm, Arm]], measure: Measure, single: Sequence[Comparison]) -> Comparison:
     """The mean over benchmarks, each with the same weight; the runs of an arm are the same on all of them."""
-    gain = crossed_gain([(first.values(measure), second.values(measure)) for first, second in pairs])
+    gain = intervals.crossed_gain([(first.values(measure), second.values(measure)) for first, second in pairs])
     return Comparison(
         measure,
         MEAN,
@@ -277,7 +271,7 @@ def verdict(comparison: Comparison) -> str:
     """What the comparison shows, in one sentence, and whether it is about recipes or about trained models."""
     if comparison.shown:
         return f"{comparison.second.name} is {_direction(comparison)}: {_more(comparison)} ({_about(comparison)})"
-    corrected = " after the correction" if comparison.gain.p_value < SIGNIFICANCE else ""
+    corrected = " after the correction" if comparison.gain.p_value < intervals.SIGNIFICANCE else ""
     seeds = f"{_seeds(comparison)} on " if comparison.of_recipes else ""
     limit = can_show(comparison.measure, comparison.problems, comparison.detectable)
     return f"cannot be distinguished{corrected}: {seeds}{limit}"
@@ -332,7 +326,7 @@ def requirement(comparison: Comparison, difference: float) -> str | None:
     start = f"to distinguish {quantity(comparison.measure, difference)}: "
     if comparison.of_recipes:
         seeds = comparison.seeds_needed(difference)
-        told = f"{seeds:,}" if seeds is not None else f"more than {MOST_SEEDS:,}"
+        told = f"{seeds:,}" if seeds is not None else f"more than {intervals.MOST_SEEDS:,}"
         return f"{start}{told} seeds in each arm with these {counted(comparison.problems, 'problem')}"
     needed = comparison.needed(difference)
     if needed is None:
@@ -362,3 +356,141 @@ def _why_samples_are_not_known(comparison: Comparison) -> str:
 def counted(number: int, what: str) -> str:
     """A number with its noun: ``1 problem``, ``1,200 problems``."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+# Comparisons as rows of plain numbers, for CSV and JSON, and the notes that a reader of them needs.
+
+
+def row_of(comparison: Comparison, points: float) -> dict[str, Any]:
+    """A comparison in plain numbers, shares in [0, 1] or tokens, by the columns of the CSV file.
+
+    ``detectable`` is the smallest difference that 80 % of such comparisons would show, None where a single problem
+    shows nothing. ``asked`` is the difference that the next three columns are about; ``seeds_needed`` are those of each
+    arm where both have several runs, None where more than a thousand are needed.
+
+    Args:
+        comparison: of two models.
+        points: the difference to be shown, see ``asked_difference``.
+    """
+    asked = asked_difference(comparison, points)
+    needed = comparison.needed(asked)
+    gain, scale = comparison.gain.interval, comparison.scale
+    return {
+        "benchmark": comparison.benchmark,
+        "measure": comparison.measure.name,
+        "problems": comparison.problems,
+        **_columns("first", comparison.first),
+        **_columns("second", comparison.second),
+        "difference": gain.mean * scale,
+        "difference_low": gain.low * scale,
+        "difference_high": gain.high * scale,
+        "p": comparison.gain.p_value,
+        "corrected_p": comparison.corrected_p,
+        "detectable": finite(comparison.detectable),
+        "asked": asked,
+        "problems_needed": None if needed is None else needed.problems,
+        "samples_needed": None if needed is None else needed.samples,
+        "seeds_needed": comparison.seeds_needed(asked),
+        "verdict": verdict(comparison),
+        "requirement": requirement(comparison, asked),
+    }
+
+
+def _columns(which: str, side: Side) -> dict[str, Any]:
+    """The columns of one side: its runs, each with a seed of its own, and None for the deviation of a single run."""
+    low, high = (None, None) if side.interval is None else map(finite, (side.interval.low, side.interval.high))
+    return {
+        which: side.name,
+        f"{which}_runs": side.runs,
+        f"{which}_samples": side.samples,
+        f"{which}_mean": side.mean,
+        f"{which}_low": low,
+        f"{which}_high": high,
+        f"{which}_deviation": side.deviation,
+    }
+
+
+def finite(number: float) -> float | None:
+    """The number, or None where it is infinite: JSON has no such number."""
+    return number if math.isfinite(number) else None
+
+
+def asked_difference(comparison: Comparison, points: float) -> float:
+    """The difference of so many percentage points in the measure's unit; of tokens, per cent of the first model's."""
+    return points / 100 * (1.0 if comparison.measure.is_share else comparison.first.mean)
+
+
+def csv_of(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as CSV with a heading."""
+    stream = StringIO()
+    writer = csv.DictWriter(stream, [*rows[0]], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+FEW = 10
+"""Below so many problems an interval depends on how the gains are distributed."""
+
+
+def notes(comparisons: Sequence[Comparison], arms: Sequence[Sequence[Arm]]) -> list[str]:
+    """What a reader has to know beside the numbers, a sentence each.
+
+    Args:
+        comparisons: all that were made together.
+        arms: the samples of each arm, one item a benchmark.
+    """
+    several = any(len(arm[0].runs) > 1 for arm in arms)
+    over = "problems, and over the seeds of an arm of several runs" if several else "problems"
+    sentences = [
+        f"intervals are 95 %, over {over}; a difference that can be shown is found in 80 % of such comparisons"
+    ]
+    sentences += _on_seeds(comparisons)
+    if len(comparisons) > 1:
+        corrected = f"p, verdicts and differences that can be shown are corrected for {len(comparisons)} comparisons"
+        sentences.append(f"{corrected} (Holm); intervals are not")
+    if any(isinstance(comparison.measure, MajorityAtK) for comparison in comparisons):
+        sentences.append(RULE)
+    if any(isinstance(comparison.measure, Regret) for comparison in comparisons):
+        first = arms[0][0].runs[0]
+        sentences.append(
+            f"regret of all counts the {first.counted} tokens, as evaluation.regret_tokens of {first.name}"
+        )
+    sentences += dict.fromkeys(_on_problems(comparison) for comparison in comparisons if comparison.left_out)
+    sentences += dict.fromkeys(_on_few(comparison) for comparison in comparisons if comparison.problems < FEW)
+    runs = [[run for arm in of_benchmark for run in arm.runs] for of_benchmark in zip(*arms, strict=True)]
+    return sentences + [note for mine in runs for note in other_settings(mine[0], mine[1:], seeds=not several)]
+
+
+def _on_seeds(comparisons: Sequence[Comparison]) -> list[str]:
+    """How far the runs of an arm differ, and what follows where an arm has a single one."""
+    sentences = list(
+        dict.fromkeys(
+            _on_seeds_of(side, comparison) for comparison in comparisons for side in comparison.sides if side.runs > 1
+        )
+    )
+    if all(comparison.of_recipes for comparison in comparisons):
+        return sentences
+    about = "a verdict with a single run on a side is about trained models and not about recipes"
+    other = "another training seed of the same recipe may differ from it by about as much"
+    return [f"{about}: {other}; --arm NAME=RUN,RUN,... takes the seeds of a recipe as one arm", *sentences]
+
+
+def _on_seeds_of(side: Side, comparison: Comparison) -> str:
+    most, deviation = (quantity(comparison.measure, x) for x in (float(np.ptp(side.means)), side.deviation or 0.0))
+    where = f"{comparison.measure.name} on {comparison.benchmark}"
+    return f"the {side.runs} seeds of {side.name} differ by up to {most} in {where} (standard deviation {deviation})"
+
+
+def _on_problems(comparison: Comparison) -> str:
+    names = f"{comparison.first.name} and {comparison.second.name}"
+    return f"{comparison.left_out} problems of {comparison.benchmark} are left out, which not both of {names} have"
+
+
+def _on_few(comparison: Comparison) -> str:
+    return (
+        f"{comparison.benchmark} has {counted(comparison.problems, 'problem')}: with fewer than {FEW} an interval "
+        "assumes that gains follow a normal distribution; where a few problems gain much more than the others, it "
+        "holds the truth less often than it says"
+    )

@@ -216,9 +216,9 @@ def p_of_ratio(draws: NDArray[np.float64], problems: int) -> float:
 
 def with_correction(results: Sequence[TokensTo]) -> list[TokensTo]:
     """The results with Holm's correction for the ratios at all levels and of all models but the first."""
-    others = [result for result in results if result.model != results[0].model]
-    corrected = dict(zip(map(id, others), holm([result.p for result in others]), strict=True))
-    return [replace(result, corrected_p=corrected.get(id(result), 1.0)) for result in results]
+    first = results[0].model if results else ""
+    corrected = iter(holm([result.p for result in results if result.model != first]))
+    return [result if result.model == first else replace(result, corrected_p=next(corrected)) for result in results]
 
 
 def bootstrap_weights(problems: int, seed: int) -> NDArray[np.float64]:

@@ -549,9 +549,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     The smallest is multiplied by their number m, the next by m - 1 and so on; none is smaller than one before it.
     """
-    corrected = [0.0] * len(p_values)
-    least = 0.0
-    for rank, index in enumerate(np.argsort(p_values, kind="stable")):
-        least = max(least, min(1.0, (len(p_values) - rank) * p_values[index]))
-        corrected[index] = least
-    return corrected
+    order = np.argsort(p_values, kind="stable")
+    corrected = np.empty(len(order))
+    corrected[order] = np.maximum.accumulate(np.minimum(1.0, np.arange(len(order), 0, -1) * np.array(p_values)[order]))
+    return [float(p) for p in corrected]

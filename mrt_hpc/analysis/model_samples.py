@@ -184,6 +184,24 @@ class ModelSamples:
             )
 
 
+def require_same_budgets(models: Sequence[ModelSamples]) -> None:
+    """Refuse models that were extrapolated to different budgets.
+
+    Raises:
+        UserError: one has other budgets than the first.
+    """
+    first = models[0]
+    for model in models[1:]:
+        if model.budgets != first.budgets:
+            raise UserError(
+                f"{model.name} was extrapolated to other budgets than {first.name}",
+                value=list(model.budgets),
+                where=model.source,
+                expected=", ".join(map(str, first.budgets)),
+                advice=f"mrt-hpc eval {first.source} {model.source} --suite {SUITE_WITH[Boundaries.EXTENSIONS]}",
+            )
+
+
 def with_prover(benchmark: str) -> str:
     """The options of ``mrt-hpc eval`` that value the prefixes of a benchmark: a suite that has it and names a prover,
     or one that has it, with a prover.

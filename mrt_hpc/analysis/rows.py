@@ -11,15 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mrt_hpc.analysis.intervals import (
-    IntervalEstimate,
-    Means,
-    mean_of_shares,
-    mean_paired_difference,
-    paired_difference,
-    pass_at_1,
-    pass_at_k,
-)
+from mrt_hpc.analysis import intervals
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
 from mrt_hpc.mrt.votes import RIGHT, AnswerCounts, majority_at_k
 
@@ -53,7 +45,7 @@ def summarise_evaluation(
     Raises:
         ValueError: there is no problem, a problem without a sample, or no such field.
     """
-    estimate = pass_at_1(list(rewards.values()))
+    estimate = intervals.pass_at_1(list(rewards.values()))
     fewest = min(len(samples) for samples in rewards.values())
     sizes = [1 << exponent for exponent in range(fewest.bit_length())]
     passes = {problem: [_pass_at_k(samples, k) for k in sizes] for problem, samples in rewards.items()}
@@ -84,7 +76,7 @@ ROUNDED = 10.0**-DIGITS
 
 def _pass_at_k(rewards: Sequence[float], k: int) -> float:
     """pass@k of one problem; a sample counts as correct when its reward is 1."""
-    return pass_at_k(len(rewards), sum(reward >= RIGHT for reward in rewards), k)
+    return intervals.pass_at_k(len(rewards), sum(reward >= RIGHT for reward in rewards), k)
 
 
 def _majorities(rewards: Sequence[float], answers: Sequence[str | None], sizes: Sequence[int]) -> tuple[float, ...]:
@@ -107,12 +99,12 @@ def _rounded(numbers: Sequence[float]) -> tuple[float, ...]:
 # -- the measures of a summary with their intervals
 
 
-def without_interval(mean: float) -> IntervalEstimate:
+def without_interval(mean: float) -> intervals.IntervalEstimate:
     """A mean of which nothing else is known: its interval is infinite, and tables and figures leave it out."""
-    return IntervalEstimate(mean, -math.inf, math.inf)
+    return intervals.IntervalEstimate(mean, -math.inf, math.inf)
 
 
-def mean_of(*benchmarks: Means) -> IntervalEstimate:
+def mean_of(*benchmarks: intervals.Means) -> intervals.IntervalEstimate:
     """The mean of a share over the problems of a benchmark, or over several benchmarks, with its interval in [0, 1].
 
     Args:
@@ -122,12 +114,14 @@ def mean_of(*benchmarks: Means) -> IntervalEstimate:
         ValueError: there is no problem.
     """
     if len(benchmarks) == 1:
-        return mean_of_shares(benchmarks[0])
-    difference = mean_paired_difference([(dict.fromkeys(by_problem, 0.0), by_problem) for by_problem in benchmarks])
+        return intervals.mean_of_shares(benchmarks[0])
+    difference = intervals.mean_paired_difference(
+        [(dict.fromkeys(by_problem, 0.0), by_problem) for by_problem in benchmarks]
+    )
     return replace(difference, low=max(difference.low, 0.0))
 
 
-def pass_estimates(*benchmarks: EvaluationSummary) -> dict[int, IntervalEstimate]:
+def pass_estimates(*benchmarks: EvaluationSummary) -> dict[int, intervals.IntervalEstimate]:
     """pass@k by k: of a benchmark, or the mean over several for every k that all of them have.
 
     For k = 1 it is the accuracy with its interval, so that the two agree.
@@ -139,13 +133,13 @@ def pass_estimates(*benchmarks: EvaluationSummary) -> dict[int, IntervalEstimate
     return estimates
 
 
-def majority_estimates(*benchmarks: EvaluationSummary) -> dict[int, IntervalEstimate]:
+def majority_estimates(*benchmarks: EvaluationSummary) -> dict[int, intervals.IntervalEstimate]:
     """maj@k by k: of a benchmark, or the mean over several; empty where a summary has none."""
     majorities = [_by_place(list(e.pass_at_k), e.majority_by_problem) for e in benchmarks]
     return {k: mean_of(*shares) for k, shares in _shared(majorities).items()}
 
 
-def stage_estimates(evaluation: EvaluationSummary) -> dict[str, IntervalEstimate]:
+def stage_estimates(evaluation: EvaluationSummary) -> dict[str, intervals.IntervalEstimate]:
     """The accuracy of each stage, by its name; that of the last one is the result's."""
     if not evaluation.stages_by_problem:
         return {}
@@ -155,24 +149,24 @@ def stage_estimates(evaluation: EvaluationSummary) -> dict[str, IntervalEstimate
     return {**estimates, last: _agreeing(estimates[last], evaluation)}
 
 
-def accuracy_of(evaluation: EvaluationSummary) -> IntervalEstimate:
+def accuracy_of(evaluation: EvaluationSummary) -> intervals.IntervalEstimate:
     """pass@1 of a benchmark with its interval."""
-    return IntervalEstimate(evaluation.accuracy, evaluation.low, evaluation.high)
+    return intervals.IntervalEstimate(evaluation.accuracy, evaluation.low, evaluation.high)
 
 
-def _agreeing(estimate: IntervalEstimate, evaluation: EvaluationSummary) -> IntervalEstimate:
+def _agreeing(estimate: intervals.IntervalEstimate, evaluation: EvaluationSummary) -> intervals.IntervalEstimate:
     """pass@1 as the summary has it, where this is the same number: of one sample a problem its interval differs."""
     return accuracy_of(evaluation) if abs(estimate.mean - evaluation.accuracy) < ROUNDED else estimate
 
 
-def _by_place(names: Sequence[Name], by_problem: Mapping[str, Sequence[float]]) -> dict[Name, Means]:
+def _by_place(names: Sequence[Name], by_problem: Mapping[str, Sequence[float]]) -> dict[Name, intervals.Means]:
     """The numbers of each problem by name, from lists in the order of the names."""
     if not by_problem:
         return {}
     return {name: {problem: row[i] for problem, row in by_problem.items()} for i, name in enumerate(names)}
 
 
-def _shared(benchmarks: Sequence[Mapping[int, Means]]) -> dict[int, list[Means]]:
+def _shared(benchmarks: Sequence[Mapping[int, intervals.Means]]) -> dict[int, list[intervals.Means]]:
     """The shares of each benchmark, for every k that all of them have."""
     ks = sorted(set.intersection(*(set(means) for means in benchmarks)))
     return {k: [means[k] for means in benchmarks] for k in ks}
@@ -186,7 +180,7 @@ class EvaluationRow:
     """One line of the evaluation table."""
 
     evaluation: EvaluationSummary
-    difference: IntervalEstimate | None
+    difference: intervals.IntervalEstimate | None
     """Gain over the first evaluated version, paired by problem; None for that version itself, and where the problems
     are not the same."""
     baseline: int
@@ -198,8 +192,8 @@ class MeanRow:
     """The mean over several benchmarks, of one version evaluated on all of them."""
 
     version: int
-    accuracy: IntervalEstimate
-    difference: IntervalEstimate | None
+    accuracy: intervals.IntervalEstimate
+    difference: intervals.IntervalEstimate | None
     """As in EvaluationRow."""
 
 
@@ -213,21 +207,26 @@ class RegretRow:
     """Tokens."""
     counted: str
     """Which tokens count."""
-    regret: IntervalEstimate
-    difference: IntervalEstimate | None
+    regret: intervals.IntervalEstimate
+    difference: intervals.IntervalEstimate | None
     """As in EvaluationRow; below zero is better."""
+
+
+def _gain(pairs: Sequence[tuple[intervals.Means, intervals.Means]]) -> intervals.IntervalEstimate | None:
+    """The mean gain from first to second, paired by problem; None where the problems are not the same."""
+    same = all(before and before.keys() == after.keys() for before, after in pairs)
+    return intervals.mean_paired_difference(pairs) if same else None
 
 
 def evaluation_rows(evaluations: Sequence[EvaluationSummary]) -> list[EvaluationRow]:
     """All evaluations by benchmark and version, each with its gain over the benchmark's first version."""
     rows = []
-    for versions in by_benchmark(evaluations).values():
-        first = versions[0]
-        for evaluation in versions:
-            same_problems = evaluation.per_problem.keys() == first.per_problem.keys() and len(first.per_problem) > 0
-            compared = evaluation is not first and same_problems
-            gain = paired_difference(first.per_problem, evaluation.per_problem) if compared else None
-            rows.append(EvaluationRow(evaluation, gain, first.version))
+    for first, *others in by_benchmark(evaluations).values():
+        gains = (_gain([(first.per_problem, evaluation.per_problem)]) for evaluation in others)
+        rows += [
+            EvaluationRow(each, gain, first.version)
+            for each, gain in zip((first, *others), (None, *gains), strict=True)
+        ]
     return rows
 
 
@@ -236,16 +235,13 @@ def mean_rows(evaluations: Sequence[EvaluationSummary]) -> list[MeanRow]:
     groups = list(by_benchmark(evaluations).values())
     if len(groups) < 2:
         return []
-    by_version = [{evaluation.version: evaluation for evaluation in group} for group in groups]
+    by_version = [{evaluation.version: evaluation.per_problem for evaluation in group} for group in groups]
     shared = sorted(set.intersection(*(set(versions) for versions in by_version)))
     rows = []
     for version in shared:
-        firsts = [versions[shared[0]] for versions in by_version]
-        these = [versions[version] for versions in by_version]
-        pairs = [(first.per_problem, this.per_problem) for first, this in zip(firsts, these, strict=True)]
-        compared = version != shared[0] and all(before and before.keys() == after.keys() for before, after in pairs)
-        gain = mean_paired_difference(pairs) if compared else None
-        rows.append(MeanRow(version, mean_of(*(evaluation.per_problem for evaluation in these)), gain))
+        pairs = [(versions[shared[0]], versions[version]) for versions in by_version]
+        gain = None if version == shared[0] else _gain(pairs)
+        rows.append(MeanRow(version, mean_of(*(this for _, this in pairs)), gain))
     return [row for row in rows if row.difference or row.version == shared[0]]
 
 
@@ -256,11 +252,9 @@ def regret_rows(evaluations: Sequence[EvaluationSummary]) -> list[RegretRow]:
         for budget in sorted({budget for evaluation in versions for budget in evaluation.regret}):
             valued = [evaluation for evaluation in versions if evaluation.regret.get(budget)]
             for evaluation in valued:
-                first, this = valued[0].regret[budget], evaluation.regret[budget]
-                alike = this.keys() == first.keys() and evaluation.regret_tokens == valued[0].regret_tokens
-                compared = evaluation is not valued[0] and alike
-                change = paired_difference(first, this) if compared else None
-                counted = evaluation.regret_tokens
+                first, this, counted = valued[0], evaluation.regret[budget], evaluation.regret_tokens
+                compared = evaluation is not first and counted == first.regret_tokens
+                change = _gain([(first.regret[budget], this)]) if compared else None
                 rows.append(RegretRow(evaluation.benchmark, evaluation.version, budget, counted, mean_of(this), change))
     return rows
 

@@ -16,28 +16,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 from operator import and_
 
 import numpy as np
 from scipy.special import stdtrit
 
-from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text, name_of_file
+from mrt_hpc.analysis import intervals
+from mrt_hpc.analysis.analysis_files import Analysis, Cell, DataTable, interval_cells, interval_text, name_of_file
 from mrt_hpc.analysis.comparing import can_show, quantity
-from mrt_hpc.analysis.figures import Dash, Line, LineFigure, Panel
-from mrt_hpc.analysis.intervals import (
-    POWER,
-    SIGNIFICANCE,
-    IntervalEstimate,
-    MeanGain,
-    detectable,
-    holm,
-    mean_gain,
-    mean_of_shares,
-    paired_difference,
-    t_quantile,
-)
+from mrt_hpc.analysis.figures import Dash, Line, LineFigure, Panel, line_of
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples, with_prover
 from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK, tokens_at
 from mrt_hpc.errors import UserError
@@ -69,9 +58,9 @@ class ScalingPoint:
     """The expected accuracy of each problem."""
 
     @property
-    def accuracy(self) -> IntervalEstimate:
+    def accuracy(self) -> intervals.IntervalEstimate:
         """The mean over problems with its interval."""
-        return mean_of_shares(self.by_problem)
+        return intervals.mean_of_shares(self.by_problem)
 
 
 @dataclass(frozen=True)
@@ -84,6 +73,16 @@ class ScalingCurve:
     points: tuple[ScalingPoint, ...]
     voters: int | None = None
     """p of a vote at the prefixes."""
+
+    @property
+    def rows(self) -> list[tuple[Cell, ...]]:
+        """A row of a table for each point."""
+        return [(self.model, self.way, p.index, p.tokens, *interval_cells(p.accuracy)) for p in self.points]
+
+    def line(self, label: str, dash: Dash, *, band: bool = True) -> Line:
+        """The accuracy against the tokens."""
+        line = line_of(label, [p.tokens for p in self.points], [p.accuracy for p in self.points])
+        return replace(line, dash=dash, band=band)
 
 
 # -- votes at prefixes
@@ -164,11 +163,11 @@ class EarlierVote:
     tokens: float
     saved: float
     """The tokens that the vote at the last prefix takes more."""
-    gain: MeanGain
+    gain: intervals.MeanGain
     """The gain of the vote at the last prefix over this one, paired by problem: what this one loses."""
     corrected_p: float
     """The p-value of a difference, with Holm's correction for all earlier votes."""
-    loss: IntervalEstimate
+    loss: intervals.IntervalEstimate
     """The same gain with the interval of equivalence, see ``guarded_gain``."""
     as_good: bool
     """Whether it is shown that it loses less than the margin, and so are the votes at all later prefixes."""
@@ -176,7 +175,7 @@ class EarlierVote:
     @property
     def shown(self) -> bool:
         """Whether the two votes differ by more than chance gives."""
-        return self.corrected_p < SIGNIFICANCE
+        return self.corrected_p < intervals.SIGNIFICANCE
 
     @property
     def is_beaten(self) -> bool:
@@ -196,7 +195,7 @@ class EqualTokens:
     curve: ScalingCurve
     complete: float
     """The accuracy of complete samples."""
-    gain: MeanGain
+    gain: intervals.MeanGain
     """The gain of the vote at the last prefix over them, paired by problem."""
 
 
@@ -212,8 +211,8 @@ def earlier_votes(curve: ScalingCurve, margin: float = MARGIN) -> list[EarlierVo
         margin: the loss below which a vote counts as good, a share.
     """
     *earlier, last = curve.points
-    gains = [mean_gain([(point.by_problem, last.by_problem)]) for point in earlier]
-    corrected = holm([gain.p_value for gain in gains])
+    gains = [intervals.mean_gain([(point.by_problem, last.by_problem)]) for point in earlier]
+    corrected = intervals.holm([gain.p_value for gain in gains])
     losses = [guarded_gain(point, last) for point in earlier]
     within = [max(-loss.low, loss.high) < margin for loss in losses]
     as_good = reversed(list(accumulate(reversed(within), and_)))
@@ -223,7 +222,7 @@ def earlier_votes(curve: ScalingCurve, margin: float = MARGIN) -> list[EarlierVo
     ]
 
 
-def guarded_gain(earlier: ScalingPoint, last: ScalingPoint) -> IntervalEstimate:
+def guarded_gain(earlier: ScalingPoint, last: ScalingPoint) -> intervals.IntervalEstimate:
     """The gain of the last vote with a 95 % interval; within a margin, it passes two one-sided tests of 2.5 % each.
 
     One more problem that gains 1 and one more that loses 1 are added (Bonett and Price 2012, where the gains of all
@@ -231,7 +230,7 @@ def guarded_gain(earlier: ScalingPoint, last: ScalingPoint) -> IntervalEstimate:
     are needed to exclude that one in fifty loses 1, whatever the others show.
     """
     after = {str(number): gain for number, gain in enumerate([*_gains(earlier, last), 1.0, -1.0])}
-    return mean_gain([(dict.fromkeys(after, 0.0), after)]).interval
+    return intervals.mean_gain([(dict.fromkeys(after, 0.0), after)]).interval
 
 
 def _gains(earlier: ScalingPoint, last: ScalingPoint) -> list[float]:
@@ -246,11 +245,11 @@ def problems_to_show(variance: float, margin: float) -> int:
         variance: of the gains of problems.
         margin: see ``earlier_votes``.
     """
-    power = 1 - (1 - POWER) / 2  # of each of the two tests
+    power = 1 - (1 - intervals.POWER) / 2  # of each of the two tests
     problems = 2
     while True:
         error = math.sqrt((problems * variance + 2) / (problems + 1) / (problems + 2))
-        if (t_quantile(problems + 1) + float(stdtrit(problems + 1, power))) * error <= margin:
+        if (intervals.t_quantile(problems + 1) + float(stdtrit(problems + 1, power))) * error <= margin:
             return problems
         problems += 1 + problems // 1000  # the number is told in two digits
 
@@ -270,7 +269,7 @@ def equal_tokens(curve: ScalingCurve, complete: ScalingCurve) -> EqualTokens | N
         for problem in last.by_problem
     }
     accuracy = float(np.mean(list(by_problem.values())))
-    return EqualTokens(curve, accuracy, mean_gain([(by_problem, last.by_problem)]))
+    return EqualTokens(curve, accuracy, intervals.mean_gain([(by_problem, last.by_problem)]))
 
 
 # -- in words
@@ -343,9 +342,9 @@ def equal_tokens_verdict(curve: ScalingCurve, complete: ScalingCurve) -> str:
         return f"{head}: not compared, {_out_of_range(last.tokens, complete)}"
     gain, problems = equal.gain, len(last.by_problem)
     verdict = f"{head}: {interval_text(gain.interval, signed=True)}"
-    if gain.p_value < SIGNIFICANCE:
+    if gain.p_value < intervals.SIGNIFICANCE:
         return f"{verdict}, it is {'better' if gain.mean > 0 else 'worse'} by {quantity(measure, abs(gain.mean))}"
-    limit = can_show(measure, problems, detectable(gain.error, gain.degrees))
+    limit = can_show(measure, problems, intervals.detectable(gain.error, gain.degrees))
     return f"{verdict}, cannot be distinguished: {limit}"
 
 
@@ -411,7 +410,9 @@ def analyse_scaling(models: Sequence[ModelSamples], margin: float = MARGIN) -> A
     direct = {model.name: direct_curves(model) for model in models}
     others = [curve for model in models if model not in voting for curve in direct[model.name]]
     figures = tuple(_figure(m.name, [*prefixes[m.name], *direct[m.name], *others], len(voting) > 1) for m in voting)
-    table = _table([curve for model in models for curve in (*prefixes.get(model.name, ()), *direct[model.name])])
+    curves = [curve for model in models for curve in (*prefixes.get(model.name, ()), *direct[model.name])]
+    columns = ("model", "way", "episodes_or_samples", "tokens", "accuracy", "low", "high")
+    table = DataTable("scaling", columns, tuple(row for curve in curves for row in curve.rows))
     pairs = [(curve, direct[model.name][0]) for model in voting for curve in prefixes[model.name]]
     largest = [(prefixes[model.name][-1], direct[model.name][0]) for model in voting]
     tables = (table, table_of_earlier_votes([curve for curve, _ in largest], margin), table_of_equal_tokens(pairs))
@@ -477,25 +478,8 @@ def _verdicts(largest: Sequence[tuple[ScalingCurve, ScalingCurve]], margin: floa
 
 def accuracy_at(curve: ScalingCurve, tokens: float) -> float:
     """The accuracy of a curve at a number of tokens, linear between its points; NaN outside of them."""
-    return float(
-        np.interp(
-            tokens,
-            [point.tokens for point in curve.points],
-            [point.accuracy.mean for point in curve.points],
-            left=np.nan,
-            right=np.nan,
-        )
-    )
-
-
-def _table(curves: Sequence[ScalingCurve]) -> DataTable:
-    rows = [
-        (curve.model, curve.way, point.index, point.tokens, *interval_cells(point.accuracy))
-        for curve in curves
-        for point in curve.points
-    ]
-    columns = ("model", "way", "episodes_or_samples", "tokens", "accuracy", "low", "high")
-    return DataTable("scaling", columns, tuple(rows))
+    at, accuracy = zip(*((point.tokens, point.accuracy.mean) for point in curve.points), strict=True)
+    return float(np.interp(tokens, at, accuracy, left=np.nan, right=np.nan))
 
 
 def _figure(model: str, curves: Sequence[ScalingCurve], several: bool) -> LineFigure:
@@ -513,14 +497,8 @@ def line_of_curve(curve: ScalingCurve, model: str, most: int) -> Line:
     """
     name = curve.way if curve.voters is not None else f"{curve.way}, complete samples"
     label = name if curve.model == model else f"{name} of {curve.model}"
-    x, y = tuple(point.tokens for point in curve.points), tuple(point.accuracy for point in curve.points)
-    return Line(label, x, y, dash=_dash(curve), band=curve.voters == most or curve.way == VOTE)
-
-
-def _dash(curve: ScalingCurve) -> Dash:
-    if curve.voters is not None:
-        return "solid"
-    return "dashed" if curve.way == VOTE else "dotted"
+    dash: Dash = "solid" if curve.voters is not None else "dashed" if curve.way == VOTE else "dotted"
+    return curve.line(label, dash, band=curve.voters == most or curve.way == VOTE)
 
 
 def _summary_row(curve: ScalingCurve, votes: ScalingCurve) -> tuple[str, ...]:
@@ -533,7 +511,7 @@ def _summary_row(curve: ScalingCurve, votes: ScalingCurve) -> tuple[str, ...]:
         interval_text(first.accuracy),
         interval_text(last.accuracy),
         f"{last.tokens:.0f}",
-        interval_text(paired_difference(first.by_problem, last.by_problem), signed=True),
+        interval_text(intervals.paired_difference(first.by_problem, last.by_problem), signed=True),
         f"{best.accuracy.mean:.3f} at j = {best.index}",
         "none" if np.isnan(equal) else f"{equal:.3f}",
     )

@@ -5,20 +5,28 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
 
-from mrt_hpc.analysis import published
-from mrt_hpc.analysis.arms import NamedArm, named_arms, read_arms, remarks_on
-from mrt_hpc.analysis.comparing import compare
-from mrt_hpc.analysis.comparison_table import ComparisonRow, csv_of, notes, row_of
-from mrt_hpc.analysis.named_models import NamedModel, chosen_benchmarks, named_models
+from mrt_hpc.analysis.comparing import Comparison, compare, csv_of, notes, row_of
+from mrt_hpc.analysis.intervals import IntervalEstimate
+from mrt_hpc.analysis.named_models import (
+    NamedArm,
+    NamedModel,
+    chosen_benchmarks,
+    named_arms,
+    named_models,
+    read_arms,
+    remarks_on,
+)
 from mrt_hpc.analysis.number_formats import percent
+from mrt_hpc.analysis.paper_results import BENCHMARKS, TABLES
 from mrt_hpc.analysis.problem_measures import measure_of
 from mrt_hpc.cli.options import console_of, print_notes, table_of
 from mrt_hpc.cli.status import open_run
@@ -32,51 +40,53 @@ if TYPE_CHECKING:
     from mrt_hpc.evaluate.regrade import Regraded
 
 
-@dataclass(frozen=True)
-class ComparisonOptions:
-    """What the user wants to see."""
-
-    arms: tuple[str, ...]
-    """``NAME=RUN,RUN,...``; compared with the models that are named alone."""
-    benchmarks: tuple[str, ...]
-    """Empty for all that the models share."""
-    measures: tuple[str, ...]
-    points: float
-    """The difference to be shown."""
-    csv: Path | None
-    as_json: bool
-    published: bool
-    trust: bool
-    """Whether code of the runs is imported also where another user can change it."""
-
-
-def print_comparison(what: tuple[str, ...], asked: ComparisonOptions) -> None:
+def print_comparison(
+    what: tuple[str, ...],
+    typed_arms: tuple[str, ...],
+    *,
+    benchmarks: tuple[str, ...],
+    measures: tuple[str, ...],
+    difference: float,
+    csv: Path | None,
+    as_json: bool,
+    published: bool,
+    trust: bool,
+) -> None:
     """Compare models and arms with the first of them, and print what that shows.
 
     Args:
         what: runs and evaluations, see ``named_models``.
-        asked: what is compared, and how it is shown.
+        typed_arms: ``NAME=RUN,RUN,...``; compared with the models that are named alone.
+        benchmarks: empty for all that the models share.
+        measures: by their names.
+        difference: the one to be shown, in percentage points.
+        csv: where the numbers are also written.
+        as_json: whether they are printed as JSON.
+        published: whether the published results are printed beside.
+        trust: whether code of the runs is imported also where another user can change it.
 
     Raises:
         UserError: a model or a benchmark is not there, or there is nothing to compare.
     """
-    measures = [measure_of(name) for name in asked.measures]
-    named = compared_arms(what, asked.arms, trust=asked.trust)
-    benchmarks = chosen_benchmarks([model for arm in named for model in arm.models], asked.benchmarks)
-    arms = read_arms(named, benchmarks, graded=any(measure.is_graded for measure in measures))
-    comparisons = compare(arms[0], arms[1:], measures)
-    rows = [row_of(comparison, asked.points) for comparison in comparisons]
-    remarks = [*notes(comparisons, arms), *remarks_on(named, benchmarks)]
-    if asked.csv is not None:
-        asked.csv.parent.mkdir(parents=True, exist_ok=True)
-        write_text(asked.csv, csv_of(rows))
-    if asked.as_json:
-        click.echo(as_json(rows, remarks, asked.published))
+    measured = [measure_of(name) for name in measures]
+    named = compared_arms(what, typed_arms, trust=trust)
+    chosen = chosen_benchmarks([model for arm in named for model in arm.models], benchmarks)
+    arms = read_arms(named, chosen, graded=any(measure.is_graded for measure in measured))
+    comparisons = compare(arms[0], arms[1:], measured)
+    rows = [row_of(comparison, difference) for comparison in comparisons]
+    remarks = [*notes(comparisons, arms), *remarks_on(named, chosen)]
+    if csv is not None:
+        csv.parent.mkdir(parents=True, exist_ok=True)
+        write_text(csv, csv_of(rows))
+    if as_json:
+        tables = [{"benchmarks": BENCHMARKS, **asdict(table)} for table in TABLES]
+        beside = {"published": tables} if published else {}
+        click.echo(json.dumps({"comparisons": rows, "notes": remarks, **beside}, indent=2, allow_nan=False))
         return
-    _print_rows(rows)
+    _print_comparisons(comparisons, rows)
     print_notes(remarks)
-    if asked.published:
-        _print_published(rows)
+    if published:
+        _print_published(comparisons)
 
 
 def compared_arms(what: Sequence[str], arms: Sequence[str], *, trust: bool) -> list[NamedArm]:
@@ -113,59 +123,48 @@ def _another(model: NamedModel) -> str:
 # -- how a comparison is shown
 
 
-def as_json(rows: Sequence[ComparisonRow], remarks: Sequence[str], with_published: bool) -> str:
-    """Everything as one JSON object."""
-    shown: dict[str, object] = {"comparisons": [asdict(row) for row in rows], "notes": list(remarks)}
-    if with_published:
-        shown["published"] = [{"benchmarks": published.BENCHMARKS, **asdict(table)} for table in published.TABLES]
-    return json.dumps(shown, indent=2, allow_nan=False)
-
-
-def _print_rows(rows: Sequence[ComparisonRow]) -> None:
+def _print_comparisons(comparisons: Sequence[Comparison], rows: Sequence[dict[str, Any]]) -> None:
     columns = ("benchmark", "measure", "problems", "first", "second", "difference (95 %)", "p")
     table = table_of("shares in per cent, differences in percentage points", *columns)
-    for row in rows:
-        table.add_row(row.benchmark, row.measure, str(row.problems), *_numbers(row), f"{row.corrected_p:.3g}")
+    for one in comparisons:
+        p = f"{one.corrected_p:.3g}"
+        table.add_row(one.benchmark, one.measure.name, str(one.problems), *_numbers(one), p)
     console = console_of(sys.stdout)
     console.print(table)
     for row in rows:
-        console.print(f"[bold]{row.benchmark}, {row.measure}:[/] ", end="", highlight=False)
-        console.print("; ".join(filter(None, (row.verdict, row.requirement))), markup=False, highlight=False)
+        console.print(f"[bold]{row['benchmark']}, {row['measure']}:[/] ", end="", highlight=False)
+        console.print("; ".join(filter(None, (row["verdict"], row["requirement"]))), markup=False, highlight=False)
 
 
-def _numbers(row: ComparisonRow) -> tuple[str, str, str]:
+def _numbers(comparison: Comparison) -> Iterator[str]:
     """Both sides with their names and intervals, and the difference."""
-    shares = row.measure != "tokens"
-    factor, digits = (100.0, 1) if shares else (1.0, 0)
+    factor, digits = (100.0, 1) if comparison.measure.is_share else (1.0, 0)
 
-    def with_interval(mean: float, low: float | None, high: float | None, sign: str = "") -> str:
-        estimate, *ends = ("" if x is None else f"{x * factor:{sign},.{digits}f}" for x in (mean, low, high))
-        return f"{estimate} ({' to '.join(ends)})" if all(ends) else estimate
+    def with_ends(mean: float, interval: IntervalEstimate | None, scale: float = 1.0, sign: str = "") -> str:
+        ends = () if interval is None else (scale * interval.low, scale * interval.high)
+        estimate, *texts = (f"{x * factor:{sign},.{digits}f}" for x in (mean, *ends))
+        return f"{estimate} ({' to '.join(texts)})" if ends and all(map(isfinite, ends)) else estimate
 
-    return (
-        f"{_name(row.first, row.first_runs)}: {with_interval(row.first_mean, row.first_low, row.first_high)}",
-        f"{_name(row.second, row.second_runs)}: {with_interval(row.second_mean, row.second_low, row.second_high)}",
-        with_interval(row.difference, row.difference_low, row.difference_high, "+"),
-    )
-
-
-def _name(arm: str, runs: int) -> str:
-    return arm if runs == 1 else f"{arm}, {runs} seeds"
+    for side in comparison.sides:
+        name = side.name if side.runs == 1 else f"{side.name}, {side.runs} seeds"
+        yield f"{name}: {with_ends(side.mean, side.interval)}"
+    gain, scale = comparison.gain.interval, comparison.scale
+    yield with_ends(gain.mean * scale, gain, scale, "+")
 
 
-ACCURACIES = ("model", *published.BENCHMARKS, "mean")
+ACCURACIES = ("model", *BENCHMARKS, "mean")
 """The columns of published results, and of one's own below them."""
 
 
-def _print_published(rows: Sequence[ComparisonRow]) -> None:
+def _print_published(comparisons: Sequence[Comparison]) -> None:
     """The published results, and one's own pass@1 below them."""
     console = console_of(sys.stdout)
-    for table in published.TABLES:
+    for table in TABLES:
         shown = table_of(f"published: {table.conditions}", *ACCURACIES)
         for result in table.results:
             shown.add_row(result.model, *(f"{share:.{table.digits}f}" for share in (*result.accuracy, result.mean)))
         console.print(shown)
-    own = own_accuracies(rows)
+    own = own_accuracies(comparisons)
     if not own:
         console.print("For your own results beside them, add --measure pass@1.", highlight=False)
         return
@@ -177,18 +176,18 @@ def _print_published(rows: Sequence[ComparisonRow]) -> None:
 
 def _own_cells(accuracies: Mapping[str, float]) -> list[str]:
     """pass@1 on each benchmark, and their mean where all are there, per cent."""
-    cells = [accuracies.get(benchmark) for benchmark in published.BENCHMARKS]
+    cells = [accuracies.get(benchmark) for benchmark in BENCHMARKS]
     known = [share for share in cells if share is not None]
     mean = sum(known) / len(known) if len(known) == len(cells) else None
     return ["–" if share is None else f"{100 * share:.2f}" for share in (*cells, mean)]
 
 
-def own_accuracies(rows: Sequence[ComparisonRow]) -> dict[str, dict[str, float]]:
+def own_accuracies(comparisons: Sequence[Comparison]) -> dict[str, dict[str, float]]:
     """pass@1 by model and benchmark."""
     accuracies: dict[str, dict[str, float]] = {}
-    for row in (row for row in rows if row.measure == "pass@1"):
-        accuracies.setdefault(row.first, {})[row.benchmark] = row.first_mean
-        accuracies.setdefault(row.second, {})[row.benchmark] = row.second_mean
+    for one in comparisons:
+        for side in one.sides if one.measure.name == "pass@1" else ():
+            accuracies.setdefault(side.name, {})[one.benchmark] = side.mean
     return accuracies
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -63,20 +65,7 @@ executable = click.option("--executable", default="apptainer", show_default=True
 @click.option("--on-node", is_flag=True, help="Build on a compute node of the site, where the login node forbids it.")
 @options.site
 @executable
-def build(
-    kind: str,
-    image: Path,
-    base: str | None,
-    any_base: bool,
-    build_arguments: tuple[str, ...],
-    binds: tuple[str, ...],
-    settings: tuple[str, ...],
-    fakeroot: bool,
-    force: bool,
-    on_node: bool,
-    site: str | None,
-    executable: str,
-) -> None:
+def build(image: Path, force: bool, on_node: bool, site: str | None, **asked: Any) -> None:
     """Build IMAGE: the locked environment with mrt-hpc for nodes without GPUs (cpu) or with NVIDIA GPUs (cuda), or
     Debian alone (debian), from which the others can be built where no registry of images can be reached.
 
@@ -97,10 +86,10 @@ def build(
     if on_node:
         _build_on_node(site, sys.argv[1:])
         return
-    asked = ImageAsked(kind, image.absolute(), base, build_arguments, binds, settings, executable, fakeroot, any_base)
-    digest = build_image(asked, lambda sentence: click.echo(sentence, err=True))
+    wanted = ImageAsked(image=image.absolute(), **asked)
+    digest = build_image(wanted, lambda sentence: click.echo(sentence, err=True))
     click.echo(f"{image}: sha256 {digest}")
-    click.echo(f"next: {_after_build(kind, image)}")
+    click.echo(f"next: {_after_build(wanted.kind, image)}")
 
 
 def _after_build(kind: str, image: Path) -> str:
@@ -115,8 +104,6 @@ def _build_on_node(site: str | None, arguments: list[str]) -> None:
     Raises:
         UserError: Slurm is not here, or the site is no Slurm cluster.
     """
-    import shutil
-    import subprocess
 
     from mrt_hpc.backends.sites import find_site
     from mrt_hpc.backends.slurm.containers import srun_command

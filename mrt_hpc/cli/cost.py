@@ -1,4 +1,4 @@
-"""``mrt-hpc cost``."""
+"""``mrt-hpc cost``, and the table of hours by use and role."""
 
 from __future__ import annotations
 
@@ -13,13 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mrt_hpc.analysis.number_formats import duration
 from mrt_hpc.cli import options
 from mrt_hpc.cli.options import console_of, print_notes
 from mrt_hpc.cli.status import open_run
 from mrt_hpc.errors import word
+from mrt_hpc.run.atomic import write_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.table import Table
+
     from mrt_hpc.analysis.spending import PointPrice, Spending
+    from mrt_hpc.plan.hours import UseHours
 
 QUEUED = "queued"
 """The word for time in the queue. It is no use, as nothing was allocated."""
@@ -54,8 +61,6 @@ def cost(run: Path, csv_file: Path | None, as_json: bool) -> None:
         return
     reckoned = _reckoned(run)
     if csv_file is not None:
-        from mrt_hpc.run.atomic import write_text
-
         csv_file.parent.mkdir(parents=True, exist_ok=True)
         write_text(csv_file, as_csv(reckoned.spent))
     if as_json:
@@ -81,7 +86,7 @@ class Reckoning:
 
 
 def _reckoned(run: Path) -> Reckoning:
-    from mrt_hpc.analysis.collect import read_measurements
+    from mrt_hpc.analysis.measures import read_measurements
     from mrt_hpc.analysis.spending import prices, spending
     from mrt_hpc.backends.queued_jobs import accounts
     from mrt_hpc.recipe.lock import look_at_lock
@@ -133,8 +138,6 @@ def as_data(reckoned: Reckoning) -> dict[str, Any]:
 
 
 def _print(reckoned: Reckoning, run: Path) -> None:
-    from mrt_hpc.analysis.number_formats import duration
-    from mrt_hpc.cli.tables import hours_table, hours_text
 
     spent = reckoned.spent
     if not spent.attempts:
@@ -157,10 +160,55 @@ def _print(reckoned: Reckoning, run: Path) -> None:
 
 def price_text(price: PointPrice, *, of_gpus: bool) -> str:
     """What a point of accuracy on a benchmark has cost, in a sentence."""
-    from mrt_hpc.cli.tables import hours_text
-
     versions = f"{price.benchmark}, weights version {price.first} to {price.last}: {price.gain:+.1f} points"
     hours, of_what = (price.gpu_hours, "GPU") if of_gpus else (price.core_hours, "core")
     if hours is None:
         return f"{versions}, so no point was gained"
     return f"{versions}, {hours_text(hours, of_what)} of training a point (evaluations not counted)"
+
+
+# -- hours -------------------------------------------------------------------------------------------------------------
+
+
+FEW_HOURS = 10.0
+"""The hours below which a table has more digits after the point."""
+
+
+def hours_text(hours: float, of_what: str) -> str:
+    """Hours of GPUs or cores in words, and minutes below one hour: ``314.00 GPU-hours``, ``5.90 core-minutes``."""
+    return f"{hours:,.2f} {of_what}-hours" if hours >= 1 or not hours else f"{60 * hours:,.2f} {of_what}-minutes"
+
+
+def hours_table(rows: Iterable[UseHours], *, of_gpus: bool, expected: bool = False) -> Table:
+    """Uses as rows, roles as columns, both sums, and the share of each use; in minutes where all is less than an hour.
+
+    Args:
+        rows: the hours; a role whose hours are all 0 has no column.
+        of_gpus: whether GPU-hours are shown, and not core-hours.
+        expected: whether the hours are an estimate, which the title then says.
+    """
+    from rich.table import Table
+
+    from mrt_hpc.run.events import Use
+
+    rows = list(rows)
+    in_hours = sum(row.gpu_hours if of_gpus else row.core_hours for row in rows)
+    factor, unit, digits = (60, "minutes", 2) if in_hours < 1 else (1, "hours", 1 if in_hours >= FEW_HOURS else 2)
+    hours = {(row.role, row.use): factor * (row.gpu_hours if of_gpus else row.core_hours) for row in rows}
+    roles = [role for role in dict.fromkeys(role for role, _ in hours) if any(hours[k] for k in hours if k[0] == role)]
+    uses = sorted({use for role, use in hours if role in roles}, key=list(Use).index)
+    whole = sum(hours.values())
+    title = f"{'expected ' if expected else ''}{'GPU' if of_gpus else 'core'}-{unit}"
+    table = Table(title=title, title_justify="left", show_footer=True)
+    table.add_column("use", "all", overflow="fold")
+    for role in roles:
+        column = sum(hours.get((role, use), 0.0) for use in uses)
+        table.add_column(str(role), f"{column:,.{digits}f}", justify="right")
+    table.add_column("all", f"{whole:,.{digits}f}", justify="right")
+    table.add_column("share", "100.0 %" if whole else "", justify="right")
+    for use in uses:
+        cells = [hours.get((role, use)) for role in roles]
+        row = sum(cell for cell in cells if cell is not None)
+        share = f"{row / whole:.1%}".replace("%", " %") if whole else ""
+        table.add_row(str(use), *("" if c is None else f"{c:,.{digits}f}" for c in cells), f"{row:,.{digits}f}", share)
+    return table

@@ -6,10 +6,11 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 
 from mrt_hpc.cli import options
 from mrt_hpc.cli.options import console_of, table_of
@@ -66,7 +67,7 @@ def data() -> None:
     help="Column of the problem, or several as in Body+Question. Default: problem, question, prompt or query.",
 )
 @click.option("--answer", metavar="COLUMN", help="Column of the answer. Default: answer, final_answer, solution, ...")
-@click.option("--id", "id_column", metavar="COLUMN", help="Column of the id. Default: id, unique_id, or none: made.")
+@click.option("--id", metavar="COLUMN", help="Column of the id. Default: id, unique_id, or none: made.")
 @click.option("--new-ids", is_flag=True, help="Make ids also where there is a column of them.")
 @click.option("--choices", metavar="COLUMN", help="Column with the choices; the answer becomes the letter of one.")
 @click.option("--any-answer", is_flag=True, help="Of a list of several answers in a row, take each one as right.")
@@ -79,18 +80,12 @@ def data() -> None:
 def prepare(
     source: str,
     output: Path,
-    problem: str | None,
-    answer: str | None,
-    id_column: str | None,
-    new_ids: bool,
-    choices: str | None,
-    any_answer: bool,
-    ignored: tuple[str, ...],
     split: str | None,
     config: str | None,
     revision: str | None,
     drop_bad: bool,
     force: bool,
+    **columns: Any,
 ) -> None:
     r"""Write the problems of SOURCE to OUT, one JSON object a line with id, problem and answer.
 
@@ -112,8 +107,8 @@ def prepare(
     from mrt_hpc.datasets.conversion import prepare as prepare_file
     from mrt_hpc.datasets.sources import Selection
 
-    columns = Asked(problem, answer, id_column, new_ids, choices, ignored, any_answer)
-    print_prepared(prepare_file(Order(source, output, Selection(revision, config, split), columns, drop_bad, force)))
+    selection = Selection(revision, config, split)
+    print_prepared(prepare_file(Order(source, output, selection, Asked(**columns), drop_bad, force)))
 
 
 @data.command(short_help="Check data files.")
@@ -217,10 +212,8 @@ def _print_list() -> None:
     """Print the known data sets."""
     from mrt_hpc.datasets.named import SOURCES
 
-    names, counted = (
-        ("name", "problems", "of rows", "meaning", "on the hub", "split", "columns"),
-        ("problems", "of rows"),
-    )
+    counted = ("problems", "of rows")
+    names = ("name", *counted, "meaning", "on the hub", "split", "columns")
     table = table_of("data sets of the paper", *names, right=counted)
     for source in SOURCES:
         columns = f"{source.columns.problem}, {source.columns.answer}"
@@ -276,7 +269,6 @@ def print_checked(report: CheckReport, *, as_json: bool) -> None:
 
 
 def _file_table(report: CheckReport) -> Table:
-    from rich.markup import escape
 
     counted = ("problems", *(TITLES[kind] for kind in OF_FILES))
     table = table_of("each file", "file", *counted, right=counted)
@@ -288,7 +280,6 @@ def _file_table(report: CheckReport) -> Table:
 
 def _pair_table(report: CheckReport) -> Table:
     """The pairs that share problems; the title counts all."""
-    from rich.markup import escape
 
     counted = [TITLES[kind] for kind in OF_PAIRS]
     table = table_of(None, "file", "other file", *counted, right=counted)
@@ -302,7 +293,6 @@ def _pair_table(report: CheckReport) -> Table:
 
 def _print_kind(console: Console, report: CheckReport, kind: str) -> None:
     """List the findings of one kind, the first of each file or pair of files."""
-    from rich.markup import escape
 
     findings = [finding for finding in report.findings if finding.kind == kind]
     for files in dict.fromkeys(finding.files for finding in findings):

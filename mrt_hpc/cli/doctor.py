@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.markup import escape
 
 from mrt_hpc.cli import options
 from mrt_hpc.cli.options import console_of, site_of_command
@@ -125,7 +126,6 @@ def print_checks(results: Sequence[CheckResult], *, everything: bool) -> None:
 
 
 def _print_table(results: Sequence[CheckResult]) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     if not sys.stdout.isatty():

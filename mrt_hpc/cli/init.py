@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -33,21 +33,7 @@ if TYPE_CHECKING:
 @click.option("--setup", multiple=True, metavar="LINE", help="A shell line before each task. Repeatable.")
 @click.option("--output", type=options.FILE, help="The file to write. Default: ~/.config/mrt-hpc/sites/NAME.yaml.")
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
-def init(
-    name: str | None,
-    yes: bool,
-    account: str | None,
-    partition: str | None,
-    gpu_partition: str | None,
-    qos: str | None,
-    gpu_type: str | None,
-    python: str | None,
-    image: str | None,
-    scratch: str | None,
-    setup: tuple[str, ...],
-    output: Path | None,
-    force: bool,
-) -> None:
+def init(name: str | None, yes: bool, image: str | None, output: Path | None, force: bool, **wished: Any) -> None:
     """Look at the cluster, and write a site profile NAME with the reason beside each value.
 
     Asks what Slurm does not say, and where there is a choice. NAME is the cluster's own name unless it is given. The
@@ -70,7 +56,7 @@ def init(
     path = profile_path(name) if output is None else output.absolute()
     if not force:
         refuse_existing(path)
-    wishes = Wishes(name, account, partition, gpu_partition, qos, gpu_type, python, _whole(image), scratch, setup)
+    wishes = Wishes(name, image=_whole(image), **wished)
     answered = _answered(surveyed, node, wishes, yes=yes)
     write_profile(path, surveyed, node, answered, force=force)
     _print_seen(surveyed, node)

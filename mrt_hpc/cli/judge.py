@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.cli import options
+from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
     from mrt_hpc.domains.base import Verifier
@@ -45,7 +46,7 @@ def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...]) -> N
 
     from mrt_hpc.cli.submit import asked_for
     from mrt_hpc.domains.grader_queue import GraderPool
-    from mrt_hpc.domains.math.verifier import MathVerifier
+    from mrt_hpc.domains.verifiers import MathVerifier
 
     loaded, _ = asked_for(recipe, overrides, data=None, run=None)
     verifier, grading = _verifier(loaded), loaded.grading
@@ -73,7 +74,6 @@ def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...]) -> N
 def _verifier(recipe: Recipe | EvaluationRecipe) -> Verifier:
     """The verifier of the training problems, or else of the first benchmark."""
     from mrt_hpc.domains.verifiers import verifiers_of
-    from mrt_hpc.errors import UserError
 
     if not (found := verifiers_of(recipe)):
         raise UserError(
@@ -98,8 +98,7 @@ def extracted(verifier: Verifier, text: str, thought_end: str) -> tuple[str | No
 def reading(verifier: Verifier, text: str, pool: GraderPool) -> str:
     """How the verifier reads one side, in words."""
     from mrt_hpc.domains.math.numbers import read_quantity
-    from mrt_hpc.domains.math.verifier import MathVerifier
-    from mrt_hpc.domains.simple import ChoiceVerifier
+    from mrt_hpc.domains.verifiers import ChoiceVerifier, MathVerifier
 
     if isinstance(verifier, ChoiceVerifier):
         letter = verifier.letter(text)

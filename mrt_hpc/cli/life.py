@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.cli import options
-from mrt_hpc.cli.completion import RUN
-from mrt_hpc.cli.options import console_of, site_of_command
+from mrt_hpc.cli.options import RUN, console_of, site_of_command
 from mrt_hpc.cli.status import in_bytes, open_run
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.run.layout import RunLayout
@@ -127,7 +126,6 @@ def cancel(run: Path) -> None:
     """
     from mrt_hpc.backends.queued_jobs import NothingToCancelError, cancel_run
     from mrt_hpc.run.family import runs_of
-    from mrt_hpc.run.layout import RunLayout
 
     members, idle = runs_of(run), list[NothingToCancelError]()
     for member in members:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.cli import options
-from mrt_hpc.cli.completion import RUN
+from mrt_hpc.cli.options import RUN
 from mrt_hpc.cli.status import open_run
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Plan
@@ -75,7 +76,6 @@ def logs(run: Path, role: str | None, lines: int, everything: bool, server: bool
 
 def _follow(run: Path, role: str | None, lines: int) -> None:
     """Print what is written to the logs until the run has ended, or the user stops reading."""
-    from mrt_hpc.run.waiting import wait_until
     from mrt_hpc.view.logs import LogFollower
     from mrt_hpc.view.run_look import end_in_words
     from mrt_hpc.view.snapshot_reader import QueueLooks

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 import mrt_hpc
 from mrt_hpc.cli import options
 from mrt_hpc.cli.analyze import analyze
-from mrt_hpc.cli.completion import RUN, complete_fields, complete_run, complete_suite
 from mrt_hpc.cli.container import container
 from mrt_hpc.cli.cost import cost
 from mrt_hpc.cli.data import data
@@ -21,11 +21,12 @@ from mrt_hpc.cli.life import cancel, clean, extend, fork, sync
 from mrt_hpc.cli.logs import logs
 from mrt_hpc.cli.models import model
 from mrt_hpc.cli.models import serve as serve_recipe
-from mrt_hpc.cli.options import CommandGroup
+from mrt_hpc.cli.options import RUN, CommandGroup, complete_fields, complete_run, complete_suite
 from mrt_hpc.cli.printed_traces import traces
 from mrt_hpc.cli.recipes import check, recipes, validate
 from mrt_hpc.cli.status import explain, report, runs, status
 from mrt_hpc.errors import UserError
+from mrt_hpc.run.layout import RunLayout
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -57,15 +58,7 @@ def main() -> None:
 @options.run_directory
 @click.option("--sbatch", "show_sbatch", is_flag=True, help="Print the exact sbatch texts; job ids are placeholders.")
 @click.option("--json", "as_json", is_flag=True, help="Jobs, expected hours and memory as one JSON object.")
-def plan(
-    recipe: Path,
-    site: str | None,
-    overrides: tuple[str, ...],
-    data: Path | None,
-    run: Path | None,
-    show_sbatch: bool,
-    as_json: bool,
-) -> None:
+def plan(**typed: Any) -> None:
     """Print the jobs of RECIPE (or of RUN, as it is) without submitting them: arrays, dependencies, resources,
     GPU-hours, and memory by role.
 
@@ -75,14 +68,9 @@ def plan(
       mrt-hpc plan mrt_online --site mycluster --sbatch
       mrt-hpc plan mrt_online --set schedule.iterations_per_job=62
     """
-    from mrt_hpc.cli.plan import print_plan, print_plan_as_json, print_sbatch
+    from mrt_hpc.cli.plan import print_plan
 
-    if show_sbatch:
-        print_sbatch(recipe, site, overrides, data, run)
-    elif as_json:
-        print_plan_as_json(recipe, site, overrides, data, run)
-    else:
-        print_plan(recipe, site, overrides, data, run)
+    print_plan(**typed)
 
 
 @main.command(short_help="Start a vLLM server that runs may attach to.")
@@ -99,15 +87,7 @@ def plan(
 )
 @click.option("--listen", help="http://HOST:PORT for tasks on other nodes; without it a Unix socket on this node.")
 @click.option("--log", type=options.FILE, default=Path("runs/server.log"), show_default=True)
-def serve(
-    recipe: Path,
-    site: str | None,
-    overrides: tuple[str, ...],
-    model: Path | None,
-    key_file: Path,
-    listen: str | None,
-    log: Path,
-) -> None:
+def serve(recipe: Path, site: str | None, overrides: tuple[str, ...], **typed: Any) -> None:
     """Serve the policy of RECIPE on this machine until you interrupt it, for inference tasks that name it in
     `serving.attach`.
 
@@ -122,7 +102,7 @@ def serve(
     from mrt_hpc.recipe.load import load_recipe
 
     refuse_work_here(site)
-    serve_recipe(load_recipe(recipe, overrides), model, key_file, listen, log)
+    serve_recipe(load_recipe(recipe, overrides), **typed)
 
 
 @main.command("submit", short_help="Run a recipe, here or on Slurm; or continue a run.")
@@ -143,15 +123,7 @@ def serve(
     type=click.IntRange(1),
     help="Runs of a sweep that go side by side; on this machine they go one after the other. Default: all.",
 )
-def submit_recipe(
-    recipe: Path,
-    site: str | None,
-    overrides: tuple[str, ...],
-    data: Path | None,
-    run: Path | None,
-    sweep: tuple[str, ...],
-    at_once: int | None,
-) -> None:
+def submit_recipe(recipe: Path, sweep: tuple[str, ...], at_once: int | None, **typed: Any) -> None:
     """Run RECIPE at a site: a Slurm cluster, or this machine. Or continue RUN, a run directory.
 
     `mrt-hpc init` describes a cluster, and makes it the site of all your commands. A run that is continued stays where
@@ -175,9 +147,9 @@ def submit_recipe(
     from mrt_hpc.run.family import Axis, Family
 
     if sweep:
-        submit_sweep(recipe, site, overrides, data, run, Family(tuple(map(Axis.of, sweep)), at_once))
+        submit_sweep(recipe, family=Family(tuple(map(Axis.of, sweep)), at_once), **typed)
     else:
-        submit(recipe, site, overrides, data, run)
+        submit(recipe, **typed)
 
 
 main.add_command(submit_recipe, "resume")
@@ -215,9 +187,22 @@ def evaluate(
       mrt-hpc eval models/DeepSeek-R1-Distill-Qwen-1.5B runs/grpo --suite paper_20
       mrt-hpc eval runs/grpo --suite paper_20 --plan
     """
-    from mrt_hpc.cli.evaluate import evaluate as evaluate_models
+    from mrt_hpc.cli.plan import print_whole
+    from mrt_hpc.cli.submit import listener
+    from mrt_hpc.evaluate.asked_models import models_asked, refuse_lost_models
+    from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe, submit_evaluation
+    from mrt_hpc.plan.compile import evaluation_plan
 
-    evaluate_models(models, suite, site, overrides, results, data, run, plan_only=plan_only)
+    asked = models_asked(models)
+    recipe = evaluation_recipe(asked, suite, overrides, results, data)
+    root = options.run_path(recipe.name, run)
+    chosen = options.site_of_command(site, RunLayout(root))
+    if plan_only:
+        refuse_lost_models(recipe, root)
+        print_whole(evaluation_plan(recipe, chosen.site), recipe, chosen, RunLayout(root), "eval")
+        return
+    submit_evaluation(recipe, asked.awaited, chosen.checked().site, root, listener())
+    click.echo(f"run directory: {root}")
 
 
 @main.command(short_help="Judge stored samples again with today's grader.")
@@ -265,17 +250,7 @@ def regrade(runs: tuple[Path, ...], site: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 @click.option("--published", is_flag=True, help="Print the published results of MRT beside.")
 @options.trust
-def compare(
-    what: tuple[str, ...],
-    arms: tuple[str, ...],
-    benchmarks: tuple[str, ...],
-    measures: tuple[str, ...],
-    difference: float,
-    csv: Path | None,
-    as_json: bool,
-    published: bool,
-    trust: bool,
-) -> None:
+def compare(what: tuple[str, ...], arms: tuple[str, ...], **asked: Any) -> None:
     """Compare evaluated models, or arms of several training seeds, with the first one named, paired by problem.
 
     A single RUN compares its first version with its last, a single EVALDIR its first model with the others. Every
@@ -290,12 +265,11 @@ def compare(
       mrt-hpc compare runs/eval-paper_20@grpo@248 runs/paper-20@mrt@248
       mrt-hpc compare --arm grpo=runs/grpo-0,runs/grpo-1,runs/grpo-2 --arm mrt=runs/mrt-0,runs/mrt-1,runs/mrt-2
     """
-    from mrt_hpc.cli.compare import ComparisonOptions, print_comparison
+    from mrt_hpc.cli.compare import print_comparison
 
     if not (what or arms):
         raise click.UsageError("name what is compared: WHAT..., or --arm NAME=RUN,...")
-    asked = ComparisonOptions(arms, benchmarks, measures, difference, csv, as_json, published, trust)
-    print_comparison(what, asked)
+    print_comparison(what, arms, **asked)
 
 
 @main.command(short_help="List the fields of a recipe or a site profile.")
@@ -315,13 +289,11 @@ def fields(words: tuple[str, ...], markdown: Path | None) -> None:
       mrt-hpc fields site
       mrt-hpc fields --markdown docs/reference
     """
-    from mrt_hpc.cli.fields import print_fields
+    from mrt_hpc.cli.fields import print_fields, write_reference
 
     if markdown is None:
         print_fields(words)
         return
-    from mrt_hpc.cli.fields import write_reference
-
     if words:
         advice = f"mrt-hpc fields --markdown {markdown}"
         raise UserError("the pages hold all fields", value=" ".join(words), advice=advice)

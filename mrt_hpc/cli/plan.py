@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from math import ceil
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mrt_hpc.backends.backend import Backend, StartEstimate
+from mrt_hpc.backends.backend import Backend, Site, StartEstimate
+from mrt_hpc.cli.cost import hours_table
 from mrt_hpc.cli.options import console_of, site_of_command, table_of
 from mrt_hpc.cli.submit import asked_for
-from mrt_hpc.cli.tables import hours_table, memory_json, memory_lines, memory_table, memory_warnings
 from mrt_hpc.datasets.named import fetch_command
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import compile_plan, evaluation_plan
@@ -34,7 +35,7 @@ from mrt_hpc.plan.hours import (
     throughput,
 )
 from mrt_hpc.plan.jobs import Job, Plan
-from mrt_hpc.plan.memory_fit import fits
+from mrt_hpc.plan.memory_fit import Fits, RoleFit, fits, unfit
 from mrt_hpc.plan.token_counts import lengths_taken
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.schema import EvaluationRecipe, Experiment, Recipe
@@ -55,38 +56,35 @@ FEW_NAMES = 3
 
 
 def print_plan(
-    what: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None
+    recipe: Path,
+    site: str | None,
+    overrides: tuple[str, ...],
+    data: Path | None,
+    run: Path | None,
+    *,
+    show_sbatch: bool,
+    as_json: bool,
 ) -> None:
-    """Print the jobs, their expected hours, and the hours of their time limits."""
-    asked = _Asked.of(what, site_name, overrides, data, run, click.echo)
-    print_whole(asked.plan, asked.recipe, asked.chosen, asked.layout, "submit")
+    """Print the jobs, their expected hours, and the hours of their time limits; or the texts for sbatch, or JSON. The
+    words are read as ``submit`` reads them.
 
-
-class _Asked(NamedTuple):
-    """What is planned, and where."""
-
-    recipe: Experiment
-    plan: Plan
-    layout: RunLayout
-    chosen: ChosenSite
-
-    @classmethod
-    def of(
-        cls,
-        what: Path,
-        site_name: str | None,
-        overrides: tuple[str, ...],
-        data: Path | None,
-        run: Path | None,
-        show: Callable[[str], None],
-    ) -> _Asked:
-        """As ``submit`` reads the same words; ``show`` receives a sentence on each value that a run keeps."""
-        recipe, layout = asked_for(what, overrides, data, run)
-        chosen = site_of_command(site_name, layout)
-        if isinstance(recipe, EvaluationRecipe):
-            return cls(recipe, evaluation_plan(recipe, chosen.site), layout, chosen)
-        recipe = kept_recipe(layout, recipe, show)
-        return cls(recipe, compile_plan(recipe, chosen.site), layout, chosen)
+    Raises:
+        UserError: the recipe is refused; or texts for sbatch are asked for, and the site has none, or the run is there
+            and was made from another recipe.
+    """
+    asked, layout = asked_for(recipe, overrides, data, run)
+    chosen = site_of_command(site, layout)
+    if isinstance(asked, EvaluationRecipe):
+        plan = evaluation_plan(asked, chosen.site)
+    else:
+        asked = kept_recipe(layout, asked, (lambda _: None) if as_json and not show_sbatch else click.echo)
+        plan = compile_plan(asked, chosen.site)
+    if show_sbatch:
+        _print_sbatch(plan, asked, chosen.site, layout)
+    elif as_json:
+        _print_json(plan, asked, chosen.site)
+    else:
+        print_whole(plan, asked, chosen, layout, "submit")
 
 
 def print_whole(plan: Plan, recipe: Experiment, chosen: ChosenSite, layout: RunLayout, command: str) -> None:
@@ -246,29 +244,19 @@ def _until(at: float, now: float) -> str:
     return f"in {minutes} minutes" if minutes < 120 else f"in {minutes // 60} h {minutes % 60} min"
 
 
-def print_plan_as_json(
-    what: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None
-) -> None:
+def _print_json(plan: Plan, recipe: Experiment, site: SiteSettings) -> None:
     """Print jobs, expected hours by job, and memory by role, as one JSON object."""
-    recipe, plan, _, chosen = _Asked.of(what, site_name, overrides, data, run, lambda _: None)
-    site, rates = chosen.site, throughput(recipe, chosen.site)
+    rates = throughput(recipe, site)
     expected = {} if rates is None else expected_hours(plan, recipe, rates)
     hours = {name: {"hours": e.hours, "gpu_hours": e.gpu_hours} for name, e in expected.items()}
     print(json.dumps({**plan.as_json(), "expected": hours, "memory": memory_json(fits(recipe, site))}, indent=2))
 
 
-def print_sbatch(
-    what: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None
-) -> None:
-    """Print the job scripts, as submit writes them.
-
-    Raises:
-        UserError: the site has no job scripts, or the run is there and was made from another recipe.
-    """
-    recipe, plan, layout, chosen = _Asked.of(what, site_name, overrides, data, run, click.echo)
+def _print_sbatch(plan: Plan, recipe: Experiment, site: Site, layout: RunLayout) -> None:
+    """Print the job scripts, as submit writes them."""
     if layout.recipe_lock.is_file():
         refuse_other_recipe(layout, recipe)
-    for name, text in chosen.site.backend().texts(plan, recipe, layout):
+    for name, text in site.backend().texts(plan, recipe, layout):
         print(f"# ---- {name}\n{text}")
 
 
@@ -392,3 +380,60 @@ def _missing_of_models(recipe: Experiment) -> Iterator[str]:
 def _problem_sources(recipe: Experiment) -> dict[str, object]:
     """The sources of training data and of problems, by what they are in words."""
     return {"data": recipe.data, **{f"benchmark {b.name}": b.problems for b in recipe.evaluation.benchmarks}}
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+PARTS = ("weights", "optimiser", "gradients", "exchange", "activations", "logits", "KV cache", "other")
+"""The rows, in their order."""
+
+
+def memory_table(fitted: Fits) -> Table:
+    """One column a role: GiB of one process at its peak, by what they are for; a column adds up to what is needed."""
+    roles = fitted.roles
+    names = [role.name for role in roles]
+    table = table_of("memory of a process at its peak, GiB", "for", *names, right=names)
+    for part in (part for part in PARTS if any(part in role.parts for role in roles)):
+        table.add_row(part, *(_number(role.parts.get(part)) for role in roles))
+    table.add_section()
+    table.add_row("needed", *(_number(role.needed) for role in roles))
+    table.add_row("of", *(f"{role.limit:.1f} {role.place}" for role in roles))
+    table.add_row("share", *(f"{role.share:.0%}".replace("%", " %") for role in roles))
+    return table
+
+
+def _number(gib: float | None) -> str:
+    return "" if gib is None else f"{gib:.1f}" if gib >= 0.05 or not gib else f"{gib:.3f}"
+
+
+def memory_lines(fitted: Fits) -> Iterator[str]:
+    """What the caches hold, where the limits are from, and what was not checked."""
+    yield from (role.note for role in fitted.roles if role.note)
+    sources = dict.fromkeys(role.source for role in fitted.roles if role.place == "GPU")
+    if sources:
+        yield f"The memory of a GPU: {'; '.join(sources)}. What a server takes besides its weights is an estimate."
+    yield from fitted.unchecked
+
+
+def memory_warnings(fitted: Fits, recipe: Experiment, site: SiteSettings) -> Iterator[tuple[bool, str]]:
+    """What will be refused (True), and what is doubtful (False), a sentence each."""
+    for role in fitted.refused:
+        yield True, _unfit_in_a_line(role, recipe, site)
+    for role in fitted.doubtful:
+        if role.fits:
+            yield False, f"{role.name} needs {role.share:.0%} of its {role.limit:.1f} GiB ({role.source})"
+        else:
+            yield False, _unfit_in_a_line(role, recipe, site)
+
+
+def _unfit_in_a_line(role: RoleFit, recipe: Experiment, site: SiteSettings) -> str:
+    """The error for a role that does not fit, as a sentence."""
+    error = unfit(role, recipe, site)
+    return f"{error.what}; {error.expected}; next: {error.advice}"
+
+
+def memory_json(fitted: Fits) -> dict[str, Any]:
+    """The same as data: GiB by role and part, whether it fits, and what was not checked."""
+    roles = [{**asdict(role), "share": role.share, "fits": role.fits} for role in fitted.roles]
+    return {"roles": roles, "unchecked": list(fitted.unchecked)}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.cli import options
-from mrt_hpc.cli.completion import RUN
+from mrt_hpc.cli.options import RUN
 from mrt_hpc.cli.status import open_run
 from mrt_hpc.errors import UserError, word
 

@@ -4,6 +4,7 @@ named, copy one to edit it, and check a recipe, or a class that it may name.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,21 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.cli import options
-from mrt_hpc.cli.completion import RUN
-from mrt_hpc.cli.options import console_of
+from mrt_hpc.cli.options import RUN, console_of
 from mrt_hpc.errors import ExitCode, UserError, nearest
-from mrt_hpc.recipe.find import (
-    EXAMPLES,
-    KINDS,
-    RECIPES,
-    SITES,
-    SUITES,
-    CatalogueEntry,
-    entries,
-    examples,
-    expanded,
-    spellings,
-)
+from mrt_hpc.recipe import find
+from mrt_hpc.recipe.source import read_source
+from mrt_hpc.run.atomic import write_bytes
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Plan
@@ -68,17 +59,16 @@ def list_recipes(as_json: bool) -> None:
       mrt-hpc recipes list --json
     """
 
-    listed = [entry for kind in KINDS for entry in entries(kind)]
+    listed = [entry for kind in find.KINDS for entry in find.entries(kind)]
     if as_json:
         _print_json(listed)
         return
-    for kind in KINDS:
+    for kind in find.KINDS:
         _print_table(f"{kind.word}s", [entry for entry in listed if entry.kind is kind])
     click.echo("next: mrt-hpc plan NAME, or mrt-hpc recipes copy NAME to edit one")
 
 
-def _print_json(listed: list[CatalogueEntry]) -> None:
-    import json
+def _print_json(listed: list[find.CatalogueEntry]) -> None:
 
     rows = [
         {"kind": entry.kind.word, "name": entry.name, "about": entry.about, "path": str(entry.path)} for entry in listed
@@ -86,7 +76,7 @@ def _print_json(listed: list[CatalogueEntry]) -> None:
     click.echo(json.dumps(rows, indent=2))
 
 
-def _print_table(title: str, listed: list[CatalogueEntry]) -> None:
+def _print_table(title: str, listed: list[find.CatalogueEntry]) -> None:
     """Print the files of one kind under the folder that each is in, each on one line, which a terminal cuts."""
 
     console, piped = console_of(sys.stdout), not sys.stdout.isatty()
@@ -124,7 +114,6 @@ def copy(name: str, output: Path | None, force: bool) -> None:
       mrt-hpc recipes copy example slurm/sites/mycluster.yaml
       mrt-hpc recipes copy example:my_method
     """
-    from mrt_hpc.run.atomic import write_bytes
 
     entry, places = copy_of(name, output)
     copied = places[entry.path]
@@ -144,7 +133,7 @@ def copy(name: str, output: Path | None, force: bool) -> None:
     click.echo(f"next: edit it, then {NEXT[entry.kind.word].format(copied)}")
 
 
-def copy_of(name: str, output: Path | None) -> tuple[CatalogueEntry, dict[Path, Path]]:
+def copy_of(name: str, output: Path | None) -> tuple[find.CatalogueEntry, dict[Path, Path]]:
     """What has to be copied for a recipe, a suite or a site profile.
 
     Args:
@@ -160,13 +149,13 @@ def copy_of(name: str, output: Path | None) -> tuple[CatalogueEntry, dict[Path, 
         UserError: there is no such file.
     """
     entry = _entry(name)
-    own = Path(entry.path.name) if entry.kind is EXAMPLES else entry.kind.checkout / f"{entry.name}.yaml"
+    own = Path(entry.path.name) if entry.kind is find.EXAMPLES else entry.kind.checkout / f"{entry.name}.yaml"
     place = output if output is not None else own
     beside = {path: place.parent / path.relative_to(entry.path.parent) for path in _beside(entry)}
     return entry, {entry.path: place, **beside}
 
 
-def _entry(name: str) -> CatalogueEntry:
+def _entry(name: str) -> find.CatalogueEntry:
     """The file of a name, of whatever kind.
 
     Raises:
@@ -175,15 +164,15 @@ def _entry(name: str) -> CatalogueEntry:
 
     if name.startswith(EXAMPLE):
         return _example(name)
-    wanted = expanded(name)
-    known = [entry for kind in KINDS for entry in entries(kind)]
+    wanted = find.expanded(name)
+    known = [entry for kind in find.KINDS for entry in find.entries(kind)]
     for entry in known:
         bare = wanted.relative_to(entry.kind.checkout) if wanted.is_relative_to(entry.kind.checkout) else wanted
         if Path(entry.name) in (bare, bare.with_suffix("")):
             return entry
-    for path in spellings(wanted):
+    for path in find.spellings(wanted):
         if path.is_file():
-            return CatalogueEntry(RECIPES, path.stem, path)
+            return find.CatalogueEntry(find.RECIPES, path.stem, path)
     names = [entry.name for entry in known]
     guess = nearest(name, names)
     raise UserError(
@@ -194,13 +183,13 @@ def _entry(name: str) -> CatalogueEntry:
     )
 
 
-def _example(name: str) -> CatalogueEntry:
+def _example(name: str) -> find.CatalogueEntry:
     """The example of a name with its prefix.
 
     Raises:
         UserError: there is none.
     """
-    known = {f"{EXAMPLE}{stem}": entry for stem, entry in examples().items()}
+    known = {f"{EXAMPLE}{stem}": entry for stem, entry in find.examples().items()}
     if name in known:
         return known[name]
     guess = nearest(name, known)
@@ -212,16 +201,15 @@ def _example(name: str) -> CatalogueEntry:
     )
 
 
-def _beside(entry: CatalogueEntry) -> list[Path]:
+def _beside(entry: find.CatalogueEntry) -> list[Path]:
     """The files in its own folder that a recipe or a suite names by relative paths."""
     from mrt_hpc.recipe.load import SECTION, named_paths
-    from mrt_hpc.recipe.source import read_source
 
-    if entry.kind in (SITES, EXAMPLES):
+    if entry.kind in (find.SITES, find.EXAMPLES):
         return []
     data = read_source(entry.path, advice=f"mrt-hpc recipes copy {entry.name}").data
     folder = entry.path.parent
-    named = [Path(text) for text in named_paths({SECTION: data} if entry.kind is SUITES else data)]
+    named = [Path(text) for text in named_paths({SECTION: data} if entry.kind is find.SUITES else data)]
     inside = [folder / path for path in named if not path.is_absolute() and ".." not in path.parts]
     return list(dict.fromkeys(path for path in inside if path.is_file()))
 

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.cli import options
-from mrt_hpc.cli.completion import RUN, complete_task
-from mrt_hpc.cli.options import console_of
+from mrt_hpc.cli.options import RUN, complete_task, console_of
 from mrt_hpc.errors import UserError, word
+from mrt_hpc.recipe.find import expanded
 from mrt_hpc.run.layout import RunLayout, existing_run
+from mrt_hpc.run.offline import upload
+from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Plan
@@ -59,7 +61,6 @@ def status(run: Path, live: bool, as_json: bool) -> None:
     from mrt_hpc.backends.queued_jobs import look_at_queues
     from mrt_hpc.cli.run_view import view
     from mrt_hpc.run.family import read_family
-    from mrt_hpc.run.offline import upload
     from mrt_hpc.view.snapshot_reader import SnapshotReader
 
     if read_family(run) is not None and not live:
@@ -89,8 +90,7 @@ def _watch(run: Path) -> None:
     Raises:
         UserError: the output is no terminal.
     """
-    from mrt_hpc.cli.display import LOOK_EVERY_S, LiveDisplay
-    from mrt_hpc.run.waiting import wait_until
+    from mrt_hpc.cli.run_view import LOOK_EVERY_S, LiveDisplay
     from mrt_hpc.view.run_look import end_in_words
     from mrt_hpc.view.snapshot_reader import QueueLooks
 
@@ -309,8 +309,7 @@ def _report_of_several(runs: Sequence[Path], arms: Sequence[str], page: Path | N
     Raises:
         UserError: the page has no place, or one of the runs is none.
     """
-    from mrt_hpc.analysis.arms import split_arms
-    from mrt_hpc.recipe.find import expanded
+    from mrt_hpc.analysis.named_models import split_arms
     from mrt_hpc.roles.report import write_comparison
 
     of_arms = [(name, expanded(word)) for name, words in split_arms(arms).items() for word in words]

@@ -31,12 +31,12 @@ from mrt_hpc.run.layout import RunLayout, existing_run
 from mrt_hpc.submit.submission import Listener, made, start, submit_run
 
 
-def submit(what: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None) -> None:
+def submit(what: Path, site: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None) -> None:
     """Start a recipe at a site, or continue a run, and print each step.
 
     Args:
         what: the file of a recipe, or a run directory.
-        site_name: as typed for ``--site``; None where nothing.
+        site: as typed for ``--site``; None where nothing.
         overrides: as typed for ``--set``.
         data: the folder of all data files of a recipe; None for those that it names.
         run: the run directory of a recipe; None for the one that its name gives.
@@ -46,18 +46,18 @@ def submit(what: Path, site_name: str | None, overrides: tuple[str, ...], data: 
     """
     if (family := read_family(what)) is not None:
         _refuse_beside_family(what, overrides, data, run)
-        members = [_ready(site_name, *asked_for(member, (), None, None)) for member in runs_of(what)]
+        members = [_ready(site, *asked_for(member, (), None, None)) for member in runs_of(what)]
         _start_each(members, family.at_once, what)
         return
     recipe, layout = asked_for(what, overrides, data, run)
-    site = site_of_command(site_name, layout).checked().site
+    checked = site_of_command(site, layout).checked().site
     if isinstance(recipe, Recipe):
-        submit_run(recipe, site, layout.root, listener())
+        submit_run(recipe, checked, layout.root, listener())
         return
     from mrt_hpc.evaluate.asked_models import awaited_jobs
     from mrt_hpc.evaluate.evaluation_alone import submit_evaluation
 
-    submit_evaluation(recipe, awaited_jobs(recipe, layout), site, layout.root, listener())
+    submit_evaluation(recipe, awaited_jobs(recipe, layout), checked, layout.root, listener())
 
 
 def asked_for(
@@ -101,7 +101,7 @@ def _begun(layout: RunLayout, overrides: tuple[str, ...]) -> Recipe | Evaluation
 
 
 def submit_sweep(
-    what: Path, site_name: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None, family: Family
+    what: Path, site: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None, family: Family
 ) -> None:
     """Make a family with a run for each combination of values, and start them; other arguments as in :func:`submit`.
 
@@ -121,7 +121,7 @@ def submit_sweep(
     recipes = [load_recipe(what, (*overrides, *shared, *member.overrides), data) for member in family.members]
     family.refuse_others(root)
     layouts = [RunLayout(root / member.folder) for member in family.members]
-    ready = [_ready(site_name, recipe, layout) for recipe, layout in zip(recipes, layouts, strict=True)]
+    ready = [_ready(site, recipe, layout) for recipe, layout in zip(recipes, layouts, strict=True)]
     family.record(root)
     _start_each(ready, family.at_once, root)
 
@@ -191,7 +191,7 @@ def listener() -> Listener:
 
 @contextmanager
 def _display(layout: RunLayout) -> Iterator[Callable[[], None]]:
-    from mrt_hpc.cli.display import LineDisplay, LiveDisplay  # it reads records, which `plan` does without
+    from mrt_hpc.cli.run_view import LineDisplay, LiveDisplay  # it reads records, which `plan` does without
 
     with (LiveDisplay if sys.stdout.isatty() else LineDisplay)(layout) as display:
         yield display.look

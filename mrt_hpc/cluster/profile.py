@@ -227,18 +227,13 @@ def _array_size(survey: Survey) -> Value:
 
 def _submit_jobs(survey: Survey, wishes: Wishes) -> Value:
     limits = submit_limits(survey, _chosen(survey, wishes), wishes.account, wishes.qos)
-    if limits:
-        most, source = min(limits)
-        return max(1, most), source
-    return None, _unknown(survey, CONFIG, "no limit is set")
+    most, source = min(limits, default=(None, _unknown(survey, CONFIG, "no limit is set")))
+    return None if most is None else max(1, most), source
 
 
 def _time(survey: Survey, wishes: Wishes) -> Value:
     limits = time_limits(survey, _chosen(survey, wishes), wishes.account, wishes.qos)
-    if limits:
-        minutes, source = min(limits)
-        return minutes, source
-    return None, _unknown(survey, PARTITIONS, "no limit is set")
+    return min(limits, default=(None, _unknown(survey, PARTITIONS, "no limit is set")))
 
 
 def _notice(survey: Survey, wishes: Wishes) -> Value:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from mrt_hpc.domains.extraction import extract_answer
-from mrt_hpc.domains.simple import LETTERS
+from mrt_hpc.domains.verifiers import LETTERS
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.run.records import Gold
 

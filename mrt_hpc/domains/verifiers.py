@@ -1,21 +1,215 @@
-"""Makes the verifiers of a recipe's sections, and asks them whether they can judge on this machine."""
+"""The verifiers that come with the package, but for programs, and those of the sections of a recipe."""
 
 from __future__ import annotations
 
+import inspect
+import re
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from mrt_hpc.domains.base import Verifier
-from mrt_hpc.domains.math.verifier import MathVerifier
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from mrt_hpc.domains.base import Judgement, NoVerdictError, Verifier
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION
-from mrt_hpc.recipe.schema import Experiment
+from mrt_hpc.recipe.registry import imported
 from mrt_hpc.recipe.sections import Grading, ProblemSource
 
 if TYPE_CHECKING:
     from mrt_hpc.domains.grader_queue import GraderPool
+    from mrt_hpc.recipe.schema import Experiment
+
+
+# -- slow forms --------------------------------------------------------------------------------------------------------
+# Decides from its text whether an answer may take long to grade, so that the others need not wait for it.
+#
+# Only the queue depends on it, never a verdict: an answer named here in error is graded by another process, with the
+# full time limit.
+
+
+LARGEST_DEPTH = 40
+"""Brackets inside brackets: the parser's time grows faster than the depth."""
+LONG_CHARS = 250
+"""The longest gold answer of the benchmarks has 159 characters."""
+
+_SLOW = re.compile(
+    r"(?:[)}\]!]|[0-9]{5})\s*!"  # the factorial of more than four digits, or of an expression
+    r"|\\[dt]?binom\s*\{[^{}]{5}"
+    r"|\\(?:sum|prod|i*int|oint|lim)(?![A-Za-z])"  # evaluated term by term, or for ever
+    r"|\^\s*\{?\s*-?[0-9]{5}"  # a power with an exponent of more than four digits
+    r"|\^\s*(?:\{[^{}]*|[0-9]*)\^"  # a power in an exponent
+)
+_BRACKETS = re.compile(r"[({\[]|[)}\]]")
+
+
+def may_take_long(answer: str) -> bool:
+    """Whether ``answer`` has a form whose evaluation is not bounded by its length. Linear in its length."""
+    return len(answer) > LONG_CHARS or _SLOW.search(answer) is not None or _depth(answer) > LARGEST_DEPTH
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for bracket in _BRACKETS.finditer(text):
+        depth += 1 if bracket[0] in "({[" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+class MathVerifier(Verifier):
+    """A final answer in a box, equal to the gold answer as mathematics: numbers, expressions, sets, equations."""
+
+    preload: ClassVar[tuple[str, ...]] = ("math_verify", "mrt_hpc.domains.math.preload")
+    type: Literal["math"] = "math"
+    strict: bool | None = None
+    """Whether an answer to a gold number must be evaluated; null takes grading.strict."""
+
+    def certain(self, answer: str, gold: str) -> bool | None:
+        """The verdict on numbers and on equal texts."""
+        from mrt_hpc.domains.math.equivalence import certain_verdict  # loads math-verify, which only tasks have
+
+        return certain_verdict(answer, gold, strict=bool(self.strict))
+
+    def reads(self, gold: str) -> bool | None:
+        """Numbers are read at once; math-verify has to look at all else."""
+        from mrt_hpc.domains.math.numbers import read_quantity
+
+        return True if read_quantity(gold) is not None else None
+
+    def judge(self, answer: str, gold: str) -> Judgement:
+        """math-verify's judgement."""
+        from mrt_hpc.domains.math.equivalence import judge
+
+        return judge(answer, gold)
+
+    def may_take_long(self, answer: str) -> bool:
+        """Whether evaluating the answer may take longer than reading it."""
+        return may_take_long(answer)
+
+    def with_defaults(self, grading: Grading) -> Self:
+        """Strict as ``grading`` says, unless the verifier says it."""
+        return self if self.strict is not None else self.model_copy(update={"strict": grading.strict})
+
+
+# -- choice ------------------------------------------------------------------------------------------------------------
+
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_CHOICE = re.compile(
+    r"\s*+(?:\\(?:text|textbf|mathrm|mathbf)\s*+\{)?\s*+"
+    r"(?:[(\[]\s*+([A-Za-z])\s*+[)\]](?:\W.*)?|([A-Za-z])\s*+\}?\s*+(?:[.:,)].*)?)",
+    re.DOTALL,
+)
+"""A letter in brackets, whatever follows; or alone, or before a full stop, a colon, a comma or a bracket and a choice;
+each may stand in a LaTeX text command. White space is given back by no repetition, so the time is linear.
+"""
+
+
+class ChoiceVerifier(Verifier):
+    r"""A final answer in a box that is the letter of a choice, as in ``B``, ``(B)``, ``\text{B}`` or ``B. Paris``."""
+
+    type: Literal["choice"] = "choice"
+    choices: Annotated[int, Field(ge=2, le=26)] = 4
+    """The number of choices: 4 are A to D."""
+
+    def certain(self, answer: str, gold: str) -> bool:
+        """The verdict, always: a letter is read at once, and what is none is wrong."""
+        letter = self.letter(answer)
+        return letter is not None and letter == self.letter(gold)
+
+    def reads(self, gold: str) -> bool:
+        """Whether it is the letter of a choice."""
+        return self.letter(gold) is not None
+
+    def judge(self, answer: str, gold: str) -> Judgement:
+        """The same, and whether the answer was a letter of a choice."""
+        return Judgement(correct=self.certain(answer, gold), readable=self.letter(answer) is not None)
+
+    def letter(self, answer: str) -> str | None:
+        """The letter of a choice that an answer gives; None where it gives none, or one beyond the choices."""
+        match = _CHOICE.fullmatch(answer)
+        letter = (match[1] or match[2]).upper() if match else ""
+        return letter if letter and letter in LETTERS[: self.choices] else None
+
+
+# -- exact -------------------------------------------------------------------------------------------------------------
+# Answers that must be the gold answer's own text.
+
+
+class ExactVerifier(Verifier):
+    """A final answer in a box that is the gold answer's text, blank space around it left out."""
+
+    type: Literal["exact"] = "exact"
+    ignore_case: bool = False
+    """Whether capital and small letters are the same."""
+
+    def certain(self, answer: str, gold: str) -> bool:
+        """The verdict, always: texts are compared at once."""
+        given, expected = answer.strip(), gold.strip()
+        return given.casefold() == expected.casefold() if self.ignore_case else given == expected
+
+    def reads(self, gold: str) -> bool:  # noqa: ARG002 - any text will do
+        """Always."""
+        return True
+
+    def judge(self, answer: str, gold: str) -> Judgement:
+        """The same."""
+        return Judgement(correct=self.certain(answer, gold), readable=True)
+
+
+# -- function ----------------------------------------------------------------------------------------------------------
+# A function of the user's own as a verifier: it compares an answer with the gold answer.
+
+
+class FunctionVerifier(Verifier):
+    """A final answer in a box that a function of the user's own takes for right.
+
+    The function gets the answer and the gold answer, and returns true or false. It runs in the grader processes, so it
+    may hang or crash: the answer then scores 0.
+    """
+
+    type: str
+    """The function as ``module:function``; the module may lie beside the recipe."""
+
+    @field_validator("type")
+    @classmethod
+    def _takes_two_texts(cls, name: str) -> str:
+        try:
+            inspect.signature(imported(name)).bind("answer", "gold")
+        except TypeError as error:
+            raise PydanticCustomError(
+                "wrong_arguments",
+                "a function of two texts, the answer and the gold answer; of {name} Python says: {reason}",
+                {"name": name, "reason": str(error)},
+            ) from error
+        return name
+
+    @property
+    def function(self) -> Callable[[str, str], object]:
+        """The function itself."""
+        function: Callable[[str, str], object] = imported(self.type)
+        return function
+
+    def judge(self, answer: str, gold: str) -> Judgement:
+        """What the function returns.
+
+        Raises:
+            NoVerdictError: it returns something else than true or false, of Python or numpy.
+        """
+        correct = self.function(answer, gold)
+        numpy = sys.modules.get("numpy")  # its truth values come from a function that has loaded it
+        if numpy is not None and isinstance(correct, numpy.bool_):
+            correct = bool(correct)
+        if not isinstance(correct, bool):
+            raise NoVerdictError(f"{self.type} returned {correct!r}, which is neither true nor false")
+        return Judgement(correct=correct, readable=True)
+
+
+# -- of a recipe -------------------------------------------------------------------------------------------------------
+# Makes the verifiers of a recipe's sections, and asks them whether they can judge on this machine.
 
 
 def verifier_of(problems: ProblemSource, grading: Grading) -> Verifier:

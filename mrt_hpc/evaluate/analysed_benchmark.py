@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.model_samples import SUITE_WITH
-from mrt_hpc.analysis.published import BENCHMARKS
+from mrt_hpc.analysis.paper_results import BENCHMARKS
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.recipe.choices import Boundaries
 

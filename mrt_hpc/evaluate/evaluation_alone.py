@@ -13,17 +13,9 @@ from mrt_hpc.backends.backend import Site
 from mrt_hpc.errors import UserError
 from mrt_hpc.evaluate.asked_models import ModelsAsked, pin_models, refuse_lost_models
 from mrt_hpc.plan.compile import evaluation_plan
+from mrt_hpc.recipe import load
 from mrt_hpc.recipe.find import SUITES, find
 from mrt_hpc.recipe.hub_models import hub_model_of
-from mrt_hpc.recipe.load import (
-    SECTION,
-    apply,
-    read_suite,
-    with_absolute_paths,
-    with_data_in,
-    with_open_forced_texts,
-    with_prompt_of,
-)
 from mrt_hpc.recipe.lock import FREE_SECTIONS
 from mrt_hpc.recipe.schema import EvaluationRecipe, Recipe
 from mrt_hpc.recipe.sections import Benchmark, Prompt
@@ -74,18 +66,18 @@ def evaluation_recipe(
         UserError: there is no such suite, a field is wrong, or the recipes of the models' runs differ in a field that
             decides numbers and that neither the suite nor an override states.
     """
-    source = read_suite(find(SUITES, suite), advice=f"mrt-hpc eval MODEL --suite {suite}")
-    section = dict(with_data_in(source.data, data)[SECTION])
+    source = load.read_suite(find(SUITES, suite), advice=f"mrt-hpc eval MODEL --suite {suite}")
+    section = dict(load.with_data_in(source.data, data)[load.SECTION])
     taken = _taken(models.recipes, stated=_stated(section, overrides))
-    fields: dict[str, Any] = {**taken, **source.data, SECTION: section}
+    fields: dict[str, Any] = {**taken, **source.data, load.SECTION: section}
     section.setdefault("results", str((results or RESULTS).absolute()))
     fields["models"] = [model.model_dump(mode="json") for model in models.models]
     fields["name"] = "evaluation"
     source = replace(source, data=fields, overrides={})
     for override in overrides:
-        apply(source, override)
-    source.data[SECTION] = with_prompt_of(source.data[SECTION], source.data.get("prompt"))
-    whole = with_open_forced_texts(with_absolute_paths(source.data, Path.cwd()))
+        load.apply(source, override)
+    source.data[load.SECTION] = load.with_prompt_of(source.data[load.SECTION], source.data.get("prompt"))
+    whole = load.with_open_forced_texts(load.with_absolute_paths(source.data, Path.cwd()))
     import_from(source.path.parent, whole)
     recipe = validate(replace(source, data=whole), EvaluationRecipe, whole)
     recipe = recipe.model_copy(update={"inputs": inputs_of(recipe)})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from mrt_hpc.analysis.collect import read_summary
+from mrt_hpc.analysis.measures import read_summary
 from mrt_hpc.attempt.ledger import claimed
 from mrt_hpc.backends.queued_jobs import refuse_live_jobs
 from mrt_hpc.recipe.schema import Experiment

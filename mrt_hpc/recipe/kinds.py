@@ -290,10 +290,10 @@ VERIFIERS: Registry[VerifierSettings] = Registry(
     "verifier",
     "mrt_hpc.domains.base:Verifier",
     {
-        "math": "mrt_hpc.domains.math.verifier:MathVerifier",
-        "exact": "mrt_hpc.domains.simple:ExactVerifier",
-        "choice": "mrt_hpc.domains.simple:ChoiceVerifier",
+        "math": "mrt_hpc.domains.verifiers:MathVerifier",
+        "exact": "mrt_hpc.domains.verifiers:ExactVerifier",
+        "choice": "mrt_hpc.domains.verifiers:ChoiceVerifier",
         "python": "mrt_hpc.domains.python:PythonVerifier",
     },
-    of_functions="mrt_hpc.domains.simple:FunctionVerifier",
+    of_functions="mrt_hpc.domains.verifiers:FunctionVerifier",
 )

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mrt_hpc.analysis.collect import Measurements, read_measurements
-from mrt_hpc.analysis.measures import IterationMetrics, RunCost, RunFile, RunSummary
+from mrt_hpc.analysis.measures import IterationMetrics, Measurements, RunCost, RunFile, RunSummary, read_measurements
 from mrt_hpc.analysis.report.content import RoleUse, RunRecord
 from mrt_hpc.analysis.report.render import write_markdown, write_page
 from mrt_hpc.analysis.spending import Spending, spending

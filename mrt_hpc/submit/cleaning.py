@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from mrt_hpc.analysis.collect import is_evaluated
+from mrt_hpc.analysis.measures import is_evaluated
 from mrt_hpc.attempt.ledger import claimed, local_process
 from mrt_hpc.attempt.run_progress import is_done
 from mrt_hpc.backends.queued_jobs import refuse_live_jobs

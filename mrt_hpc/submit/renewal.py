@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mrt_hpc.analysis.collect import as_ranges, is_evaluated
+from mrt_hpc.analysis.measures import as_ranges, is_evaluated
 from mrt_hpc.errors import word
 from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan, Role, read_plan
 from mrt_hpc.recipe.lock import FREE_SECTIONS, lock_text, read_lock

@@ -87,19 +87,19 @@ class ListedRun(BaseModel):
     run: str
     """The run directory."""
     name: str
-    kind: str
+    kind: str = "unknown"
     """The algorithm; or the suite of an evaluation on its own, as in ``suite paper_20``."""
-    state: RunState | None
+    state: RunState | None = None
     """None where the run directory is damaged."""
-    iterations_done: int
-    iterations_planned: int
+    iterations_done: int = 0
+    iterations_planned: int = 0
     """0 for an evaluation on its own."""
-    evaluations_done: int
+    evaluations_done: int = 0
     """The array tasks done, as all of evaluation."""
-    evaluations_planned: int
-    newest_event: float | None
+    evaluations_planned: int = 0
+    newest_event: float | None = None
     """When the newest event happened, by the clock of its node; null where there is none."""
-    newest_event_kind: str | None
+    newest_event_kind: str | None = None
     """What happened, as ``group_committed``."""
     bytes: int | None
     """The size on disk; null where it was not asked for."""
@@ -164,11 +164,8 @@ def _listed(layout: RunLayout, queues: QueueLook, *, size: bool) -> ListedRun:
     try:
         return _whole(layout, queues, room)
     except UserError as error:
-        return ListedRun(
-            run=str(layout.root), name=layout.root.name, kind="unknown", state=None, iterations_done=0,
-            iterations_planned=0, evaluations_done=0, evaluations_planned=0, newest_event=None,
-            newest_event_kind=None, bytes=room, trouble=f"{error.what} ({error.where})",
-        )  # fmt: skip
+        trouble = f"{error.what} ({error.where})"
+        return ListedRun(run=str(layout.root), name=layout.root.name, bytes=room, trouble=trouble)
 
 
 def _whole(layout: RunLayout, queues: QueueLook, room: int | None) -> ListedRun:

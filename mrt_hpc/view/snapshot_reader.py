@@ -23,23 +23,12 @@ from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.task_state import TaskRecord, TaskState
 from mrt_hpc.run.typed_file import UnreadableError
 from mrt_hpc.run.weights import published_versions
+from mrt_hpc.view import snapshot
 from mrt_hpc.view.explain import paused
 from mrt_hpc.view.run_history import RunHistory, ShardCommitted
 from mrt_hpc.view.run_list import RunFacts, read_facts
 from mrt_hpc.view.run_look import NO_QUEUES, RunLook
-from mrt_hpc.view.snapshot import (
-    Evaluated,
-    Evaluations,
-    Fault,
-    Iterations,
-    JobView,
-    Measured,
-    Queued,
-    Snapshot,
-    TaskView,
-    TokenRates,
-)
-from mrt_hpc.view.upcoming import Clock, expected_end, upcoming
+from mrt_hpc.view.snapshot import Clock, expected_end, upcoming
 
 # -- the queues, which are asked from time to time while the files of the run are shown
 
@@ -125,10 +114,10 @@ class ChangingFiles(Generic[Held]):
         return self._known[path][1]
 
 
-def measured_of(metrics: IterationMetrics) -> Measured:
+def measured_of(metrics: IterationMetrics) -> snapshot.Measured:
     """What the snapshot holds of an iteration."""
     gains = metrics.progress_by_episode
-    return Measured(
+    return snapshot.Measured(
         iteration=metrics.iteration,
         reward=metrics.reward_mean,
         progress=sum(gains) / len(gains) if gains else None,
@@ -171,7 +160,7 @@ def groups_there(layout: RunLayout, iteration: int) -> list[Path]:
 
 def throughput(
     layout: RunLayout, iterations: Sequence[IterationMetrics], groups: Iterable[Path], history: RunHistory, costs: Costs
-) -> TokenRates:
+) -> snapshot.TokenRates:
     """The throughput of a run.
 
     Args:
@@ -184,7 +173,7 @@ def throughput(
     latest = [iteration for iteration in iterations[-LATEST:] if iteration.generated_tokens]
     tokens = sum(iteration.generated_tokens or 0 for iteration in latest)
     sampling = _rate(tokens, sum(iteration.sampling_seconds or 0.0 for iteration in latest))
-    return TokenRates(
+    return snapshot.TokenRates(
         sampling=sampling if sampling is not None else _of_groups([costs.of(group) for group in groups]),
         whole=_rate(tokens, sum(iteration.wall_seconds or 0.0 for iteration in latest)),
         training=_training(iterations[-LATEST:]),
@@ -236,7 +225,7 @@ class SnapshotReader:
     facts: RunFacts
     history: RunHistory
     metrics: ChangingFiles[IterationMetrics] = field(default_factory=lambda: ChangingFiles(IterationMetrics.read))
-    summaries: ChangingFiles[Evaluated] = field(default_factory=lambda: ChangingFiles(_evaluated))
+    summaries: ChangingFiles[snapshot.Evaluated] = field(default_factory=lambda: ChangingFiles(_evaluated))
     costs: Costs = field(default_factory=Costs)
 
     @classmethod
@@ -244,7 +233,7 @@ class SnapshotReader:
         """A reader for a run, of which nothing but its facts is read yet."""
         return cls(layout, plan, read_facts(layout), RunHistory.of(layout))
 
-    def read(self, queues: QueueLook = NO_QUEUES) -> Snapshot:
+    def read(self, queues: QueueLook = NO_QUEUES) -> snapshot.Snapshot:
         """Read the run's files.
 
         Args:
@@ -259,7 +248,7 @@ class SnapshotReader:
         iterations = self._iterations(done, measured, len(groups))
         clock = Clock(now, done.iterations_done, iterations.seconds, self.history.published.get(done.iterations_done))
         happenings, results = self.history.all_happenings(look.records), tuple(self._results())
-        return Snapshot(
+        return snapshot.Snapshot(
             run=str(self.layout.root),
             name=self.plan.name,
             kind=self.facts.kind,
@@ -271,13 +260,13 @@ class SnapshotReader:
             process=look.process.pid if look.process is not None and look.runs_here else None,
             iterations=iterations,
             measured=tuple(map(measured_of, measured)),
-            evaluations=Evaluations(done=done.evaluations_done, planned=done.evaluations, results=results),
+            evaluations=snapshot.Evaluations(done=done.evaluations_done, planned=done.evaluations, results=results),
             jobs=tuple(_job(job, look) for job in self.plan.jobs),
             tasks=tuple(self._tasks(look)),
             throughput=throughput(self.layout, measured, groups, self.history, self.costs),
             fault_counts=dict(Counter(happening.kind for happening in happenings).most_common()),
             faults=tuple(
-                Fault(time=happening.time, what=happening.kind, task=happening.task, detail=happening.detail)
+                snapshot.Fault(time=happening.time, what=happening.kind, task=happening.task, detail=happening.detail)
                 for happening in happenings[-FAULTS_SHOWN:]
             ),
             upcoming=tuple(upcoming(look, iterations, clock)),
@@ -286,10 +275,10 @@ class SnapshotReader:
             report_is_old=done.report and done.stale,
         )
 
-    def _iterations(self, done: Progress, measured: list[IterationMetrics], groups: int) -> Iterations:
+    def _iterations(self, done: Progress, measured: list[IterationMetrics], groups: int) -> snapshot.Iterations:
         samples = any(job.does(Role.INFERENCE) for job in self.plan.jobs) and done.iterations_done < done.iterations
         collects = done.groups_collected is not None
-        return Iterations(
+        return snapshot.Iterations(
             done=done.iterations_done,
             planned=done.iterations,
             weights_version=max(published_versions(self.layout), default=None),
@@ -303,7 +292,7 @@ class SnapshotReader:
         archived = self.layout.group_archive(done.iterations_done).exists()
         return self.facts.groups or 0 if archived else groups
 
-    def _results(self) -> list[Evaluated]:
+    def _results(self) -> list[snapshot.Evaluated]:
         """The results of the planned evaluations that are there."""
         units = [unit for job in self.plan.jobs for unit in job.evaluations]
         benchmarks = list(dict.fromkeys(unit.benchmark for unit in units))
@@ -318,7 +307,7 @@ class SnapshotReader:
         yield from self.summaries.faults
         yield from self.history.faults
 
-    def _tasks(self, look: RunLook) -> Iterator[TaskView]:
+    def _tasks(self, look: RunLook) -> Iterator[snapshot.TaskView]:
         waiting = {
             (explanation.job, explanation.index): f"{explanation.sentence}\n  next:     {explanation.next}"
             for explanation in paused(look)
@@ -328,11 +317,11 @@ class SnapshotReader:
             if record.state not in _AT_REST or begins:
                 yield self._task(job, index, record, look, waiting.get((job.name, index), ""))
 
-    def _task(self, job: Job, index: int, record: TaskRecord, look: RunLook, waits: str) -> TaskView:
+    def _task(self, job: Job, index: int, record: TaskRecord, look: RunLook, waits: str) -> snapshot.TaskView:
         news, queued = self.history.tasks.get((job.name, index)), look.queued.get((job.name, index))
         alive = (job.name, index) in look.running
         node = (queued.nodes if queued is not None else "") or (news.host if news is not None and alive else "")
-        return TaskView(
+        return snapshot.TaskView(
             job=job.name,
             index=index,
             role=job.role,
@@ -350,20 +339,20 @@ class SnapshotReader:
         )
 
 
-def _evaluated(path: Path) -> Evaluated:
-    return Evaluated.model_validate(EvaluationSummary.read(path), from_attributes=True)
+def _evaluated(path: Path) -> snapshot.Evaluated:
+    return snapshot.Evaluated.model_validate(EvaluationSummary.read(path), from_attributes=True)
 
 
-def _job(job: Job, look: RunLook) -> JobView:
+def _job(job: Job, look: RunLook) -> snapshot.JobView:
     tasks = look.queues.tasks.get(job.name, [])
     counts = Counter((str(task.state), "" if task.ended else task.reason) for task in tasks)
-    return JobView(
+    return snapshot.JobView(
         name=job.name,
         role=job.role,
         ids=tuple(look.queues.ids.get(job.name, ())),
         tasks=job.tasks,
         states=dict(Counter(record.state for record in look.records[job.name])),
-        queue=tuple(Queued(state=state, reason=why, tasks=count) for (state, why), count in counts.items()),
+        queue=tuple(snapshot.Queued(state=state, reason=why, tasks=count) for (state, why), count in counts.items()),
         after=tuple(wait.job for wait in job.after),
         time_limit_s=job.resources.time_limit_minutes * 60,
         gpus=job.resources.gpus,

@@ -23,9 +23,9 @@ from benchmarking import RESULTS, ROOT, options, table, written
 
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.domains.grader_queue import GraderPool
-from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.domains.small_world.equations import Split, problems
+from mrt_hpc.domains.verifiers import MathVerifier
 from mrt_hpc.inference.client import GenerationClient, connect
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutSampler

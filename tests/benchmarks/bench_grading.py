@@ -26,7 +26,7 @@ from benchmarking import DATA, options
 
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.math.equivalence import certain_verdict
-from mrt_hpc.domains.math.verifier import MathVerifier
+from mrt_hpc.domains.verifiers import MathVerifier
 from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION
 
 if TYPE_CHECKING:

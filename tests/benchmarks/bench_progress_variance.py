@@ -32,9 +32,9 @@ from variance_tables import Measured, Row, Valued, measure, table, write
 
 from mrt_hpc.algorithms.starts import WholeTraces, trace_settings
 from mrt_hpc.domains.grader_queue import GraderPool
-from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.domains.small_world.equations import FORCED_TEXT, Habits, Split, problems
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
+from mrt_hpc.domains.verifiers import MathVerifier
 from mrt_hpc.inference.client import GenerationClient, connect
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.protocol import Request, SamplingSettings

@@ -15,7 +15,7 @@ from pathlib import Path
 from invariants import Audit, check_evaluated, check_samples, check_trained, check_versions, check_whole, checked_groups
 from run_of import read_events
 
-from mrt_hpc.analysis.collect import read_measurements
+from mrt_hpc.analysis.measures import read_measurements
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.plan.kept_weights import kept_versions
 from mrt_hpc.recipe.lock import read_recipe_lock

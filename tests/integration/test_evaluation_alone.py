@@ -6,7 +6,7 @@ import pytest
 from conftest import printed
 from run_of import read_events
 
-from mrt_hpc.analysis.collect import read_summary
+from mrt_hpc.analysis.measures import read_summary
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import read_group
 from mrt_hpc.run.layout import RunLayout

@@ -18,7 +18,7 @@ from graded import grade_all
 from mrt_hpc.domains import grader_queue
 from mrt_hpc.domains.base import Judgement
 from mrt_hpc.domains.grader_queue import GraderPool, Pair, Verdict, VerdictStatus
-from mrt_hpc.domains.math.verifier import MathVerifier, may_take_long
+from mrt_hpc.domains.verifiers import MathVerifier, may_take_long
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.waiting import wait_until
 
@@ -227,7 +227,7 @@ def test_memory_is_limited_and_the_process_goes_on_and_ends_with_its_pool() -> N
 PARENT = """
 import asyncio
 import sys
-from mrt_hpc.domains.math.verifier import MathVerifier
+from mrt_hpc.domains.verifiers import MathVerifier
 from mrt_hpc.domains.grader_queue import GraderPool
 
 if __name__ == "__main__":

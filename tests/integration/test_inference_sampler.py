@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from mrt_hpc.domains.extraction import extract_answer
-from mrt_hpc.domains.small_world.model import build_tokenizer
+from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.protocol import Request, SamplingSettings

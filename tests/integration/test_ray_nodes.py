@@ -24,7 +24,7 @@ from graded import grade_all
 from ray_rank_worker import task_of
 
 from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
-from mrt_hpc.domains.math.verifier import MathVerifier
+from mrt_hpc.domains.verifiers import MathVerifier
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_start import ServerSettings
 from mrt_hpc.roles.sampling.ray_cluster import Cluster, for_all_ranks, joined

@@ -23,12 +23,13 @@ from mrt_hpc.domains.small_world.equations import (
     example,
     problems,
 )
-from mrt_hpc.domains.small_world.model import build_tokenizer, fresh_model
 from mrt_hpc.domains.small_world.warm_start import (
     IGNORED,
     WarmStartReport,
     WarmStartSettings,
     batches,
+    build_tokenizer,
+    fresh_model,
     make_optimisers,
     pack,
     packed_loss,

@@ -13,7 +13,7 @@ from slurm_submissions import accounting, all_logs, options, site_file
 from slurm_verifier import HELD_FROM, HELD_S, HELD_UNTIL
 from submitted import latest_ids
 
-from mrt_hpc.analysis.collect import read_summary
+from mrt_hpc.analysis.measures import read_summary
 from mrt_hpc.backends.slurm.queue import QueueState
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.run.events import EventKind

@@ -13,7 +13,7 @@ from samples import branch_with, rollout_with
 
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
 from mrt_hpc.analysis.rows import summarise_evaluation
-from mrt_hpc.domains.small_world.model import build_tokenizer
+from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.evaluate.asked_models import ModelsAsked
 from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe
 from mrt_hpc.inference.tokens import TokenBytes

@@ -17,7 +17,7 @@ from mrt_hpc.analysis.episode_progress import Difficulty
 from mrt_hpc.analysis.intervals import IntervalEstimate, mean_gain
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, GradedAnswer, ModelSamples, with_prover
 from mrt_hpc.analysis.problem_measures import Regret, curves_of, tokens_at
-from mrt_hpc.analysis.regret_by_budget import analyse_regret, area_ratios, even_budgets
+from mrt_hpc.analysis.regret_curves import analyse_regret, area_ratios, even_budgets
 from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, analyse_scaling, direct_curves, prefix_curve
 from mrt_hpc.mrt.votes import RIGHT
 from mrt_hpc.recipe.choices import Boundaries

@@ -12,9 +12,7 @@ from evaluated import commit_traces, evaluation_directory, run_directory, trace
 from simulated import AIME
 from simulated_arms import Recipes
 
-from mrt_hpc.analysis.arms import Arm, named_arms
-from mrt_hpc.analysis.comparing import compare, requirement, verdict
-from mrt_hpc.analysis.comparison_table import notes
+from mrt_hpc.analysis.comparing import compare, notes, requirement, verdict
 from mrt_hpc.analysis.intervals import (
     IntervalEstimate,
     crossed_gain,
@@ -25,6 +23,7 @@ from mrt_hpc.analysis.intervals import (
     wilson,
 )
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
+from mrt_hpc.analysis.named_models import Arm, named_arms
 from mrt_hpc.analysis.problem_measures import measure_of
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.run.layout import RunLayout

@@ -13,7 +13,7 @@ from basics import QUICKSTART
 from commands import recipe, refusal, typed
 from run_of import publish_some, read_events, task_of
 
-from mrt_hpc.analysis.collect import read_measurements
+from mrt_hpc.analysis.measures import read_measurements
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.analysis.spending import resources_of
 from mrt_hpc.backends.local.site import LocalSite

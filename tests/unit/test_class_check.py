@@ -14,7 +14,7 @@ from samples import rollout, rollout_with, sampled
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
 from mrt_hpc.algorithms.batch import Batch
-from mrt_hpc.domains.small_world.model import build_tokenizer
+from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.evaluate.class_contracts import Promise, Replay, of_algorithm, of_mode, of_prover
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.protocol import Request, SamplingSettings

@@ -14,14 +14,13 @@ from commands import refusal, typed
 from evaluated import commit_traces, evaluated_run, evaluation_directory, run_directory
 
 from mrt_hpc.analysis import intervals
-from mrt_hpc.analysis.arms import Arm
-from mrt_hpc.analysis.comparing import MEAN, Comparison, compare, quantity, requirement, verdict
-from mrt_hpc.analysis.comparison_table import notes
+from mrt_hpc.analysis.comparing import MEAN, Comparison, compare, notes, quantity, requirement, verdict
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.intervals import Spread
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
+from mrt_hpc.analysis.named_models import Arm
+from mrt_hpc.analysis.paper_results import BENCHMARKS
 from mrt_hpc.analysis.problem_measures import curves_of, measure_of
-from mrt_hpc.analysis.published import BENCHMARKS
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.recipe.find import SUITES, find
 from mrt_hpc.recipe.load import read_suite

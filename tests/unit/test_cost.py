@@ -15,7 +15,7 @@ from mrt_hpc.analysis.spending import Accounts, Allocation, Spending, prices, sp
 from mrt_hpc.attempt.ledger import record_submission
 from mrt_hpc.backends.queued_jobs import A_DAY_S
 from mrt_hpc.backends.slurm.queue import attempts_of
-from mrt_hpc.cli.tables import hours_text
+from mrt_hpc.cli.cost import hours_text
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.run.events import EventKind, EventLog, Use, event_file

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mrt_hpc.domains.grader_queue import GraderPool
-from mrt_hpc.domains.math.verifier import MathVerifier
+from mrt_hpc.domains.verifiers import MathVerifier
 from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.tokens import thought_and_answer
 from mrt_hpc.inference.traces import PromptedGroup, SampledBranch, SampledTrace, Start, Valuation

@@ -11,7 +11,7 @@ from commands import in_a_process, typed
 from evaluated import evaluated_run
 from slurm_texts import squeue_prints
 
-from mrt_hpc.analysis.arms import split_arms
+from mrt_hpc.analysis.named_models import split_arms
 from mrt_hpc.attempt.ledger import claimed, submissions
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.lock import read_recipe_lock

@@ -19,7 +19,7 @@ from math_verify import parse, parser, verify
 from mrt_hpc.domains.math import equivalence, math_verify_changes
 from mrt_hpc.domains.math.equivalence import Judgement, certain_verdict, judge
 from mrt_hpc.domains.math.numbers import MAX_ANSWER_CHARS, clean
-from mrt_hpc.domains.math.verifier import MathVerifier, may_take_long
+from mrt_hpc.domains.verifiers import MathVerifier, may_take_long
 
 
 def is_correct(answer: str, gold: str, *, strict: bool = False) -> bool:

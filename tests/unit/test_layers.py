@@ -72,3 +72,53 @@ def test_the_light_half_of_the_package_and_what_only_looks_load_nothing_heavy(wh
     command = [sys.executable, "-c", f"{code}\n{check}"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert result.returncode == 0, result.stderr
+
+
+LIGHT = """
+import importlib, sys, tomllib
+from pathlib import Path
+project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+stack = {line.partition(">")[0].replace("-", "_") for line in project["optional-dependencies"]["stack"]} | {"vllm"}
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name in stack:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent())
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        print(name)
+from mrt_hpc.recipe.load import load_recipe
+for recipe in ("quickstart", "mrt_online", "backtracking"):
+    load_recipe(Path("recipes", f"{recipe}.yaml"))
+"""
+ON_NODES = {"training", "inference", "roles"}
+"""Rooms that only tasks on compute nodes import."""
+GRADERS = {"grader_queue", "spread_lane", "math.equivalence", "math.math_verify_changes", "math.preload"}
+OF_THE_STACK = {
+    "mrt_hpc.run.weights_delta", "mrt_hpc.evaluate.regrade", "mrt_hpc.evaluate.class_check",
+    "mrt_hpc.evaluate.class_contracts", "mrt_hpc.domains.small_world.warm_start",
+    *(f"mrt_hpc.domains.{name}" for name in GRADERS),
+}  # fmt: skip
+"""All other modules that a light installation cannot import: what commands need is not among them."""
+
+
+def test_a_light_installation_can_import_what_commands_need_and_read_recipes() -> None:
+    files = [path.relative_to(ROOT).with_suffix("") for path in PACKAGE.rglob("[!_]*.py")]
+    names = sorted(".".join(file.parts) for file in files if file.parts[1] not in ON_NODES)
+    done = subprocess.run([sys.executable, "-c", LIGHT, *names], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {*done.stdout.split()} == OF_THE_STACK
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "mrt").glob("[!_]*.py")), ids=lambda p: p.stem)
+def test_every_function_of_the_method_states_its_source_and_its_errors(path: Path) -> None:
+    functions = [f for f in ast.parse(path.read_text()).body if isinstance(f, ast.FunctionDef)]
+    for function in (f for f in functions if not f.name.startswith("_")):
+        stated = ast.get_docstring(function) or ""
+        assert "\nSource: " in stated, f"{function.name} does not say where it is from"
+        raises = any(isinstance(node, ast.Raise) for node in ast.walk(function))
+        assert not raises or "\nRaises:" in stated, f"{function.name} does not state its errors"

@@ -10,8 +10,15 @@ from commands import refusal
 from samples import rollout_with
 
 from mrt_hpc.algorithms.batch import Batch, Learnt
-from mrt_hpc.analysis.collect import as_ranges, read_measurements
-from mrt_hpc.analysis.measures import IterationMetrics, Phase, RunCost, RunFile, RunSummary
+from mrt_hpc.analysis.measures import (
+    IterationMetrics,
+    Phase,
+    RunCost,
+    RunFile,
+    RunSummary,
+    as_ranges,
+    read_measurements,
+)
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.recipe.sections import Training
 from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics

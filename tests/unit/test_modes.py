@@ -12,7 +12,7 @@ import samples
 from commands import recipe, refusal
 from run_of import run_of
 
-from mrt_hpc.domains.small_world.model import build_tokenizer
+from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.protocol import Request, SamplingSettings

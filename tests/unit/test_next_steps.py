@@ -19,8 +19,8 @@ from small_weights import publish_models
 from synthetic_run import Shape, SyntheticRun
 
 import mrt_hpc
-from mrt_hpc.cli.completion import RunPath
 from mrt_hpc.cli.main import main
+from mrt_hpc.cli.options import RunPath
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.layout import RunLayout, existing_run
 from mrt_hpc.submit.extension import extended_recipe

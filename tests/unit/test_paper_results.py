@@ -14,11 +14,9 @@ from mrt_hpc.analysis.attempts import analyse_attempts, attempts_of_model
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, SampleAttempt
 from mrt_hpc.analysis.paper_results import RESULTS
-from mrt_hpc.analysis.regret_beyond import analyse_regret_beyond
+from mrt_hpc.analysis.regret_curves import analyse_regret_beyond, voting_regret
 from mrt_hpc.analysis.scaling import require_few_draws
-from mrt_hpc.analysis.scaling_by_episodes import by_total
-from mrt_hpc.analysis.votes_by_tokens import votes_of_attempts, votes_of_samples
-from mrt_hpc.analysis.voting_regret import voting_regret
+from mrt_hpc.analysis.vote_curves import by_total, votes_of_attempts, votes_of_samples
 from mrt_hpc.mrt.regret import TraceCurve, area_under_values, joined, regret_against_voting
 from mrt_hpc.mrt.values import Vote
 from mrt_hpc.mrt.votes import weighted_majority_at_k

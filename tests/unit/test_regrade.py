@@ -9,8 +9,7 @@ from commands import recipe, typed
 from run_of import run_of
 from samples import rollout, sampled
 
-from mrt_hpc.analysis.collect import read_summary
-from mrt_hpc.analysis.measures import RunSummary
+from mrt_hpc.analysis.measures import RunSummary, read_summary
 from mrt_hpc.analysis.report.content import RunRecord
 from mrt_hpc.analysis.report.result_sections import results
 from mrt_hpc.analysis.rows import summarise_evaluation

@@ -29,7 +29,7 @@ from mrt_hpc.analysis.report.render import render_page, script_hash, write_markd
 from mrt_hpc.analysis.report.run_sections import sections
 from mrt_hpc.analysis.rows import mean_of, mean_rows, sample, summarise_evaluation
 from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, prefix_curve
-from mrt_hpc.domains.small_world.model import build_tokenizer
+from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.inference.tokens import StoredTokens
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.roles.report import measurements, run_names, write_report

@@ -24,8 +24,7 @@ from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.attempt.end import settled
 from mrt_hpc.backends.queued_jobs import look_at_queues
 from mrt_hpc.backends.slurm import queue as slurm_queue
-from mrt_hpc.cli.display import LineDisplay
-from mrt_hpc.cli.run_view import view
+from mrt_hpc.cli.run_view import LineDisplay, view
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.groups import commit_group

@@ -18,7 +18,7 @@ from run_of import read_events, run_of
 from run_of import task_of as task_named
 from samples import rollout, sampled
 
-from mrt_hpc.analysis.collect import read_summary
+from mrt_hpc.analysis.measures import read_summary
 from mrt_hpc.domains.base import grader_digest
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.recipe.load import load_recipe

@@ -36,7 +36,7 @@ ANOTHER = 65534  # the id of another user
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a directory away")
 CHANGEABLE = "because another user can change it"
 CODE = """
-from mrt_hpc.domains.simple import ExactVerifier
+from mrt_hpc.domains.verifiers import ExactVerifier
 from mrt_hpc.backends.backend import Site
 from mrt_hpc.modes.base import Direct
 

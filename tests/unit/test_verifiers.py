@@ -15,10 +15,8 @@ from spellings import FILES, gold_answers, spelt
 
 from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
-from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.domains.python import PythonVerifier
-from mrt_hpc.domains.simple import ChoiceVerifier, ExactVerifier
-from mrt_hpc.domains.verifiers import verifier_of
+from mrt_hpc.domains.verifiers import ChoiceVerifier, ExactVerifier, MathVerifier, verifier_of
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock

@@ -18,17 +18,7 @@ from markupsafe import Markup
 
 from mrt_hpc.analysis.figures import LineFigure, draw, inline_svg
 from mrt_hpc.analysis.number_formats import cell, number
-from mrt_hpc.analysis.report.content import (
-    TEXT_LIMIT,
-    TRACE_BYTES,
-    Chosen,
-    Plot,
-    ReportSection,
-    RunRecord,
-    Table,
-    choose,
-    visible,
-)
+from mrt_hpc.analysis.report import content
 from mrt_hpc.analysis.report.result_sections import name_before
 from mrt_hpc.analysis.report.run_sections import heading, sections, title
 from mrt_hpc.run.atomic import write_text
@@ -39,7 +29,7 @@ NOTHING = "Nothing of this has been measured."
 # -- Markdown
 
 
-def write_markdown(directory: Path, records: Sequence[RunRecord]) -> Path:
+def write_markdown(directory: Path, records: Sequence[content.RunRecord]) -> Path:
     """Write ``report.md`` and ``plots/*.png``; the report last, so that its figures are there. Returns its path."""
     written = sections(records)
     for section in written:
@@ -51,13 +41,13 @@ def write_markdown(directory: Path, records: Sequence[RunRecord]) -> Path:
     return path
 
 
-def markdown(records: Sequence[RunRecord], written: Sequence[ReportSection]) -> str:
+def markdown(records: Sequence[content.RunRecord], written: Sequence[content.ReportSection]) -> str:
     """The report as Markdown."""
     parts = [f"# {cell(title(records))}", *(name_before(records, record) + heading(record) for record in records)]
     return "\n\n".join([*parts, *(part for section in written for part in _blocks(section))]) + "\n"
 
 
-def _blocks(section: ReportSection) -> Iterator[str]:
+def _blocks(section: content.ReportSection) -> Iterator[str]:
     yield f"## {section.title}"
     if not section.paragraphs and not section.tables and not section.plots:
         yield NOTHING
@@ -75,7 +65,7 @@ def _blocks(section: ReportSection) -> Iterator[str]:
             yield f"```\n{listing.text}\n```"
 
 
-def _table(table: Table) -> str:
+def _table(table: content.Table) -> str:
     names = [column.name for column in table.columns]
     aligned = ["---:" if column.numeric and n else "---" for n, column in enumerate(table.columns)]
     rows = [names, *table.rows]
@@ -86,7 +76,7 @@ def _table(table: Table) -> str:
 # -- HTML
 
 
-def write_page(path: Path, records: Sequence[RunRecord]) -> None:
+def write_page(path: Path, records: Sequence[content.RunRecord]) -> None:
     """Write the page of some runs, whole.
 
     Args:
@@ -96,7 +86,7 @@ def write_page(path: Path, records: Sequence[RunRecord]) -> None:
     write_text(path, render_page(records))
 
 
-def render_page(records: Sequence[RunRecord], budget: int = TRACE_BYTES) -> str:
+def render_page(records: Sequence[content.RunRecord], budget: int = content.TRACE_BYTES) -> str:
     """The page as HTML; the same records give the same text.
 
     Args:
@@ -104,7 +94,7 @@ def render_page(records: Sequence[RunRecord], budget: int = TRACE_BYTES) -> str:
         budget: bytes of the sample traces.
     """
     script = _file("reader.js")
-    chosen = choose(records, budget)
+    chosen = content.choose(records, budget)
     written = sections(records)
     return _environment().get_template("page.html.j2").render(
         title=title(records),
@@ -122,7 +112,7 @@ def render_page(records: Sequence[RunRecord], budget: int = TRACE_BYTES) -> str:
     )  # fmt: skip
 
 
-def _lead(written: Sequence[ReportSection]) -> Plot | None:
+def _lead(written: Sequence[content.ReportSection]) -> content.Plot | None:
     """The figure at the top of the page: the first learning curve, or else the first figure of the results."""
     first = sorted(written, key=lambda section: section.anchor != "training")
     return next((plot for section in first for plot in section.plots), None)
@@ -147,7 +137,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _shown(value: Any) -> Any:
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return content.visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _file(name: str) -> str:
@@ -168,7 +158,7 @@ def described(figure: LineFigure) -> str:
     return f"{panel.title}: {'; '.join(ends[:8])}{more}. The table below has all values."
 
 
-def _choice(records: Sequence[RunRecord], chosen: Chosen) -> list[str]:
+def _choice(records: Sequence[content.RunRecord], chosen: content.Chosen) -> list[str]:
     """How the traces of the page were chosen, in sentences."""
     common = _common([record.choice for record in records])
     sentences = [*common]
@@ -180,9 +170,8 @@ def _choice(records: Sequence[RunRecord], chosen: Chosen) -> list[str]:
                 f"{prefix}The first {shown} of these {len(record.traces)} traces fit into the space that the page has "
                 "for them; they are taken in turns from all sources and problems."
             )
-    cut = (
-        f"Of a trace with more than {TEXT_LIMIT:,} characters the middle of long episodes is left out; no boundary is."
-    )
+    limit = f"{content.TEXT_LIMIT:,} characters"
+    cut = f"Of a trace with more than {limit} the middle of long episodes is left out; no boundary is."
     return [*sentences, cut] if any(chosen.shown) else sentences
 
 

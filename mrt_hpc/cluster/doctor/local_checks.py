@@ -8,8 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import mrt_hpc
@@ -464,47 +463,30 @@ def data(situation: Situation) -> Iterator[CheckResult]:
     """The training data and every benchmark are there and can be read."""
     if (recipe := situation.recipe) is None:
         return
-    yield _read("for training", recipe.data, lambda: _training(recipe))
+    yield _read("for training", recipe.data, recipe)
     for benchmark in recipe.evaluation.benchmarks:
-        source = benchmark.problems
-        yield _read(f"of benchmark {benchmark.name}", source, partial(_problems, source))
+        yield _read(f"of benchmark {benchmark.name}", benchmark.problems)
 
 
-def _read(about: str, source: object, read: Callable[[], str]) -> CheckResult:
-    """The result of reading one source, which says what is in it."""
+def _read(about: str, source: object, trained: Recipe | None = None) -> CheckResult:
+    """The result of reading one source, which says what is in it; of the data of a recipe, also whether problems
+    repeat.
+    """
     path = getattr(source, "path", None)
     if path is not None and not Path(path).is_file():
         return fails(f"there is no file {Path(path).resolve()}", MAKE_IT, about=about)
     try:
-        return ok(read(), about=about)
+        if isinstance(source, JsonlProblems | SmallWorldProblems):
+            problems = problems_of(source)
+            if trained is not None:
+                refuse_repeated_problems(trained, problems)
+            said = f"{len(problems):,} problems"
+        else:
+            assert trained is not None, "only a recipe trains on given samples"
+            said = f"{len(given_samples(trained)):,} samples"
     except UserError as error:
         return fails(error.evidence, error.advice or "correct the file", about=about)
-
-
-def _problems(source: JsonlProblems | SmallWorldProblems) -> str:
-    return _in_words(source, len(problems_of(source)))
-
-
-def _training(recipe: Recipe) -> str:
-    """What there is to train on, in words.
-
-    Raises:
-        UserError: a file is missing or wrong.
-    """
-    if not isinstance(recipe.data, JsonlProblems | SmallWorldProblems):
-        return f"{len(given_samples(recipe)):,} samples{_from(recipe.data)}"
-    problems = problems_of(recipe.data)
-    refuse_repeated_problems(recipe, problems)
-    return _in_words(recipe.data, len(problems))
-
-
-def _in_words(source: object, count: int) -> str:
-    return f"{count:,} problems{_from(source)}"
-
-
-def _from(source: object) -> str:
-    path = getattr(source, "path", None)
-    return " of the small world" if path is None else f" in {path}"
+    return ok(f"{said} {'of the small world' if path is None else f'in {path}'}", about=about)
 
 
 def inputs_are_shared(situation: Situation) -> Iterator[CheckResult]:

@@ -64,16 +64,16 @@ def _answered(situation: Situation, answer: NodeAnswer) -> Iterator[CheckResult]
             )
         return
     yield ok(f"{facts.node} answered {answer.queued_s:.0f} s after sbatch (job {answer.job_id})")
-    yield _versions(facts)
-    yield _visibility(situation, facts)
-    yield _clock(facts)
-    yield _signals(facts)
+    yield replace(_versions(facts), check="versions")
+    yield replace(_visibility(situation, facts), check="visibility of files")
+    yield replace(_clock(facts), check="clock")
+    yield replace(_signals(facts), check="signals")
     for result in trial_results(facts.node, facts.operations, OTHER_PLACE, ""):
         yield replace(result, check=f"filesystem {result.check}".strip())
-    yield _commands(answer)
+    yield replace(_commands(answer), check="Slurm's commands")
     for result in scratch_results(facts.node, facts.scratch):
         yield replace(result, check=f"scratch {result.check}")
-    yield _scratch(facts, _models_on_node(situation, answer))
+    yield replace(_scratch(facts, _models_on_node(situation, answer)), check="scratch")
     if facts.compiler_problem:
         finding = fails if situation.recipe is not None else doubtful
         said = f"on {facts.node}: {facts.compiler_problem}; Triton compiles when a server starts"
@@ -85,7 +85,7 @@ def _answered(situation: Situation, answer: NodeAnswer) -> Iterator[CheckResult]
     for verifier, (evidence, remedy) in facts.refusals.items():
         yield fails(f"on {facts.node}: {evidence}", remedy, about=f"verifier {verifier}")
     if facts.gpu_view is not None or facts.gpu_problem:
-        yield _gpu(situation, facts)
+        yield replace(_gpu(situation, facts), check="GPUs")
 
 
 def _versions(facts: NodeFacts) -> CheckResult:
@@ -93,43 +93,40 @@ def _versions(facts: NodeFacts) -> CheckResult:
     said = f"{facts.node} has mrt-hpc {facts.version}, Python {facts.python}, {packages}"
     if facts.version != mrt_hpc.__version__:
         remedy = "install the same version of mrt-hpc on both, and set python in the site profile to it"
-        return fails(f"{said}; this command has mrt-hpc {mrt_hpc.__version__}", remedy, about="versions")
-    return ok(said, about="versions")
+        return fails(f"{said}; this command has mrt-hpc {mrt_hpc.__version__}", remedy)
+    return ok(said)
 
 
 def _visibility(situation: Situation, facts: NodeFacts) -> CheckResult:
-    about = "visibility of files"
     if len(facts.trips_s) < ROUNDS:
         return fails(
             f"a file that this machine wrote was not seen by {facts.node} within {LONGEST_TRIP_S:.0f} s",
             f"{OTHER_PLACE}, on a filesystem that both see; or ask the administrators about its caching of names (on "
             "NFS the mount option lookupcache)",
-            about=about,
         )
     slowest = max(facts.trips_s)
     said = f"a file to {facts.node} and back took {slowest:.1f} s at most, in {ROUNDS} trials"
     limit_s = (situation.recipe.resilience if situation.recipe else Resilience()).heartbeat_limit_s
     if slowest > limit_s:
         remedy = f"--set resilience.heartbeat_limit_s={round(slowest * 3)}, or {OTHER_PLACE}"
-        return fails(f"{said}, longer than resilience.heartbeat_limit_s ({limit_s:g} s)", remedy, about=about)
+        return fails(f"{said}, longer than resilience.heartbeat_limit_s ({limit_s:g} s)", remedy)
     if slowest > SLOW_TRIP_S:
         remedy = f"a run works, and each hand-over waits for that; a faster filesystem: {OTHER_PLACE}"
-        return doubtful(said, remedy, about=about)
-    return ok(said, about=about)
+        return doubtful(said, remedy)
+    return ok(said)
 
 
 def _clock(facts: NodeFacts) -> CheckResult:
     if not facts.trips_s:
-        return not_checked("no file came back", about="clock")
+        return not_checked("no file came back")
     said = f"clocks of {facts.node} and this machine differ by {abs(facts.skew_s):.1f} s"
     if abs(facts.skew_s) > CLOCK_S + min(facts.trips_s) / 2:
         return doubtful(
             said,
             "report it to the administrators; a run judges heartbeats by each task's own clock, but times in logs and "
             "the report will not agree",
-            about="clock",
         )
-    return ok(said, about="clock")
+    return ok(said)
 
 
 def _signals(facts: NodeFacts) -> CheckResult:
@@ -140,16 +137,14 @@ def _signals(facts: NodeFacts) -> CheckResult:
             f"scancel --signal: {missing} did not reach the task on {facts.node}",
             "a preempted task then loses its unfinished work: --set training.checkpoint_every=1; if the site profile "
             "has a container or a script as python, make it end with exec",
-            about="signals",
         )
     if facts.lost_files:
         return fails(
             f"scancel --signal: {arrived} reached the task on {facts.node}, and ended the mount of its image: "
             f"{facts.lost_files}",
             "container: {unpack: true} in the site profile",
-            about="signals",
         )
-    return ok(f"scancel --signal: {arrived} reached the task", about="signals")
+    return ok(f"scancel --signal: {arrived} reached the task")
 
 
 def _commands(answer: NodeAnswer) -> CheckResult:
@@ -159,9 +154,8 @@ def _commands(answer: NodeAnswer) -> CheckResult:
             f"{' and '.join(missing)} not in PATH of the job: a task cannot queue itself again before its time limit",
             "add Slurm's commands to PATH in setup of the site profile (`module load slurm`), or type the same "
             "`mrt-hpc submit` when a task has ended",
-            about="Slurm's commands",
         )
-    return ok("scontrol and squeue are in PATH of the job", about="Slurm's commands")
+    return ok("scontrol and squeue are in PATH of the job")
 
 
 def _models_on_node(situation: Situation, answer: NodeAnswer) -> float:
@@ -177,17 +171,17 @@ def _scratch(facts: NodeFacts, models: float) -> CheckResult:
         facts: what the node has seen.
         models: bytes of the models that a task puts together there.
     """
-    about, needed = "scratch", LEAST_SCRATCH + models
+    needed = LEAST_SCRATCH + models
     said = f"{facts.temporary} on {facts.node} has {gigabytes(facts.temporary_free_bytes)} free"
     remedy = f"set scratch in the site profile to a folder with {gigabytes(needed)} or more"
     if models:
         said += f"; the models that an inference task puts together from deltas need {gigabytes(models)}"
         remedy += ", or --set training.full_weights_every=1"
     if facts.temporary_free_bytes < models:
-        return fails(said, remedy, about=about)
+        return fails(said, remedy)
     if facts.temporary_free_bytes < needed:
-        return doubtful(said, remedy, about=about)
-    return ok(said, about=about)
+        return doubtful(said, remedy)
+    return ok(said)
 
 
 def _locked_memory(situation: Situation, kind: str, facts: NodeFacts) -> Iterator[CheckResult]:
@@ -230,12 +224,11 @@ def _readable(facts: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _gpu(situation: Situation, facts: NodeFacts) -> CheckResult:
-    about = "GPUs"
     if facts.gpu_view is None:
-        return fails(facts.gpu_problem, "run `nvidia-smi` there, and report it to the administrators", about=about)
+        return fails(facts.gpu_problem, "run `nvidia-smi` there, and report it to the administrators")
     view = msgspec.convert(facts.gpu_view, GpuView)
     if (error := verdict(view, ONE_GPU)) is None:
-        return ok(f"{view.in_words()}; torch for CUDA {view.torch_cuda}", about=about)
+        return ok(f"{view.in_words()}; torch for CUDA {view.torch_cuda}")
     result = fails if situation.recipe is not None else doubtful
     evidence = error.evidence.partition("; in node ")[0]
-    return result(f"{evidence} (on {facts.node})", error.advice or "choose another partition", about=about)
+    return result(f"{evidence} (on {facts.node})", error.advice or "choose another partition")

@@ -7,7 +7,6 @@ has seen into FOLDER, which lies on the filesystem of the run directory.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -34,6 +33,7 @@ from mrt_hpc.domains.base import Verifier
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.kinds import VERIFIERS, VerifierSettings
+from mrt_hpc.recipe.lock import installed_version
 from mrt_hpc.recipe.user_code import import_from
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.retries import list_directory
@@ -144,7 +144,7 @@ def facts(folder: Path, name: str, order: NodeOrder) -> NodeFacts:
         node=os.environ.get("SLURMD_NODENAME") or platform.node(),
         version=mrt_hpc.__version__,
         python=f"{platform.python_version()} ({sys.executable})",
-        packages=dict(_packages()),
+        packages={name: version for name in PACKAGES if (version := installed_version(name))},
         trips_s=trips,
         skew_s=skew_s,
         operations={trial.name: trial.problem for trial in try_operations(folder, OPERATIONS)},
@@ -259,16 +259,6 @@ def hub_cache() -> Path:
     """The folder in which the Hugging Face hub keeps what it has fetched."""
     home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
-
-
-def _packages() -> list[tuple[str, str]]:
-    versions = []
-    for name in PACKAGES:
-        try:
-            versions.append((name, importlib.metadata.version(name)))
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def refusals(order: NodeOrder) -> Iterator[tuple[str, tuple[str, str]]]:

@@ -9,7 +9,7 @@ import shlex
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from mrt_hpc.backends.slurm.commands import SlurmRefusedError, run_slurm
 from mrt_hpc.backends.slurm.containers import folders_read, with_models_bound
 from mrt_hpc.backends.slurm.parameters import as_sbatch_reads, python_command, require_plain_path, sbatch_parameters
 from mrt_hpc.backends.slurm.queue import cancel, queue_states
-from mrt_hpc.backends.slurm.queued_as import Difference, differences, queued_fields
+from mrt_hpc.backends.slurm.queued_as import differences, queued_fields
 from mrt_hpc.backends.slurm.site import SlurmSite, as_word
 from mrt_hpc.cluster.doctor.node_half import ANSWER, LISTENING, ORDER, PING, PONG, SIGNALS, NodeFacts, NodeOrder
 from mrt_hpc.cluster.doctor.situation import NodeAnswer, Situation
@@ -86,7 +86,7 @@ def ask_nodes(situation: Situation, wait_s: float, show: Callable[[str], None]) 
 
 def _end(jobs: list[NodeJob]) -> None:
     """Cancel the jobs that have not answered, and wait until none writes into the folder any more."""
-    cancel([job.id for job in jobs if job.id and not job.facts])
+    cancel([job.id for job in jobs if job.id and not job.known.facts])
     ids = [job.id for job in jobs if job.id]
     with suppress(UserError):  # what is left of the folder then stays
         wait_until(
@@ -115,16 +115,13 @@ class NodeJob:
     """One job, and how far the exchange with it is."""
 
     def __init__(self, kind: str, situation: Situation, site: SlurmSite, layout: RunLayout) -> None:
-        self.kind, self.site, self.folder = kind, site, layout.root
+        self.site, self.folder = site, layout.root
         self.name = f"doctor-{kind}"
         self.job = _job(self.name, situation, kind)
         self.script = script(self.job, site, layout)
         folders = () if situation.recipe is None else tuple(folders_read(situation.recipe))
         self.order = NodeOrder(folders, bool(self.job.resources.gpus), verifiers_judging(situation, kind))
-        self.id, self.problem = "", ""
-        self.changed: tuple[Difference, ...] = ()
-        self.facts: NodeFacts | None = None
-        self.waits = False
+        self.known = NodeAnswer(kind, getattr(site.partitions, kind) or "")
         self._answered, self._sent = set[str](), False
         self._submitted = self._asked = time.monotonic()
         self._ended_at: float | None = None
@@ -137,24 +134,27 @@ class NodeJob:
         write_text(path, self.script)
         try:
             command = ["sbatch", "--parsable", str(path)]
-            self.id, _ = submitted_id(run_slurm(command), command)
+            self._learn(job_id=submitted_id(run_slurm(command), command)[0])
         except UserError as error:
-            self.problem = f"{error.what}: {error.value}" if error.value else error.what
+            self._learn(problem=f"{error.what}: {error.value}" if error.value else error.what)
             return
         self._submitted = time.monotonic()
         with suppress(UserError):  # then nothing is said on it
-            self.changed = tuple(differences(self.job, self.site, queued_fields(self.id)))
-        show(f"job {self.id} asks a node of partition {self.partition or '(the default)'}")
+            self._learn(changed=tuple(differences(self.job, self.site, queued_fields(self.id))))
+        show(f"job {self.id} asks a node of partition {self.known.partition or '(the default)'}")
+
+    def _learn(self, **facts: Any) -> None:
+        self.known = replace(self.known, **facts)
 
     @property
-    def partition(self) -> str:
-        """The partition of the job; empty text for the default one."""
-        return getattr(self.site.partitions, self.kind) or ""
+    def id(self) -> str:
+        """Its number in Slurm; empty text before it was submitted."""
+        return self.known.job_id
 
     @property
     def is_over(self) -> bool:
         """Whether no more can come."""
-        return bool(self.facts or self.problem)
+        return bool(self.known.facts or self.known.problem)
 
     def serve(self) -> None:
         """Answer what the node has written since the last call, and look whether its job still lives."""
@@ -180,9 +180,10 @@ class NodeJob:
 
     def _read_answer(self) -> None:
         try:
-            self.facts = read_typed(self._file(ANSWER), NodeFacts, "the answer of the node", advice="doctor again")
+            answer = read_typed(self._file(ANSWER), NodeFacts, "the answer of the node", advice="doctor again")
+            self._learn(facts=answer)
         except UnreadableError as error:
-            self.problem = f"the node may have another version of mrt-hpc: {error.line}"
+            self._learn(problem=f"the node may have another version of mrt-hpc: {error.line}")
 
     def _send_signals(self) -> None:
         """Signals as Slurm sends them before a time limit and at a preemption: to the steps of the job."""
@@ -190,14 +191,14 @@ class NodeJob:
             try:
                 run_slurm(["scancel", f"--signal={name}", self.id])
             except SlurmRefusedError as refusal:
-                self.problem = f"scancel --signal={name} refused: {refusal.reason}"
+                self._learn(problem=f"scancel --signal={name} refused: {refusal.reason}")
 
     def _ask_queue(self) -> None:
         self._asked = time.monotonic()
         if self._ended_at is None and self._state()[0]:
             self._ended_at = self._asked
         if self._ended_at is not None and self._asked - self._ended_at > LAST_FILES_S:
-            self.problem = f"job {self.id} ended without an answer: {self._state()[1]}; {self._log()}"
+            self._learn(problem=f"job {self.id} ended without an answer: {self._state()[1]}; {self._log()}")
 
     def _state(self) -> tuple[bool, str]:
         """Whether the job has ended, and its state in words."""
@@ -217,26 +218,17 @@ class NodeJob:
         """Say why there is no answer at the end of the wait."""
         if self.is_over:
             return
-        started = self._seen_at is not None
         _, state = self._state()
-        self.waits = "pending" in state and not started
-        self.problem = f"no answer within {wait_s:.0f} s: squeue: {state}" + ("" if self.waits else f"; {self._log()}")
+        waits = "pending" in state and self._seen_at is None
+        problem = f"no answer within {wait_s:.0f} s: squeue: {state}" + ("" if waits else f"; {self._log()}")
+        self._learn(waits=waits, problem=problem)
 
     def answer(self) -> NodeAnswer:
         """What is known in the end."""
         commands = self._file("commands")
         started = commands.read_text().split() if commands.exists() else []
-        return NodeAnswer(
-            kind=self.kind,
-            partition=self.partition,
-            facts=self.facts,
-            job_id=self.id,
-            slurm_commands=tuple(Path(path).name for path in started),
-            changed=self.changed,
-            problem=self.problem,
-            waits=self.waits,
-            queued_s=(self._seen_at or time.monotonic()) - self._submitted,
-        )
+        queued_s = (self._seen_at or time.monotonic()) - self._submitted
+        return replace(self.known, slurm_commands=tuple(Path(path).name for path in started), queued_s=queued_s)
 
 
 def verifiers_judging(situation: Situation, kind: str) -> tuple[tuple[str, dict[str, Any]], ...]:

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import wraps
 from math import inf
 
+from mrt_hpc.backends.slurm import survey
 from mrt_hpc.backends.slurm.cluster_limits import beyond
 from mrt_hpc.backends.slurm.site import GpuRequest, Requeue, SlurmSite, unknown_options
-from mrt_hpc.backends.slurm.survey import (
-    CONFIG,
-    PARTITIONS,
-    QOS,
-    VERSION,
-    ClusterSettings,
-    NodeKind,
-    PartitionFacts,
-    Survey,
-    associations_command,
-)
 from mrt_hpc.cluster.doctor.checks import ADMINISTRATORS, CheckResult, doubtful, fails, not_checked, ok, or_null
 from mrt_hpc.cluster.doctor.situation import Situation
 from mrt_hpc.cluster.job_rules import Preemption, refusals, submit_limits, time_limits
@@ -33,7 +24,7 @@ OLDEST_VERSION = (20, 11)
 
 
 def on_cluster(
-    look: Callable[[Situation, SlurmSite, Survey], Iterator[CheckResult]],
+    look: Callable[[Situation, SlurmSite, survey.Survey], Iterator[CheckResult]],
 ) -> Callable[[Situation], Iterator[CheckResult]]:
     """A check that applies to the profile of a Slurm cluster that was surveyed, and gives no result elsewhere."""
 
@@ -46,19 +37,19 @@ def on_cluster(
 
 
 @on_cluster
-def slurm_commands(_: Situation, __: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
+def slurm_commands(_: Situation, __: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
     """Slurm's commands are here, they answer, and Slurm is new enough."""
     oldest = ".".join(map(str, OLDEST_VERSION))
     if cluster.version_numbers is None:
         yield fails(
-            cluster.why_not(VERSION) or f"sinfo --version: {cluster.version}",
+            cluster.why_not(survey.VERSION) or f"sinfo --version: {cluster.version}",
             "type the command on the cluster's login node; there `sinfo --version` has to print a version",
         )
     elif cluster.version_numbers < OLDEST_VERSION:
         yield fails(f"sinfo --version: {cluster.version}; a run needs {oldest} or newer", ADMINISTRATORS)
     else:
         yield ok(f"sinfo --version: {cluster.version}")
-    if cluster.version_numbers is not None and (why := cluster.why_not(CONFIG)):
+    if cluster.version_numbers is not None and (why := cluster.why_not(survey.CONFIG)):
         yield fails(why, "look at `scontrol ping`; the controller has to answer before jobs can be submitted")
 
 
@@ -70,32 +61,26 @@ def options_of_sbatch(situation: Situation) -> Iterator[CheckResult]:
 
 
 @on_cluster
-def partitions(situation: Situation, site: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
+def partitions(situation: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
     """The partitions of the profile exist, are up, and admit this user."""
     if cluster.partitions is None:
-        yield not_checked(cluster.why_not(PARTITIONS) or "scontrol show partition gave no answer")
+        yield not_checked(cluster.why_not(survey.PARTITIONS) or "scontrol show partition gave no answer")
         return
     for kind in situation.kinds:
         for name in situation.named_partitions(kind):
-            yield _partition(site, cluster, kind, name)
+            yield replace(_partition(site, cluster, kind, name), check=f"of {kind} jobs")
 
 
-def _partition(site: SlurmSite, cluster: Survey, kind: str, name: str | None) -> CheckResult:
-    partition, about = cluster.partition(name), f"of {kind} jobs"
+def _partition(site: SlurmSite, cluster: survey.Survey, kind: str, name: str | None) -> CheckResult:
+    partition = cluster.partition(name)
     there = ", ".join(cluster.partitions or {})
     field = f"partitions.{kind} in the site profile"
     if partition is None and name is None:
-        return fails(
-            "scontrol show partition: no partition is the default one", f"set {field} to one of {there}", about=about
-        )
+        return fails("scontrol show partition: no partition is the default one", f"set {field} to one of {there}")
     if partition is None:
         guess = nearest(name or "", cluster.partitions or {})
         hint = f" (the nearest is {guess})" if guess else ""
-        return fails(
-            f"scontrol show partition: there is no partition {name}{hint}",
-            f"set {field} to one of {there}",
-            about=about,
-        )
+        return fails(f"scontrol show partition: there is no partition {name}{hint}", f"set {field} to one of {there}")
     said = f"scontrol show partition {partition.name}"
     accounts = [site.account] if site.account else [a for a in [cluster.default_account] if a]
     level = cluster.qos_of(site.account, site.qos)
@@ -105,21 +90,19 @@ def _partition(site: SlurmSite, cluster: Survey, kind: str, name: str | None) ->
             f"{said}: {'; '.join(refused)}",
             f"set {field} to a partition that admits you, or account or qos to one that it admits; or "
             f"{ADMINISTRATORS} for access",
-            about=about,
         )
     if partition.state != "UP":
         return doubtful(
             f"{said}: State={partition.state}; it starts no jobs now",
             f"wait until it is up (`sinfo -p {shlex.quote(partition.name)}`), or set {field} to another",
-            about=about,
         )
-    return ok(f"{said}: State=UP, and it admits you", about=about)
+    return ok(f"{said}: State=UP, and it admits you")
 
 
 @on_cluster
-def account(_: Situation, site: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
+def account(_: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
     """The account of the profile is one of the user's."""
-    command = associations_command(cluster.user.name, cluster.cluster_name)
+    command = survey.associations_command(cluster.user.name, cluster.cluster_name)
     said = shlex.join(command[:1] + command[3:6])
     if cluster.associations is None:
         reason = cluster.why_not(command) or f"{said} gave no answer"
@@ -147,12 +130,12 @@ def account(_: Situation, site: SlurmSite, cluster: Survey) -> Iterator[CheckRes
 
 
 @on_cluster
-def quality_of_service(_: Situation, site: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
+def quality_of_service(_: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
     """The QOS of the profile exists, and the account has it."""
     if site.qos is None:
         return
     if cluster.qos is None or cluster.associations is None:
-        yield not_checked(cluster.why_not(QOS) or "sacctmgr show qos gave no answer")
+        yield not_checked(cluster.why_not(survey.QOS) or "sacctmgr show qos gave no answer")
         return
     theirs = sorted({name for association in cluster.associations_of(site.account) for name in association.qos})
     choice = f"set qos to one of {', '.join(theirs) or 'those of your account'}, or to null, in the site profile"
@@ -167,7 +150,7 @@ def quality_of_service(_: Situation, site: SlurmSite, cluster: Survey) -> Iterat
 
 
 @on_cluster
-def gpus(situation: Situation, site: SlurmSite, _: Survey) -> Iterator[CheckResult]:
+def gpus(situation: Situation, site: SlurmSite, _: survey.Survey) -> Iterator[CheckResult]:
     """The partition of GPU jobs has GPUs of the type that the profile asks for."""
     if "gpu" not in situation.kinds or site.gpu_request is GpuRequest.NONE:
         return
@@ -215,7 +198,7 @@ def plan_fits(situation: Situation) -> Iterator[CheckResult]:
     site, cluster = situation.slurm, situation.cluster
     refused = []
     if site is not None and cluster is not None:
-        refused = beyond(plan, site, cluster.settings or ClusterSettings(), cluster.partitions or {})
+        refused = beyond(plan, site, cluster.settings or survey.ClusterSettings(), cluster.partitions or {})
     for sentence in refused:
         said, _, change = sentence.partition(": set ")
         yield fails(said, f"set {change}, in the site profile or the recipe; `mrt-hpc plan` then says what fits")
@@ -224,7 +207,7 @@ def plan_fits(situation: Situation) -> Iterator[CheckResult]:
 
 
 @on_cluster
-def array_size(_: Situation, site: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
+def array_size(_: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
     """``max_array_size`` of the profile is not above MaxArraySize."""
     size, stated = None if cluster.settings is None else cluster.settings.max_array_size, site.max_array_size
     if size is None:
@@ -239,7 +222,7 @@ def array_size(_: Situation, site: SlurmSite, cluster: Survey) -> Iterator[Check
 
 
 @on_cluster
-def queued_jobs(situation: Situation, site: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
+def queued_jobs(situation: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
     """``max_submit_jobs`` of the profile is not above the limits of association, QOS and cluster."""
     chosen = [partition for kind in situation.kinds for partition in situation.partitions(kind)]
     limits = submit_limits(cluster, chosen, site.account, site.qos)
@@ -261,7 +244,7 @@ def queued_jobs(situation: Situation, site: SlurmSite, cluster: Survey) -> Itera
 
 
 @on_cluster
-def time_limit(situation: Situation, site: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
+def time_limit(situation: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
     """The time limits of the jobs are within those of QOS and association; `plan_fits` looks at partitions."""
     for kind in situation.kinds:
         longest = sorted(situation.partitions(kind), key=lambda partition: -(partition.max_minutes or inf))[:1]
@@ -282,7 +265,7 @@ def time_limit(situation: Situation, site: SlurmSite, cluster: Survey) -> Iterat
 
 
 @on_cluster
-def node_size(situation: Situation, site: SlurmSite, _: Survey) -> Iterator[CheckResult]:
+def node_size(situation: Situation, site: SlurmSite, _: survey.Survey) -> Iterator[CheckResult]:
     """Some node of the partition is as large as each job asks for."""
     for kind in situation.kinds:
         nodes = [node for partition in situation.partitions(kind) for node in partition.nodes]
@@ -301,7 +284,7 @@ def node_size(situation: Situation, site: SlurmSite, _: Survey) -> Iterator[Chec
             yield ok(f"sinfo: nodes of {names} hold every job of the recipe", about=f"for {kind} jobs")
 
 
-def _holds(node: NodeKind, job: Job, site: SlurmSite) -> bool:
+def _holds(node: survey.NodeKind, job: Job, site: SlurmSite) -> bool:
     wanted = job.resources
     own = {site.gpu_type} if site.gpu_type else set(node.gpus)
     available = sum(count for kind, count in node.gpus.items() if kind in own)
@@ -327,37 +310,35 @@ def _asked(job: Job, site: SlurmSite) -> str:
 
 
 @on_cluster
-def preempted_jobs(situation: Situation, _: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
+def preempted_jobs(situation: Situation, _: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
     """What a preemption does to the run."""
     seen = {partition.name: partition for kind in situation.kinds for partition in situation.partitions(kind)}
     for partition in seen.values():
         if (what := situation.preemption(partition)) is not None:
-            yield _preempted(situation, partition, what)
+            yield replace(_preempted(situation, what), check=f"in partition {partition.name}")
     if seen and cluster.settings is None:
-        yield not_checked(cluster.why_not(CONFIG) or "scontrol show config gave no answer")
+        yield not_checked(cluster.why_not(survey.CONFIG) or "scontrol show config gave no answer")
 
 
-def _preempted(situation: Situation, partition: PartitionFacts, what: Preemption) -> CheckResult:
-    about, said = f"in partition {partition.name}", f"{what.source} (scontrol show config and partition)"
+def _preempted(situation: Situation, what: Preemption) -> CheckResult:
+    said = f"{what.source} (scontrol show config and partition)"
     if what.mode == "OFF":
-        return ok(f"{said}: jobs are not preempted", about=about)
+        return ok(f"{said}: jobs are not preempted")
     if what.mode == "CANCEL":
         return doubtful(
             f"{said}: a preempted task gets SIGTERM, is killed {what.notice_s} s later and is not queued again",
             "type the same `mrt-hpc submit` after a preemption: nothing that is finished is lost; or choose a "
             "partition or QOS whose PreemptMode is REQUEUE",
-            about=about,
         )
     if what.mode != "REQUEUE":
         return doubtful(
             f"{said}: a preempted task is suspended; its reservations expire and other tasks take over its work",
             "choose a partition or QOS whose PreemptMode is REQUEUE or OFF",
-            about=about,
         )
     notice = f"{said}: a preempted task gets SIGTERM, has {what.notice_s} s, and is queued again{_before(situation)}"
     if (late := _late(situation, what)) is not None:
-        return doubtful(f"{notice}; {late}", "--set training.checkpoint_every=1", about=about)
-    return ok(notice, about=about)
+        return doubtful(f"{notice}; {late}", "--set training.checkpoint_every=1")
+    return ok(notice)
 
 
 def _before(situation: Situation) -> str:
@@ -379,7 +360,7 @@ def _late(situation: Situation, what: Preemption) -> str | None:
 
 
 @on_cluster
-def notice_of_profile(situation: Situation, site: SlurmSite, _: Survey) -> Iterator[CheckResult]:
+def notice_of_profile(situation: Situation, site: SlurmSite, _: survey.Survey) -> Iterator[CheckResult]:
     """``preemption_notice_s`` of the profile is what the cluster gives."""
     seen = [
         what
@@ -396,7 +377,7 @@ def notice_of_profile(situation: Situation, site: SlurmSite, _: Survey) -> Itera
 
 
 @on_cluster
-def requeue(_: Situation, site: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
+def requeue(_: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
     """Slurm queues a task again after a preemption or the loss of a node."""
     if (settings := cluster.settings) is None or settings.requeues is None:
         return
@@ -411,7 +392,7 @@ def requeue(_: Situation, site: SlurmSite, cluster: Survey) -> Iterator[CheckRes
 
 
 @on_cluster
-def accounting(_: Situation, __: SlurmSite, cluster: Survey) -> Iterator[CheckResult]:
+def accounting(_: Situation, __: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
     """Whether a database remembers ended jobs."""
     if (settings := cluster.settings) is None:
         return

@@ -17,20 +17,8 @@ from sympy import MatrixBase, Rational, Tuple
 
 from mrt_hpc.domains.base import Judgement
 from mrt_hpc.domains.extraction import braces_balance
-from mrt_hpc.domains.math import math_verify_changes
+from mrt_hpc.domains.math import math_verify_changes, numbers
 from mrt_hpc.domains.math.names import named_value, spelt, value_sides
-from mrt_hpc.domains.math.numbers import (
-    MAX_ANSWER_CHARS,
-    as_fraction,
-    clean,
-    ends_with_symbol,
-    evaluated,
-    is_fraction,
-    power_as_latex,
-    quantities_agree,
-    read_quantity,
-    with_symbols_kept,
-)
 from mrt_hpc.domains.math.words import has_words, same_words, words_as_text
 
 _BOXED_LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
@@ -64,16 +52,16 @@ def certain_verdict(answer: str, gold: str, *, strict: bool = False) -> bool | N
             other number may be a fraction too.
     """
     answer, gold = _plain(answer), _plain(gold)
-    expected = read_quantity(gold)
+    expected = numbers.read_quantity(gold)
     if expected is not None:
         sides = value_sides(answer) if _may_be_read(answer) else []
-        given = evaluated(sides)
-        if ends_with_symbol(gold) and (given is None or not given.units):
+        given = numbers.evaluated(sides)
+        if numbers.ends_with_symbol(gold) and (given is None or not given.units):
             return None
-        agree = None if given is None else quantities_agree(given, expected)
+        agree = None if given is None else numbers.quantities_agree(given, expected)
         if given is not None and (agree is False or len(sides) == 1):
             return agree
-        if strict and given is None and (expected.is_whole or not (sides and is_fraction(sides[-1]))):
+        if strict and given is None and (expected.is_whole or not (sides and numbers.is_fraction(sides[-1]))):
             return False
     if same_words(answer, gold):
         return True
@@ -86,18 +74,18 @@ def _keeps_its_text(gold: str) -> bool:
     return (
         any(character in "0123456789" for character in gold)
         and not any(command in gold for command in _STRIPPED_BY_MATH_VERIFY)
-        and len(gold) <= MAX_ANSWER_CHARS
+        and len(gold) <= numbers.MAX_ANSWER_CHARS
         and braces_balance(gold)
     )
 
 
 def _plain(text: str) -> str:
     """A text without the marks that change no value, its words and names as they are compared; a too long one as is."""
-    return text if len(text) > MAX_ANSWER_CHARS else spelt(words_as_text(clean(text)))
+    return text if len(text) > numbers.MAX_ANSWER_CHARS else spelt(words_as_text(numbers.clean(text)))
 
 
 def _may_be_read(answer: str) -> bool:
-    return len(answer) <= MAX_ANSWER_CHARS and braces_balance(answer)
+    return len(answer) <= numbers.MAX_ANSWER_CHARS and braces_balance(answer)
 
 
 def judge(answer: str, gold: str) -> Judgement:
@@ -129,7 +117,7 @@ def _judged(answer: str, gold: str) -> Judgement:
     """The judgement of one value; and without the sign of per cent, where one of the two has none."""
     if answer == gold and _keeps_its_text(gold):
         return Judgement(correct=True, readable=True)
-    answer, gold = with_symbols_kept(answer, gold)
+    answer, gold = numbers.with_symbols_kept(answer, gold)
     expected, parsed = _parse_gold(gold), _parse(answer)
     correct = _verified(expected, parsed)
     if not correct and (_PERCENT.search(answer) is None) != (_PERCENT.search(gold) is None):
@@ -145,8 +133,8 @@ def _rounds(side: str, gold: str, *, whole: bool) -> bool:
     """Whether one side of an equation is a number that differs from the gold answer by a rounding: by half of the last
     place of the one of the two that is a decimal, or a whole number where the answer says that it is rounded.
     """
-    numbers = [quantity.number for text in (side, gold) if (quantity := read_quantity(text)) is not None]
-    places = [number.last_place for number in numbers if whole or not number.is_integer]
+    read = [quantity.number for text in (side, gold) if (quantity := numbers.read_quantity(text)) is not None]
+    places = [number.last_place for number in read if whole or not number.is_integer]
     first, second = _number(_parse(side)), _number(_parse_gold(gold))
     if not places or first is None or second is None:
         return False
@@ -181,5 +169,5 @@ def _parse_gold(gold: str) -> list[object]:
 
 def _parse(answer: str) -> list[object]:
     """The expression and the cleaned-up text of ``answer``; only the text where it is no expression."""
-    boxed = f"\\boxed{{{power_as_latex(as_fraction(answer))}}}"
+    boxed = f"\\boxed{{{numbers.power_as_latex(numbers.as_fraction(answer))}}}"
     return list(parse(boxed, extraction_config=_BOXED_LATEX, parsing_timeout=None))
