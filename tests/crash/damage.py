@@ -21,6 +21,7 @@ from mrt_hpc.roles.training.artifacts import TrainingArtifacts
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.layout import GROUPS, RunLayout
 from mrt_hpc.run.manifest import MANIFEST, PLACE, json_digest
+from mrt_hpc.run.weights_delta import CHANGES
 
 Content = dict[str, bytes]
 """The files of a directory by relative path; of a single file its bytes under no name."""
@@ -94,6 +95,14 @@ def misstated(unit: Path, content: Content, random: Random) -> Content | None:
     return {**content, MANIFEST: json.dumps(said).encode()}
 
 
+def miswritten(unit: Path, content: Content, random: Random) -> Content | None:
+    """The changes of a delta became others before their checksum was taken."""
+    if CHANGES not in content:
+        return None
+    changed = flipped(unit, {CHANGES: content[CHANGES]}, random) if content[CHANGES] else {}
+    return resealed({**content, **changed}) if changed else None
+
+
 def of_another_place(unit: Path, content: Content, random: Random) -> Content | None:
     """A copy of the directory beside it, or the directory of another run."""
     if MANIFEST not in content:
@@ -126,7 +135,7 @@ def resealed(content: Content, **about: Any) -> Content:
     return {**content, MANIFEST: json.dumps({**inside, "seal": json_digest(inside)}).encode()}
 
 
-KINDS = (flipped, cut, lost, misstated, of_another_place, of_another_attempt)
+KINDS = (flipped, cut, lost, misstated, of_another_place, miswritten, of_another_attempt)
 """The last one is there only after an attempt that has been lost."""
 
 
@@ -184,7 +193,8 @@ class Damaging:
     @property
     def is_still_there(self) -> bool:
         """Whether readers find the damaged content, and a manifest can tell it from what was there."""
-        if not self._after or self._archive.exists() or self.what.startswith(of_another_attempt.__name__):
+        unseen = (of_another_attempt.__name__, miswritten.__name__)
+        if not self._after or self._archive.exists() or self.what.startswith(unseen):
             return False
         return self.unit is not None and content_of(self.unit) == self._after
 

@@ -251,7 +251,7 @@ def drawn(weights: Weights, problem: str, number: int) -> list[int]:
     try:
         model = (weights.directory / "model.safetensors").read_bytes()
         wrong = altered(weights.directory) if (weights.directory / MANIFEST).exists() else None
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ValueError) as error:  # also a manifest that is none
         wrong = str(error)
     if wrong is not None:
         raise DamagedError(f"damaged while it was loaded: {wrong}", where=weights.directory)
