@@ -10,9 +10,8 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from mrt_hpc.algorithms.base import RolloutAlgorithm, check_one_temperature
+from mrt_hpc.algorithms.base import RolloutAlgorithm, StartContext, Starts, check_one_temperature, trace_settings
 from mrt_hpc.algorithms.batch import Batch, Learnt, sampled_sequence
-from mrt_hpc.algorithms.starts import StartContext, Starts, trace_settings
 from mrt_hpc.inference.protocol import SamplingSettings
 from mrt_hpc.inference.tokens import answer_start
 from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
@@ -25,7 +24,7 @@ from mrt_hpc.mrt.mrt import (
     draw_boundary,
     stop_advantages,
 )
-from mrt_hpc.plan.token_counts import branch_tokens, tokens_per_value, trace_tokens
+from mrt_hpc.plan.hours import branch_tokens, tokens_per_value, trace_tokens
 from mrt_hpc.recipe.base import misfit
 from mrt_hpc.recipe.kinds import ProverSettings, Refreshed
 from mrt_hpc.recipe.schema import Recipe

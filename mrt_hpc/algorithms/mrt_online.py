@@ -13,7 +13,7 @@ from mrt_hpc.algorithms.base import RolloutAlgorithm, check_one_temperature
 from mrt_hpc.algorithms.batch import Batch, Learnt, rollout_sequences, sampled_sequence
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.mrt_online import branch_advantages, token_advantages
-from mrt_hpc.plan.token_counts import boundaries_per_trace, sequence_tokens
+from mrt_hpc.plan.hours import boundaries_per_trace, sequence_tokens
 from mrt_hpc.recipe.base import misfit
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.records import Branch, Rollout

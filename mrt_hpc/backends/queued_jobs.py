@@ -27,9 +27,9 @@ from mrt_hpc.attempt.ledger import (
 from mrt_hpc.backends.backend import Backend, QueuedTask, QueueState, Site, WaitReason
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.lock import look_at_lock
-from mrt_hpc.recipe.ownership import refuse_changeable
+from mrt_hpc.recipe.user_code import refuse_changeable
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.weights import release
 
 ENDS_WITHIN_S = 90.0

@@ -75,7 +75,7 @@ def logs(run: Path, role: str | None, lines: int, everything: bool, server: bool
 
 def _follow(run: Path, role: str | None, lines: int) -> None:
     """Print what is written to the logs until the run has ended, or the user stops reading."""
-    from mrt_hpc.run.waiting import wait_until
+    from mrt_hpc.run.retries import wait_until
     from mrt_hpc.view.logs import LogFollower
     from mrt_hpc.view.run_look import end_in_words
     from mrt_hpc.view.snapshot_reader import QueueLooks

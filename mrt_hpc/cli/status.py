@@ -58,8 +58,8 @@ def status(run: Path, live: bool, as_json: bool) -> None:
     """
     from mrt_hpc.backends.queued_jobs import look_at_queues
     from mrt_hpc.cli.run_view import view
+    from mrt_hpc.roles.tracking import upload
     from mrt_hpc.run.family import read_family
-    from mrt_hpc.run.offline import upload
     from mrt_hpc.view.snapshot_reader import SnapshotReader
 
     if read_family(run) is not None and not live:
@@ -90,7 +90,7 @@ def _watch(run: Path) -> None:
         UserError: the output is no terminal.
     """
     from mrt_hpc.cli.display import LOOK_EVERY_S, LiveDisplay
-    from mrt_hpc.run.waiting import wait_until
+    from mrt_hpc.run.retries import wait_until
     from mrt_hpc.view.run_look import end_in_words
     from mrt_hpc.view.snapshot_reader import QueueLooks
 

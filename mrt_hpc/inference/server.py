@@ -34,7 +34,7 @@ from mrt_hpc.inference.server_start import (
     refuse_stranger,
 )
 from mrt_hpc.recipe.sections import WeightSwap
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 log = logging.getLogger(__name__)
 

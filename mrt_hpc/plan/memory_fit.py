@@ -16,7 +16,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.hours import BYTES
+from mrt_hpc.plan.hours import BYTES, PROMPT_TOKENS, sequence_tokens
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.plan.memory import (
     GIB,
@@ -35,7 +35,6 @@ from mrt_hpc.plan.memory import (
     shape_in,
     trainer_memory,
 )
-from mrt_hpc.plan.token_counts import PROMPT_TOKENS, sequence_tokens
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.model_files import divides
 from mrt_hpc.recipe.schema import Experiment, Recipe

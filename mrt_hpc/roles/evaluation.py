@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
-from mrt_hpc.algorithms.starts import WholeTraces
+from mrt_hpc.algorithms.base import WholeTraces
 from mrt_hpc.analysis.measures import few_answers, several_graders
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.errors import UserError, word

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.verifiers import verifier_of
+from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.protocol import Request
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel, ProverSession
@@ -22,9 +22,6 @@ from mrt_hpc.run.groups import Sampled, merged
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import Gold, Rollout
-
-if TYPE_CHECKING:  # no server is asked
-    from mrt_hpc.inference.client import Completion
 
 
 class NoServer:

@@ -34,7 +34,7 @@ from mrt_hpc.roles.training.sampler_agreement import agreement, comparable, refu
 from mrt_hpc.run.atomic import sync_names
 from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.problems import read_problems
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 from mrt_hpc.training import checkpoint, rendezvous
 from mrt_hpc.training.accelerator import Parked, choose_kernels, device, park, unpark
 from mrt_hpc.training.engine import TrainerEngine, build

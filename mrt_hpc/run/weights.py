@@ -14,18 +14,15 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.run.atomic import remove_whole, write_json
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, commit_whole, read_manifest
 from mrt_hpc.run.retries import list_directory, retrying
 from mrt_hpc.run.typed_file import UnreadableError, read_typed
-
-if TYPE_CHECKING:
-    from mrt_hpc.recipe.schema import Experiment
-
 
 DELTA, CHANGES = "delta.json", "changes.bin"
 """The files of a version that is a delta: its index, and what has changed."""

@@ -12,8 +12,15 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from mrt_hpc.recipe.choices import Batching
-from mrt_hpc.training.packing import MicroStep, pack, pack_end_to_end, pack_shared, padded_tokens
-from mrt_hpc.training.prefixes import SharedRow, SortedSequences
+from mrt_hpc.training.packing import (
+    MicroStep,
+    SharedRow,
+    SortedSequences,
+    pack,
+    pack_end_to_end,
+    pack_shared,
+    padded_tokens,
+)
 from mrt_hpc.training.settings import TrainingSequence
 
 

@@ -38,8 +38,8 @@ from mrt_hpc.training.attention import (
     segments_of,
     take_rows,
 )
+from mrt_hpc.training.losses import LOGIT_ELEMENTS, fuse
 from mrt_hpc.training.micro_batch import MicroBatch
-from mrt_hpc.training.projection import LOGIT_ELEMENTS, fuse
 
 log = logging.getLogger(__name__)
 

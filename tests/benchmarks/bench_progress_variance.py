@@ -30,7 +30,7 @@ from benchmarking import SMALL_WORLD as RECIPES
 from small_language_model import INSTRUCTION, TIME_IS_UP, convert, word_problems
 from variance_tables import Measured, Row, Valued, measure, table, write
 
-from mrt_hpc.algorithms.starts import WholeTraces, trace_settings
+from mrt_hpc.algorithms.base import WholeTraces, trace_settings
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.domains.small_world.equations import FORCED_TEXT, Habits, Split, problems

@@ -17,6 +17,7 @@ from mrt_hpc.attempt.ledger import claimed, record_submission, submissions
 from mrt_hpc.attempt.notify import notify_stuck, sign
 from mrt_hpc.attempt.sole_attempt import sole_attempt
 from mrt_hpc.errors import UserError
+from mrt_hpc.roles.stored_parts import StoredSamples
 from mrt_hpc.run import heartbeats
 from mrt_hpc.run.archive import archive_groups, read_sampled, sampled_positions
 from mrt_hpc.run.groups import commit_group
@@ -24,7 +25,6 @@ from mrt_hpc.run.heartbeats import Heart, Observer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Holder, Leases, group_leases
 from mrt_hpc.run.manifest import DamagedError, verify
-from mrt_hpc.run.results import StoredSamples
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.weights import published_versions
 from mrt_hpc.submit.create import create_or_open

@@ -9,7 +9,7 @@ import sys
 
 import psutil
 
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 SERVER = """
 import json, os, signal, time

@@ -22,7 +22,7 @@ from mrt_hpc.domains import grader_queue
 from mrt_hpc.domains.grader_queue import GraderPool, Pair, Verdict, VerdictStatus
 from mrt_hpc.domains.math.verifier import MathVerifier, may_take_long
 from mrt_hpc.errors import UserError
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

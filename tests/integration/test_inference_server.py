@@ -42,7 +42,7 @@ from mrt_hpc.inference.vllm_on_cpu import step_keys
 from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.roles.sampling.serving import restart_when_hung
 from mrt_hpc.run.records import FinishReason
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

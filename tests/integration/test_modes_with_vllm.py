@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from conftest import ROOT, task_in
 
-from mrt_hpc.algorithms.starts import WholeTraces
+from mrt_hpc.algorithms.base import WholeTraces
 from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.analysis.problem_measures import valued_traces
 from mrt_hpc.backends.local.site import LocalSite

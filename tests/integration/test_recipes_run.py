@@ -30,7 +30,7 @@ from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout, collection_of
 from mrt_hpc.run.manifest import read_manifest
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.weights import is_delta
 from mrt_hpc.run.weights_delta import chain_to, put_together
 from mrt_hpc.training.supervised import read_suffixes

@@ -26,7 +26,7 @@ from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import pytest
 from listeners import NOBODY, beyond_loopback, listeners, send_rubbish
 
 from mrt_hpc.errors import ExitCode
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

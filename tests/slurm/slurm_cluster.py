@@ -16,7 +16,7 @@ from mrt_hpc.backends.slurm.queue import QueuedTask, QueueState, queue_states
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.run.access import CACHES
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,7 +20,7 @@ from mrt_hpc.backends.slurm.task import TaskCall
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.roles.task.peers import Peers, PeersAwayError
 from mrt_hpc.run.events import EventKind, Use
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task

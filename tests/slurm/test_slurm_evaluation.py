@@ -21,7 +21,7 @@ from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

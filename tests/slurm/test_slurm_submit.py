@@ -19,7 +19,7 @@ from mrt_hpc.backends.slurm.queue import QueueState, queue_states
 from mrt_hpc.plan.compile import split_array
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 if TYPE_CHECKING:
     from mrt_hpc.backends.backend import QueuedTask

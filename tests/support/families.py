@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

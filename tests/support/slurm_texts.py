@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.backends.slurm.answers import squeue_format
-from mrt_hpc.backends.slurm.commands import SlurmRefusedError
+from mrt_hpc.backends.slurm.commands import SlurmRefusedError, squeue_format
 from mrt_hpc.backends.slurm.survey import (
     CONFIG,
     NODES,

@@ -11,7 +11,7 @@ from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.heartbeats import BEATS_A_LIMIT, NO_BEAT, Heart, Observer, read_beat
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Holder, Leases, group_leases
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

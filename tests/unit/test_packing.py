@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrt_hpc.training.packing import MicroStep, blocks_of, pack, pack_end_to_end, pack_shared, padded_tokens
+from mrt_hpc.training.packing import (
+    MicroStep,
+    SharedRow,
+    SortedSequences,
+    blocks_of,
+    pack,
+    pack_end_to_end,
+    pack_shared,
+    padded_tokens,
+)
 from mrt_hpc.training.packing import split_by_group as split
-from mrt_hpc.training.prefixes import SharedRow, SortedSequences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -24,10 +24,18 @@ from mrt_hpc.roles.task.peers import Peers, PeersFailedError, PeerStatus, PeerWa
 from mrt_hpc.run.atomic import write_bytes, write_json
 from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.retries import FULL_DISK, NO_INODES, RetryPolicy, Shortage, error_number, list_directory, retrying
+from mrt_hpc.run.retries import (
+    FULL_DISK,
+    NO_INODES,
+    RetryPolicy,
+    Shortage,
+    error_number,
+    list_directory,
+    retrying,
+    wait_until,
+)
 from mrt_hpc.run.retries import shortage as shortage_of
 from mrt_hpc.run.task_state import TaskState
-from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from samples import rollout, sampled
 
+from mrt_hpc.roles.stored_parts import StoredSamples, samples_of
 from mrt_hpc.run.evaluation_settings import Fingerprint
 from mrt_hpc.run.manifest import DamagedError
-from mrt_hpc.run.results import StoredSamples, samples_of
 
 if TYPE_CHECKING:
     from pathlib import Path

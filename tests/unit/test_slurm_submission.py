@@ -19,8 +19,8 @@ from submitted import current_ids, latest_ids
 from mrt_hpc.attempt.ledger import current_submissions, record_submission, submissions, task_ids
 from mrt_hpc.backends.queued_jobs import LiveJob
 from mrt_hpc.backends.slurm import arrays, queue
-from mrt_hpc.backends.slurm.answers import MARKS
 from mrt_hpc.backends.slurm.arrays import array_of
+from mrt_hpc.backends.slurm.commands import MARKS
 from mrt_hpc.backends.slurm.parameters import require_plain_path
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.errors import ExitCode, UserError

@@ -19,8 +19,7 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import SlurmExecutor
 
 from mrt_hpc.backends.backend import StartEstimate
-from mrt_hpc.backends.slurm.answers import remark, submitted_id
-from mrt_hpc.backends.slurm.commands import Answer, SlurmRefusedError, answer_of, is_unreachable
+from mrt_hpc.backends.slurm.commands import Answer, SlurmRefusedError, answer_of, is_unreachable, remark, submitted_id
 from mrt_hpc.backends.slurm.parameters import (
     SCRIPT,
     as_sbatch_reads,

@@ -16,16 +16,19 @@ from pathlib import Path
 
 from mrt_hpc.analysis.spending import Allocation
 from mrt_hpc.backends.backend import QueuedTask, QueueState
-from mrt_hpc.backends.slurm.answers import (
+from mrt_hpc.backends.slurm.commands import (
     JOB_ID,
     TASK_ID,
+    SlurmRefusedError,
+    ask_slurm,
     count_of,
+    is_unreachable,
     matching_lines,
     remark,
+    run_slurm,
     squeue_format,
     squeue_records,
 )
-from mrt_hpc.backends.slurm.commands import SlurmRefusedError, ask_slurm, is_unreachable, run_slurm
 from mrt_hpc.backends.slurm.parameters import NO_TOKEN, SCRIPT, queue_name
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.layout import RunLayout

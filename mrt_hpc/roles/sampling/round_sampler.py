@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from mrt_hpc.algorithms.base import algorithm_of
-from mrt_hpc.algorithms.starts import Starts
+from mrt_hpc.algorithms.base import Starts, algorithm_of
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.inference.sampler import Generator, RolloutPlan
 from mrt_hpc.inference.traces import PromptedGroup
