@@ -46,7 +46,8 @@ class MrtOnline(RolloutAlgorithm):
     def learnt(self, batch: Batch) -> Learnt:
         """Return every rollout with outcome and progress, and the branches where they are learnt."""
         advantages = token_advantages(
-            batch.scored(),
+            batch.rollouts,
+            batch.value_arrays,
             alpha=self.alpha,
             divide_by_std=self.divide_by_std,
             normalise_progress=self.normalise_progress,

@@ -48,7 +48,7 @@ from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.problems import read_problems, share
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.seeds import derive_seed
-from mrt_hpc.run.weights import Weights, published_versions
+from mrt_hpc.run.weights import Weights, published_digest, published_versions
 
 log = logging.getLogger(__name__)
 
@@ -117,18 +117,11 @@ class UnitEvaluation:
     def _read(self, shard: Path) -> Sampled:
         sampled, about = read_group(shard), read_manifest(shard).about
         by = about.get("weights")
-        if (published := self._published()) not in (by, None):
+        if (published := published_digest(self.task.layout, self.unit.version)) not in (by, None):
             raise DamagedError("other weights than those published sampled it", where=shard, expected=published)
         if about.get("settings") != self.settings.sampled:
             raise DamagedError("settings other than those of the recipe sampled it", where=shard)
         return sampled
-
-    def _published(self) -> str | None:
-        """The digest of the weights version; None while the version is not there, and where it is damaged."""
-        try:
-            return read_manifest(self.task.layout.weights_version(self.unit.version)).digest
-        except DamagedError:
-            return None
 
     def _await_version(self) -> None:
         """Wait for the weights version where training has fallen behind it, because a checkpoint was damaged.

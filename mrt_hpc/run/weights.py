@@ -54,6 +54,14 @@ def published_versions(layout: RunLayout) -> list[int]:
     return sorted(v for v in versions if v is not None)
 
 
+def published_digest(layout: RunLayout, version: int) -> str | None:
+    """The digest of a weights version as it is published; None where it is missing or damaged."""
+    try:
+        return read_manifest(layout.weights_version(version)).digest
+    except DamagedError:
+        return None
+
+
 def is_delta(directory: Path) -> bool:
     """Whether a weights version was published as a delta, which is no model by itself."""
     return (directory / DELTA).is_file()
