@@ -34,9 +34,8 @@ from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.sections import Benchmark, BenchmarkSampling
 from mrt_hpc.roles.evaluation_summary import summary_of
 from mrt_hpc.roles.prepare_checks import check_benchmark
-from mrt_hpc.roles.sampling.grading import graded_in_order
+from mrt_hpc.roles.sampling.grading import GradedGroup, SamplingSession, graded_in_order, grader_pool
 from mrt_hpc.roles.sampling.serving import OwnServers, client_of, room_of
-from mrt_hpc.roles.sampling.session import GradedGroup, SamplingSession, grader_pool
 from mrt_hpc.roles.sampling.weights_on_node import publish_again, verified_weights
 from mrt_hpc.roles.stored_parts import StoredParts
 from mrt_hpc.roles.task.context import Task

@@ -23,9 +23,9 @@ from mrt_hpc.inference.server_control import Server, Servers
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.roles.sampling import round_sampler
+from mrt_hpc.roles.sampling.grading import grader_pool
 from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined, lend_node, spans_nodes
 from mrt_hpc.roles.sampling.serving import OwnServers, Rest, client_of, policy_server, room_of
-from mrt_hpc.roles.sampling.session import grader_pool
 from mrt_hpc.roles.sampling.weights_on_node import LocalWeights, Prefetch, collecting_weights, verified_weights
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.shutdown import run_until_asked_to_leave

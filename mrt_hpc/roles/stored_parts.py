@@ -20,7 +20,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import EvaluationUnit
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import Benchmark
-from mrt_hpc.roles.regrading import Regrader, changed_verdicts
+from mrt_hpc.roles.evaluation_summary import Regrader, changed_verdicts
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.shutdown import run_until_asked_to_leave
 from mrt_hpc.run.atomic import make_folder, moved, sync_directory, write_json, write_text

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
+from mrt_hpc.algorithms.samples import read_conversations, read_suffixes, write_samples
 from mrt_hpc.attempt.notify import sign
 from mrt_hpc.domains.base import NoVerdictError
 from mrt_hpc.domains.small_world.equations import Split, problems, supervised_samples
@@ -35,7 +36,6 @@ from mrt_hpc.run.records import Problem, golds_of
 from mrt_hpc.run.weights import refuse_delta
 from mrt_hpc.submit.changes import refuse_other_recipe
 from mrt_hpc.submit.origin import Origin
-from mrt_hpc.training.supervised import read_conversations, read_suffixes, write_samples
 
 GOLDS_TRIED = 16
 """The number of gold answers that a verifier of the user's own judges before anything is submitted."""

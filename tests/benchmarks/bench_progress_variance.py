@@ -44,8 +44,8 @@ from mrt_hpc.inference.server_control import Address
 from mrt_hpc.inference.server_start import ServerSettings
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel, ProverSession
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.roles.sampling.grading import SamplingSession
 from mrt_hpc.roles.sampling.round_sampler import rollout_plan
-from mrt_hpc.roles.sampling.session import SamplingSession
 
 if TYPE_CHECKING:
     import argparse

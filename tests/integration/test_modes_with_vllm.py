@@ -36,9 +36,8 @@ from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.sections import Episodes
 from mrt_hpc.roles import evaluation
-from mrt_hpc.roles.sampling.grading import graded_in_order
+from mrt_hpc.roles.sampling.grading import SamplingSession, graded_in_order
 from mrt_hpc.roles.sampling.serving import OwnServers
-from mrt_hpc.roles.sampling.session import SamplingSession
 from mrt_hpc.run.groups import Sampled, read_group
 from mrt_hpc.run.records import FinishReason
 from mrt_hpc.run.seeds import derive_seed

@@ -28,8 +28,8 @@ from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
 from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_start import ServerSettings
+from mrt_hpc.roles.sampling.grading import lane_over
 from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined
-from mrt_hpc.roles.sampling.session import lane_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from mrt_hpc.algorithms.batch import batch_of
 from mrt_hpc.algorithms.mrt_online import branch_sequences
+from mrt_hpc.algorithms.samples import read_suffixes
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
 from mrt_hpc.cli.main import main
 from mrt_hpc.domains.small_world import STARTING_MODEL
@@ -33,7 +34,6 @@ from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.weights import is_delta
 from mrt_hpc.run.weights_delta import chain_to, put_together
-from mrt_hpc.training.supervised import read_suffixes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,7 +14,7 @@ import numpy as np
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm, SupervisedAlgorithm
 from mrt_hpc.algorithms.batch import Batch, Learnt, batch_of
-from mrt_hpc.algorithms.samples import SampleSource
+from mrt_hpc.algorithms.samples import SampleSource, write_samples
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
@@ -31,7 +31,6 @@ from mrt_hpc.run.groups import Group, refuse_another_problem
 from mrt_hpc.run.manifest import DamagedError, unreadable
 from mrt_hpc.run.problems import draw_indices, read_problems
 from mrt_hpc.training.settings import NotFiniteError, TrainingSequence
-from mrt_hpc.training.supervised import write_samples
 
 log = logging.getLogger(__name__)
 
