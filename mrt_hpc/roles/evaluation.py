@@ -333,9 +333,8 @@ class UnitEvaluation:
         self.task.retrying(lambda: summary.write(path), "the summary of an evaluation")
         shutil.rmtree(layout.evaluation_samples(unit.version, unit.benchmark), ignore_errors=True)
         log.info("version %d on %s: accuracy %.3f", unit.version, unit.benchmark, summary.accuracy)
-        if warning := several_graders(len(graders), f"version {unit.version} on {unit.benchmark}"):
-            log.warning("%s", warning)
-        if warning := few_answers(summary.answered_share, f"version {unit.version} on {unit.benchmark}"):
+        what = f"version {unit.version} on {unit.benchmark}"
+        for warning in filter(None, (several_graders(len(graders), what), few_answers(summary.answered_share, what))):
             log.warning("%s", warning)
 
     def _ask_for_again(self, shard: Path) -> None:

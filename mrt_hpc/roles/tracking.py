@@ -223,7 +223,8 @@ class Tracker:
         if self._run is not None:
             content = metrics.model_dump(mode="json", exclude={"iteration"})
             content["progress_by_episode"] = dict(enumerate(metrics.progress_by_episode))
-            self._without_failing(lambda run: run.log(content, step=metrics.iteration))
+            with _without_failing(self._stop):
+                self._run.log(content, step=metrics.iteration)
 
     def __enter__(self) -> Tracker:
         return self
@@ -231,15 +232,13 @@ class Tracker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._events.close()
         if self._run is not None:
-            self._without_failing(lambda run: run.finish(exit_code=0 if error is None else 1))
+            with _without_failing(self._stop):
+                self._run.finish(exit_code=0 if error is None else 1)
 
-    def _without_failing(self, action: Callable[[Any], object]) -> None:
-        """Do something with the W&B run; after an error this attempt logs nothing more."""
-        try:
-            action(self._run)
-        except Exception as error:
-            _warn(error)
-            self._run = None
+    def _stop(self, error: Exception) -> None:
+        """After an error of W&B this attempt logs nothing more."""
+        _warn(error)
+        self._run = None
 
 
 def _run_of(task: Task) -> Any:
