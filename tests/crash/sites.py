@@ -76,7 +76,7 @@ def change_sites() -> dict[str, str]:
     found = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         for function, call in _calls(ast.parse(file.read_text()), ""):
-            if _changes_files(call) or getattr(call.func, "id", "") in WRITERS:
+            if _changes_files(call) or getattr(call.func, "id", getattr(call.func, "attr", "")) in WRITERS:
                 found[f"{file.relative_to(PACKAGE)}:{call.lineno}"] = function
     return found
 
