@@ -24,7 +24,14 @@ import torch
 from safetensors import safe_open
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.run import atomic
+from mrt_hpc.run.atomic import (
+    commit_directory,
+    make_folder,
+    remove_leftovers,
+    remove_whole,
+    temporary_sibling,
+    write_json,
+)
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import (
     MANIFEST,
@@ -104,10 +111,10 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any], **about: An
         }
 
         def commit() -> bool:
-            atomic.write_json(temporary / STATE, state)
+            write_json(temporary / STATE, state)
             files = {name: (size, digest) for share in shares for name, (size, digest) in share["files"].items()}
             write_manifest(temporary, files, step=trainer.step, **{PLACE: place_of(path), **about})
-            return atomic.commit_directory(temporary, path)
+            return commit_directory(temporary, path)
 
         return on_rank_zero(commit)
     finally:
@@ -175,8 +182,8 @@ def retain(checkpoints: Path, keep: int) -> list[Path]:
     """
     doomed = [p for p in _numbered(checkpoints) if (p / MANIFEST).is_file()][: -max(1, keep)]
     for path in doomed:
-        atomic.remove_whole(path)
-    atomic.remove_leftovers(checkpoints)
+        remove_whole(path)
+    remove_leftovers(checkpoints)
     return doomed
 
 
@@ -358,6 +365,6 @@ def _numbered(checkpoints: Path) -> list[Path]:
 
 
 def _make_temporary(path: Path) -> str:
-    temporary = atomic.temporary_sibling(path)
-    atomic.make_folder(temporary)
+    temporary = temporary_sibling(path)
+    make_folder(temporary)
     return str(temporary)
