@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from mrt_hpc.mrt.sft import MaskedTokens
 
 
+# The starts of a group's rollouts: the prompt, unless an algorithm defines others.
+
+
 @dataclass(frozen=True)
 class StartContext:
     """The data from which the starts of one iteration are made."""

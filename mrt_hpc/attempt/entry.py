@@ -34,8 +34,8 @@ from mrt_hpc.roles.task.peers import Gone, PeersAwayError, PeersFailedError, nev
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.run.access import follow_access
 from mrt_hpc.run.events import EventKind, EventLog, event_file
-from mrt_hpc.run.heartbeats import Observer, last_beat
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.leases import Observer, last_beat
 from mrt_hpc.run.process import loading, signal_at_parent_end
 from mrt_hpc.run.prompt_files import read_experiment
 from mrt_hpc.run.task_state import MOST_RETURNS, TaskRecord, TaskState, read_task, write_task

@@ -20,6 +20,9 @@ from mrt_hpc.recipe.sections import Coupling, RoleResources, TrainerResources, n
 from mrt_hpc.recipe.site import SiteSettings
 from mrt_hpc.run.layout import COLLECTION, collection_of, is_collection
 
+# Checks a plan against the limits of a site, and finds a setting that would fit.
+
+
 MAX_SEGMENTS = 10_000
 """Segments of a plan, each of at least one job: a queue takes far fewer."""
 

@@ -25,6 +25,9 @@ from mrt_hpc.run.events import Use
 from mrt_hpc.run.layout import is_collection
 from mrt_hpc.run.typed_file import file_bytes
 
+# Expected tokens of traces and branches, from what a recipe states or limits.
+
+
 PROMPT_TOKENS = 200
 """The number of tokens of a problem with its instruction."""
 ANSWER_TOKENS = 64

@@ -27,6 +27,9 @@ from mrt_hpc.recipe.base import Section
 from mrt_hpc.recipe.registry import NEAREST, Registry
 from mrt_hpc.recipe.schema import Experiment
 
+# Whose a file is. Code is imported, and commands are taken, only from what only this user and root can change.
+
+
 ROOT = 0
 REACHED_BY_OTHERS = stat.S_IXGRP | stat.S_IXOTH
 """The rights of a folder without which no other user reaches what is in it, whatever rights that has."""

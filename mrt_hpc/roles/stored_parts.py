@@ -27,12 +27,18 @@ from mrt_hpc.run.atomic import make_folder, moved, sync_directory, write_json, w
 from mrt_hpc.run.evaluation_settings import Fingerprint, fingerprint_of
 from mrt_hpc.run.events import Use
 from mrt_hpc.run.groups import Sampled, commit_group, merged, read_group
-from mrt_hpc.run.heartbeats import Heart
 from mrt_hpc.run.layout import IDENTITY
-from mrt_hpc.run.leases import Holder, Leases
+from mrt_hpc.run.leases import Heart, Holder, Leases
 from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.retries import list_directory, wait_until
 from mrt_hpc.run.weights import Weights
+
+# The results folder: samples of evaluations, kept under the fingerprint of all that decides them, for all runs to use.
+#
+# Below the folder of a fingerprint each problem has its batches of samples. A batch is committed whole, names the
+# numbers of its samples and the grader that judged them, and is never changed: more samples are a further batch, and
+# verdicts of another grader are another batch of the same samples.
+
 
 _BATCH = re.compile(r"(\d{5,})-(\d{5,})\.([0-9a-f]{12})")
 DIGITS = 12

@@ -28,6 +28,16 @@ from torch.nn import functional as F
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.sections import Training
 
+# The vocabulary projection fused with the cross-entropy: log-probabilities of given tokens, without whole logits.
+#
+# Forward keeps one number a row, the logarithm of the sum of exponentials. Backward computes the logits again, a piece
+# at a time, and from them the gradient by its formula: with p the softmax, g the gradient of a log-probability and T
+# the temperature, that of the logits is g (onehot - p) / T. Sums over rows are in 32 bits.
+#
+# It runs inside the call of the projection's own module: under ZeRO-3 its weight is there once in each direction,
+# however many the pieces are.
+
+
 LOGIT_ELEMENTS = 1 << 28
 """The maximum number of logits kept at once: 1 GiB in 32 bits."""
 

@@ -18,6 +18,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+# The prefixes that sequences share, found by their token ids. Pure arithmetic on token ids.
+#
+# A hidden state depends only on the tokens up to its own: sequences that begin with the same tokens have the same
+# hidden states there. Sorted by their token ids, each sequence shares its longest prefix with its neighbours. A row of
+# shared prefixes therefore holds, of each sequence in this order, what it does not share with the one before: every
+# prefix is there once. (This is the trie of the sequences, laid out from its first leaf to its last.)
+
+
 LEAST_GAIN = 1 / 16
 """Sequences are kept in one micro-batch where parting them would add at least this share to their positions."""
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from mrt_hpc.run import heartbeats
+from mrt_hpc.run import leases as heartbeats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -38,9 +38,8 @@ from mrt_hpc.run.evaluation_settings import Fingerprint
 from mrt_hpc.run.family import Axis, Family, read_family
 from mrt_hpc.run.fork_record import ForkRecord
 from mrt_hpc.run.groups import commit_group, merged, part_file, read_group
-from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.leases import Holder, Leases
+from mrt_hpc.run.leases import Holder, Leases, Observer
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, commit_whole, read_manifest, verify
 from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.retries import list_directory

@@ -22,8 +22,8 @@ from mrt_hpc.recipe.sections import Resilience
 from mrt_hpc.roles.task import peers as peers_module
 from mrt_hpc.roles.task.peers import Peers, PeersFailedError, PeerStatus, PeerWait
 from mrt_hpc.run.atomic import write_bytes, write_json
-from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.leases import Observer
 from mrt_hpc.run.retries import (
     FULL_DISK,
     NO_INODES,

@@ -33,7 +33,7 @@ from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.evaluation_settings import fingerprint_of
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Sampled, read_group
-from mrt_hpc.run.heartbeats import Observer
+from mrt_hpc.run.leases import Observer
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import Problem
