@@ -41,15 +41,7 @@ class GatheredWeights:
 
     def write(self, directory: Path) -> None:
         """Fill an existing directory with a complete Hugging Face model."""
-        self.trainer.policy.model.save_pretrained(directory, state_dict=self.tensors, max_shard_size=SHARD_SIZE)
-        source = self.trainer.source_dir
-        for file in source.iterdir():
-            if _is_companion(file):
-                shutil.copy(file, directory / file.name)
-        config = json.loads((source / "config.json").read_text())
-        for field in {"dtype", "torch_dtype"} & config.keys() or {"dtype"}:
-            config[field] = self.dtype
-        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        write(self.trainer, self.tensors, self.dtype, directory)
 
     def refuse_not_finite(self) -> None:
         """Refuse weights that hold a NaN or an infinity: they are published in no form.
@@ -110,6 +102,19 @@ def gather(trainer: TrainerEngine, dtype: torch.dtype) -> dict[str, torch.Tensor
                 kind = dtype if tensor.is_floating_point() else tensor.dtype
                 weights[name] = tensor.detach().to("cpu", kind, copy=True)
     return weights
+
+
+def write(trainer: TrainerEngine, weights: dict[str, torch.Tensor], dtype: str, directory: Path) -> None:
+    """Fill ``directory`` with a complete Hugging Face model."""
+    trainer.policy.model.save_pretrained(directory, state_dict=weights, max_shard_size=SHARD_SIZE)
+    source = trainer.source_dir
+    for file in source.iterdir():
+        if _is_companion(file):
+            shutil.copy(file, directory / file.name)
+    config = json.loads((source / "config.json").read_text())
+    for field in {"dtype", "torch_dtype"} & config.keys() or {"dtype"}:
+        config[field] = dtype
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _is_companion(file: Path) -> bool:
