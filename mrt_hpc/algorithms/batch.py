@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mrt_hpc.mrt.mrt_online import ScoredTrace
 from mrt_hpc.run.records import Branch, GroupStatistics, Rollout
 from mrt_hpc.training.settings import TrainingSequence
 
@@ -47,18 +46,6 @@ class Batch:
         return [
             np.array([values[j] for j in range(len(r.boundaries))]) if len(values) == len(r.boundaries) else np.zeros(0)
             for r, values in zip(self.rollouts, self.values, strict=True)
-        ]
-
-    def scored(self, rewards: Sequence[float] | None = None) -> list[ScoredTrace]:
-        """Return the rollouts in the form that the method takes.
-
-        Args:
-            rewards: the rewards that replace the rollouts' own.
-        """
-        paid = [r.reward for r in self.rollouts] if rewards is None else rewards
-        return [
-            ScoredTrace(r.problem_id, reward, len(r.token_ids), r.boundaries, values)
-            for r, reward, values in zip(self.rollouts, paid, self.value_arrays, strict=True)
         ]
 
 

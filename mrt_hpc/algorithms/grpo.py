@@ -21,5 +21,5 @@ class Grpo(RolloutAlgorithm):
 
     def learnt(self, batch: Batch) -> Learnt:
         """Return every rollout with the advantage of its outcome."""
-        advantages = outcome_token_advantages(batch.scored(), divide_by_std=self.divide_by_std)
+        advantages = outcome_token_advantages(batch.rollouts, divide_by_std=self.divide_by_std)
         return Learnt(rollout_sequences(batch, advantages))

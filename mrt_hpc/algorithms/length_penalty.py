@@ -36,5 +36,5 @@ class LengthPenalty(RolloutAlgorithm):
             [r.problem_id for r in batch.rollouts],
             coefficient=self.coefficient,
         )
-        scored = batch.scored(rewards.tolist())
-        return Learnt(rollout_sequences(batch, outcome_token_advantages(scored, divide_by_std=self.divide_by_std)))
+        advantages = outcome_token_advantages(batch.rollouts, rewards.tolist(), divide_by_std=self.divide_by_std)
+        return Learnt(rollout_sequences(batch, advantages))

@@ -10,22 +10,13 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from mrt_hpc.algorithms.base import RolloutAlgorithm, check_one_temperature
+from mrt_hpc.algorithms.base import RolloutAlgorithm, StartContext, Starts, check_one_temperature, trace_settings
 from mrt_hpc.algorithms.batch import Batch, Learnt, sampled_sequence
-from mrt_hpc.algorithms.starts import StartContext, Starts, trace_settings
 from mrt_hpc.inference.protocol import SamplingSettings
 from mrt_hpc.inference.tokens import answer_start
 from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
-from mrt_hpc.mrt.mrt import (
-    Baseline,
-    Bonus,
-    PrefixGroup,
-    answer_advantages,
-    continued_advantages,
-    draw_boundary,
-    stop_advantages,
-)
-from mrt_hpc.plan.token_counts import branch_tokens, tokens_per_value, trace_tokens
+from mrt_hpc.mrt import mrt
+from mrt_hpc.plan.hours import branch_tokens, tokens_per_value, trace_tokens
 from mrt_hpc.recipe.base import misfit
 from mrt_hpc.recipe.kinds import ProverSettings, Refreshed
 from mrt_hpc.recipe.schema import Recipe
@@ -181,7 +172,7 @@ class StalePrefixes:
         """Return both halves of one problem's rollouts."""
         c, recipe = self.context, self.context.recipe
         stale = c.stale_trace(problem)
-        prefix = stale.prefix(draw_boundary(len(stale.boundaries) - 1, recipe.seed, problem.id, c.iteration))
+        prefix = stale.prefix(mrt.draw_boundary(len(stale.boundaries) - 1, recipe.seed, problem.id, c.iteration))
         before, text, half = [*stale.prompt_ids, *prefix], b"".join(c.tokens.pieces(prefix)), self.group_size // 2
         going_on = Start(before, half, self._going_on(len(prefix)), text)
         return PromptedGroup(problem, stale.prompt_ids, (going_on, self._stopping(before, half, text)))
@@ -211,11 +202,11 @@ def _group_sequences(members: list[tuple[Rollout, dict[int, float]]], algorithm:
     continued = [(r, values) for r, values in members if not r.forced]
     terminated = [r for r, _ in members if r.forced]
     group = _prefix_group(continued, terminated, algorithm)
-    advantages = continued_advantages(
+    advantages = mrt.continued_advantages(
         group,
         alpha=algorithm.alpha,
-        bonus=Bonus(algorithm.bonus),
-        baseline=Baseline(algorithm.baseline),
+        bonus=mrt.Bonus(algorithm.bonus),
+        baseline=mrt.Baseline(algorithm.baseline),
         divide_by_std=algorithm.divide_by_std,
     )
     sequences = [
@@ -223,21 +214,21 @@ def _group_sequences(members: list[tuple[Rollout, dict[int, float]]], algorithm:
         for (r, _), a in zip(continued, advantages, strict=True)
     ]
     if algorithm.train_terminated:
-        stops, answers = stop_advantages(group), answer_advantages(group)
+        stops, answers = mrt.stop_advantages(group), mrt.answer_advantages(group)
         sequences += [_stopped(r, s, a) for r, s, a in zip(terminated, stops, answers, strict=True)]
     return sequences
 
 
 def _prefix_group(
     continued: list[tuple[Rollout, dict[int, float]]], terminated: list[Rollout], algorithm: Mrt
-) -> PrefixGroup:
+) -> mrt.PrefixGroup:
     stopped = np.array([r.reward for r in terminated])
     reached = None
-    if Bonus(algorithm.bonus) is Bonus.NEXT_EPISODE:
+    if mrt.Bonus(algorithm.bonus) is mrt.Bonus.NEXT_EPISODE:
         # Boundary 1 ends the first new episode; a rollout that closed the thought at once has none, and keeps the
         # value of the prefix.
         reached = np.array([values.get(1, float(stopped.mean())) for _, values in continued])
-    return PrefixGroup(np.array([r.reward for r, _ in continued]), stopped, reached)
+    return mrt.PrefixGroup(np.array([r.reward for r, _ in continued]), stopped, reached)
 
 
 def _stopped(rollout: Rollout, stop: float, answer: float) -> TrainingSequence:

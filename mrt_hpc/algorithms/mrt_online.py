@@ -13,7 +13,7 @@ from mrt_hpc.algorithms.base import RolloutAlgorithm, check_one_temperature
 from mrt_hpc.algorithms.batch import Batch, Learnt, rollout_sequences, sampled_sequence
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.mrt_online import branch_advantages, token_advantages
-from mrt_hpc.plan.token_counts import boundaries_per_trace, sequence_tokens
+from mrt_hpc.plan.hours import boundaries_per_trace, sequence_tokens
 from mrt_hpc.recipe.base import misfit
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.records import Branch, Rollout
@@ -46,7 +46,8 @@ class MrtOnline(RolloutAlgorithm):
     def learnt(self, batch: Batch) -> Learnt:
         """Return every rollout with outcome and progress, and the branches where they are learnt."""
         advantages = token_advantages(
-            batch.scored(),
+            batch.rollouts,
+            batch.value_arrays,
             alpha=self.alpha,
             divide_by_std=self.divide_by_std,
             normalise_progress=self.normalise_progress,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import TemplateError
@@ -13,8 +14,10 @@ from jinja2 import TemplateError
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
-from mrt_hpc.mrt.sft import ChatFormat, Conversation, MaskedTokens, Message, Suffix, mask_conversation, mask_suffix
+from mrt_hpc.mrt import sft
 from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.run.atomic import write_text
+from mrt_hpc.run.problems import read_lines, text_field
 from mrt_hpc.run.records import Branch, FinishReason, Rollout
 
 if TYPE_CHECKING:
@@ -35,19 +38,19 @@ class SampleSource:
     """A function that reads the groups collected with a weights version, one at a time, by the problems' positions; it
     raises UserError where some are missing.
     """
-    keep: Callable[[Sequence[Conversation | Suffix]], None]
+    keep: Callable[[Sequence[sft.Conversation | sft.Suffix]], None]
     """A function that writes selected samples to a file, for other runs to learn."""
 
-    def trace(self, rollout: Rollout) -> MaskedTokens:
+    def trace(self, rollout: Rollout) -> sft.MaskedTokens:
         """Return a whole trace, learnt after its prompt."""
-        return mask_suffix(trace_name(rollout), rollout.prompt_ids, [], rollout.token_ids)
+        return sft.mask_suffix(trace_name(rollout), rollout.prompt_ids, [], rollout.token_ids)
 
     def ended(self, token_ids: Sequence[int]) -> list[int]:
         """Return the tokens with the token that ends a completion, which a branch that ended with its box lacks."""
         stops = self.prompter.stop_token_ids
         return [*token_ids] if token_ids[-1] in stops else [*token_ids, self.prompter.end_token_id]
 
-    def conversation(self, conversation: Conversation) -> MaskedTokens:
+    def conversation(self, conversation: sft.Conversation) -> sft.MaskedTokens:
         """Return a conversation, of which every turn of the assistant is learnt.
 
         Raises:
@@ -55,7 +58,7 @@ class SampleSource:
         """
         end = self.prompter.tokenizer.convert_ids_to_tokens(self.prompter.end_token_id)
         try:
-            masked = mask_conversation(conversation, ChatFormat(self._render, self.prompter.ids, end))
+            masked = sft.mask_conversation(conversation, sft.ChatFormat(self._render, self.prompter.ids, end))
         except (ValueError, IndexError, TypeError, TemplateError) as error:
             raise UserError(
                 f"the chat template does not fit conversation {conversation.id}: {error}",
@@ -63,15 +66,15 @@ class SampleSource:
             ) from error
         ids = self.prompter.begun(masked.token_ids)
         before = np.zeros(len(ids) - len(masked.token_ids), dtype=np.bool_)
-        return MaskedTokens(masked.id, ids, np.concatenate([before, masked.learnt]))
+        return sft.MaskedTokens(masked.id, ids, np.concatenate([before, masked.learnt]))
 
-    def suffix(self, suffix: Suffix) -> MaskedTokens:
+    def suffix(self, suffix: sft.Suffix) -> sft.MaskedTokens:
         """Return a suffix, learnt after the problem and its prefix."""
         prompt = self.prompter.encoded(suffix.problem)
         written = self.ended(self.prompter.ids(suffix.suffix))
-        return mask_suffix(suffix.id, prompt, self.prompter.ids(suffix.prefix), written)
+        return sft.mask_suffix(suffix.id, prompt, self.prompter.ids(suffix.prefix), written)
 
-    def _render(self, messages: Sequence[Message], open_next: bool) -> str:
+    def _render(self, messages: Sequence[sft.Message], open_next: bool) -> str:
         rows = [{"role": m.role, "content": m.content} for m in messages]
         return self.prompter.rendered(rows, open_next)
 
@@ -90,3 +93,73 @@ def values_of(group: Group, rollout: Rollout) -> np.ndarray:
     """Return [k + 1] the values of a rollout's boundaries."""
     mine = {v.boundary: v.value for v in group.values if v.sample == rollout.sample}
     return np.array([mine[j] for j in range(len(rollout.boundaries))])
+
+
+# Reading, with strict checks, and writing of supervised samples. Imports nothing heavy: ``submit`` uses it too.
+
+
+_CONVERSATION = (
+    'each line is one object such as {"id": "s-1", "messages": [{"role": "user", "content": "What is 1+1?"}, '
+    '{"role": "assistant", "content": "2"}]}'
+)
+_SUFFIX = 'each line is one object such as {"id": "s-1", "problem": "What is 1+1?", "prefix": "Well, ", "suffix": "2."}'
+
+
+def read_conversations(path: Path, limit: int | None = None) -> list[sft.Conversation]:
+    """Read all conversations of a JSONL file (the first ``limit``).
+
+    Raises:
+        UserError: a line is wrong; the error names the first such line and its field.
+    """
+    return read_lines(path, limit, _conversation, lambda c: c.id, _CONVERSATION)
+
+
+def read_suffixes(path: Path, limit: int | None = None) -> list[sft.Suffix]:
+    """Read all suffix samples of a JSONL file (the first ``limit``).
+
+    Raises:
+        UserError: a line is wrong; the error names the first such line and its field.
+    """
+    return read_lines(path, limit, _suffix, lambda s: s.id, _SUFFIX)
+
+
+def write_samples(path: Path, samples: Sequence[sft.Conversation | sft.Suffix]) -> None:
+    """Write samples as JSON lines; the file appears complete or not at all."""
+    write_text(path, sample_lines(samples))
+
+
+def sample_lines(samples: Sequence[sft.Conversation | sft.Suffix]) -> str:
+    """Samples as JSON lines: the content of a data file."""
+    return "".join(json.dumps(_row(s), ensure_ascii=False) + "\n" for s in samples)
+
+
+def _conversation(row: dict[str, Any], where: str) -> sft.Conversation:
+    turns = row.get("messages")
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
+        raise UserError("messages: wrong value", value=turns, where=where, expected="a list of objects, not empty",
+                        advice=_CONVERSATION)  # fmt: skip
+    messages = tuple(
+        sft.Message(
+            text_field(turn, "role", f"{where}, messages[{n}]", _CONVERSATION),
+            text_field(turn, "content", f"{where}, messages[{n}]", _CONVERSATION, empty=True),
+        )
+        for n, turn in enumerate(turns)
+    )
+    if not any(message.role == sft.ASSISTANT for message in messages):
+        raise UserError("the conversation has no turn of the assistant to learn", where=where, advice=_CONVERSATION)
+    return sft.Conversation(text_field(row, "id", where, _CONVERSATION), messages)
+
+
+def _suffix(row: dict[str, Any], where: str) -> sft.Suffix:
+    return sft.Suffix(
+        id=text_field(row, "id", where, _SUFFIX),
+        problem=text_field(row, "problem", where, _SUFFIX),
+        prefix=text_field(row, "prefix", where, _SUFFIX, empty=True),
+        suffix=text_field(row, "suffix", where, _SUFFIX),
+    )
+
+
+def _row(sample: sft.Conversation | sft.Suffix) -> dict[str, Any]:
+    if isinstance(sample, sft.Conversation):
+        return {"id": sample.id, "messages": [{"role": m.role, "content": m.content} for m in sample.messages]}
+    return {"id": sample.id, "problem": sample.problem, "prefix": sample.prefix, "suffix": sample.suffix}

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from mrt_hpc.algorithms.base import SupervisedAlgorithm
-from mrt_hpc.algorithms.samples import SampleSource
+from mrt_hpc.algorithms.samples import SampleSource, read_conversations, read_suffixes
 from mrt_hpc.mrt.sft import MaskedTokens
-from mrt_hpc.training.supervised import read_conversations, read_suffixes
 
 
 class SftConversations(SupervisedAlgorithm):

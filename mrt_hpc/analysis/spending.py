@@ -18,8 +18,8 @@ from mrt_hpc.plan.hours import UseHours
 from mrt_hpc.plan.jobs import JobResources, Plan, Role
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.run.events import PROGRESS, EventKind, Use, events_by_process
-from mrt_hpc.run.heartbeats import last_beat
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.leases import last_beat
 from mrt_hpc.run.task_state import TaskState, shown_task
 
 Event = Mapping[str, Any]

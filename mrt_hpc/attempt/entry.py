@@ -23,11 +23,10 @@ from pathlib import Path
 
 from mrt_hpc.attempt.end import STOPPED
 from mrt_hpc.attempt.gpus import require_gpus
-from mrt_hpc.attempt.notify import notify_end
+from mrt_hpc.attempt.notify import fruitless_waits, notify_after, notify_end, patience_of, sign_for
 from mrt_hpc.attempt.placement import PARENT, Placement, local_placement
 from mrt_hpc.attempt.python_look import no_sampling
 from mrt_hpc.attempt.sole_attempt import sole_attempt
-from mrt_hpc.attempt.stuck import fruitless_waits, notify_after, patience_of, sign_for
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.roles.task.context import Task, turn_of
@@ -35,8 +34,8 @@ from mrt_hpc.roles.task.peers import Gone, PeersAwayError, PeersFailedError, nev
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.run.access import follow_access
 from mrt_hpc.run.events import EventKind, EventLog, event_file
-from mrt_hpc.run.heartbeats import Observer, last_beat
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.leases import Observer, last_beat
 from mrt_hpc.run.process import loading, signal_at_parent_end
 from mrt_hpc.run.prompt_files import read_experiment
 from mrt_hpc.run.task_state import MOST_RETURNS, TaskRecord, TaskState, read_task, write_task

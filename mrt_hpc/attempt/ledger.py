@@ -23,12 +23,11 @@ from pydantic import ValidationError
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.plan.jobs import Job
 from mrt_hpc.recipe.load import SiteFile
-from mrt_hpc.recipe.ownership import refuse_changeable
 from mrt_hpc.recipe.site import SiteSettings
-from mrt_hpc.recipe.user_code import import_from, named_modules, origin
+from mrt_hpc.recipe.user_code import import_from, named_modules, origin, refuse_changeable
 from mrt_hpc.run.atomic import create_text, write_json
-from mrt_hpc.run.heartbeats import NO_BEAT, Beat, Heart, read_beat
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.leases import NO_BEAT, Beat, Heart, read_beat
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import Moment, ProcessNumber, UnreadableError, Whole, read_if_there, read_typed, readable
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mrt_hpc.attempt.end import RUNS_AGAIN, settled
+from mrt_hpc.attempt.notify import notify_failure
 from mrt_hpc.attempt.placement import Placement
-from mrt_hpc.attempt.stuck import notify_failure
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.jobs import Job, read_plan
 from mrt_hpc.recipe.lock import look_at_lock

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mrt_hpc.attempt.end import job_of
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.atomic import create_text
-from mrt_hpc.run.heartbeats import Heart, read_beat
+from mrt_hpc.run.leases import Heart, read_beat
 from mrt_hpc.run.retries import list_directory, retrying
 
 if TYPE_CHECKING:

@@ -19,17 +19,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
+from mrt_hpc.analysis.spending import Allocation
 from mrt_hpc.attempt.python_look import samples_on_gpus_only
 from mrt_hpc.errors import UserError
+from mrt_hpc.plan.jobs import Job, Plan
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.site import SiteSettings
 from mrt_hpc.run.layout import RunLayout
-
-if TYPE_CHECKING:
-    from mrt_hpc.analysis.spending import Allocation
-    from mrt_hpc.plan.jobs import Job, Plan
 
 
 class QueueState(StrEnum):

@@ -13,23 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from mrt_hpc.analysis.spending import Accounts, Allocation
-from mrt_hpc.attempt.ledger import (
-    LocalProcess,
-    Submission,
-    current_submissions,
-    latest_of,
-    local_process,
-    process_elsewhere,
-    record_cancellation,
-    recorded_site,
-    shown_submissions,
-)
+from mrt_hpc.attempt import ledger
 from mrt_hpc.backends.backend import Backend, QueuedTask, QueueState, Site, WaitReason
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.lock import look_at_lock
-from mrt_hpc.recipe.ownership import refuse_changeable
+from mrt_hpc.recipe.user_code import refuse_changeable
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.weights import release
 
 ENDS_WITHIN_S = 90.0
@@ -51,7 +41,7 @@ class JobQueue:
         return sorted({job_id for ids in self.jobs.values() for job_id in ids})
 
 
-def job_queues(layout: RunLayout, sent: Mapping[str, Sequence[Submission]]) -> list[JobQueue]:
+def job_queues(layout: RunLayout, sent: Mapping[str, Sequence[ledger.Submission]]) -> list[JobQueue]:
     """The queues of some submissions of a run, by job, as the ledger gives them.
 
     Raises:
@@ -76,7 +66,7 @@ def backend_of(layout: RunLayout, site_name: str) -> Backend:
     Raises:
         UserError: it cannot be loaded.
     """
-    site = recorded_site(layout, site_name)
+    site = ledger.recorded_site(layout, site_name)
     assert isinstance(site, Site), "a profile without a back end is refused when it is submitted with"
     return site.backend()
 
@@ -107,7 +97,7 @@ def live_jobs(layout: RunLayout) -> dict[str, LiveJob]:
         UserError: a queue cannot be asked.
     """
     live = {}
-    for queue in job_queues(layout, current_submissions(layout)):
+    for queue in job_queues(layout, ledger.current_submissions(layout)):
         states = queue.backend.states(queue.ids)
         alive = {task_id: state for task_id, state in states.items() if not state.ended}
         for job, ids in queue.jobs.items():
@@ -192,8 +182,8 @@ class _RunQueues:
 
     @classmethod
     def of(cls, layout: RunLayout) -> _RunQueues:
-        readable, faults = shown_submissions(layout)
-        sent = latest_of(readable)
+        readable, faults = ledger.shown_submissions(layout)
+        sent = ledger.latest_of(readable)
         ids = {job: [submission.job_id for submission in parts] for job, parts in sent.items()}
         try:
             return cls(ids, job_queues(layout, sent), {}, faults)
@@ -235,7 +225,7 @@ def cancel_run(layout: RunLayout) -> Iterator[str]:
             change which process and which jobs the run says are its own.
     """
     refuse_changeable(layout.jobs, "nothing is cancelled that this folder names", "ask its owner to cancel the run")
-    process, queues = local_process(layout), job_queues(layout, current_submissions(layout))
+    process, queues = ledger.local_process(layout), job_queues(layout, ledger.current_submissions(layout))
     if process is not None:
         _ask_to_stop(process)
         yield f"asked process {process.pid} to stop"
@@ -246,7 +236,7 @@ def cancel_run(layout: RunLayout) -> Iterator[str]:
         stopped = stopped or bool(cancelled)
     if stopped:
         try:
-            record_cancellation(layout)
+            ledger.record_cancellation(layout)
         except OSError as error:  # as on a full disk
             yield f"mrt-hpc explain will not say that the run was cancelled, as that could not be written: {error}"
     if process is not None:
@@ -264,7 +254,7 @@ def cancel_run(layout: RunLayout) -> Iterator[str]:
         raise nothing_to_cancel(layout)
 
 
-def _ask_to_stop(process: LocalProcess) -> None:
+def _ask_to_stop(process: ledger.LocalProcess) -> None:
     """Interrupt a process. Where Ctrl-Z has suspended it with its tasks, they go on: they could not act on a signal."""
     with suppress(ProcessLookupError):  # it has ended meanwhile
         os.kill(process.pid, signal.SIGINT)
@@ -288,7 +278,7 @@ class NothingToCancelError(UserError):
 
 def nothing_to_cancel(layout: RunLayout) -> NothingToCancelError:
     """The error of a cancellation that finds no job, and no process on this machine."""
-    if (other := process_elsewhere(layout)) is None:
+    if (other := ledger.process_elsewhere(layout)) is None:
         return NothingToCancelError(
             "no job and no process of this run is running", where=layout.root, advice=f"mrt-hpc status {layout.word}"
         )
@@ -319,10 +309,10 @@ def accounts(layout: RunLayout) -> tuple[Accounts, list[str]]:
     Returns:
         The accounts, and a sentence for each queue that has none, and each submission that cannot be read.
     """
-    sent, notes = shown_submissions(layout)
+    sent, notes = ledger.shown_submissions(layout)
     of_run: list[Allocation] = []
     times = {submission.job_id: submission.time for submission in sent}
-    by_job: dict[str, list[Submission]] = {}
+    by_job: dict[str, list[ledger.Submission]] = {}
     for submission in sent:
         by_job.setdefault(submission.job, []).append(submission)
     try:

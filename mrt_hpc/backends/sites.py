@@ -20,8 +20,8 @@ from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.base import NAME, Section, as_kind
 from mrt_hpc.recipe.find import SITES, configuration, expanded, find, folders, is_of_the_package, names_in
 from mrt_hpc.recipe.load import load_site
-from mrt_hpc.recipe.ownership import is_written_by_others, refuse_changeable
 from mrt_hpc.recipe.source import read_source
+from mrt_hpc.recipe.user_code import is_written_by_others, refuse_changeable
 from mrt_hpc.recipe.validate import validate
 from mrt_hpc.run.atomic import replacing
 from mrt_hpc.run.layout import RunLayout

@@ -68,7 +68,7 @@ def doctor(
     """
     from mrt_hpc.cluster.doctor.diagnosis import can_start, diagnose
     from mrt_hpc.cluster.doctor.situation import situation_of
-    from mrt_hpc.plan.limits import check_segments
+    from mrt_hpc.plan.compile import check_segments
     from mrt_hpc.recipe.load import load_recipe
 
     recipe = None if recipe_name is None else load_recipe(find(RECIPES, recipe_name), overrides)

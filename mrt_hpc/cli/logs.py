@@ -16,7 +16,7 @@ from mrt_hpc.cli.options import RUN
 from mrt_hpc.cli.status import open_run
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Plan

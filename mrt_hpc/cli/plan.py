@@ -31,12 +31,12 @@ from mrt_hpc.plan.hours import (
     expected_hours,
     expected_uses,
     late_checkpoint,
+    lengths_taken,
     plan_cost,
     throughput,
 )
 from mrt_hpc.plan.jobs import Job, Plan
 from mrt_hpc.plan.memory_fit import Fits, RoleFit, fits, unfit
-from mrt_hpc.plan.token_counts import lengths_taken
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.schema import EvaluationRecipe, Experiment, Recipe
 from mrt_hpc.recipe.site import SiteSettings

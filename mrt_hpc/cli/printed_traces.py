@@ -17,7 +17,7 @@ from mrt_hpc.cli.status import open_run
 from mrt_hpc.errors import UserError, word
 
 if TYPE_CHECKING:
-    from mrt_hpc.roles.asked_traces import AskedTrace
+    from mrt_hpc.roles.run_samples import AskedTrace
 
 NOTICEABLE = 0.05
 """Progress of less than this, up or down, has no colour."""
@@ -50,7 +50,7 @@ def traces(
       mrt-hpc traces runs/quickstart --iteration 19 --problem train-00017
       mrt-hpc traces runs/quickstart --evaluation 20 --benchmark held-out --wrong -n 20
     """
-    from mrt_hpc.roles.asked_traces import WantedTraces, traces_of_evaluation, traces_of_iteration
+    from mrt_hpc.roles.run_samples import WantedTraces, traces_of_evaluation, traces_of_iteration
     from mrt_hpc.run.archive import sampled_iterations
     from mrt_hpc.run.prompt_files import read_experiment
 

@@ -232,8 +232,7 @@ def validate(recipe: Path, overrides: tuple[str, ...], data: Path | None) -> Non
       mrt-hpc validate my_recipe.yaml --set training.learning_rate=2e-6
     """
     from mrt_hpc.cli.plan import print_missing
-    from mrt_hpc.plan.compile import build_plan
-    from mrt_hpc.plan.limits import check_segments
+    from mrt_hpc.plan.compile import build_plan, check_segments
     from mrt_hpc.recipe.load import load_recipe
 
     loaded = load_recipe(recipe, overrides, data)

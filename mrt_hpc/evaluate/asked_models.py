@@ -16,13 +16,12 @@ from mrt_hpc.attempt.ledger import local_process
 from mrt_hpc.backends.queued_jobs import job_ids_of, live_jobs
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.plan.jobs import Role, read_plan
-from mrt_hpc.plan.kept_weights import stays
 from mrt_hpc.recipe.find import expanded
 from mrt_hpc.recipe.hub_models import HubModel, found_in_cache, hub_model_of, is_hub_name
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import EvaluatedModel, EvaluationRecipe, Recipe
 from mrt_hpc.run.layout import AT, FIRST, LAST, RunLayout, split_at, version_named
-from mrt_hpc.run.weights import full_versions, of_runs, pin, published_versions, refuse_delta, release
+from mrt_hpc.run.weights import full_versions, of_runs, pin, published_versions, refuse_delta, release, stays
 
 
 @dataclass(frozen=True)

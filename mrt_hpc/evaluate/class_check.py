@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from mrt_hpc.algorithms.base import RolloutAlgorithm
+from mrt_hpc.algorithms.base import RolloutAlgorithm, WholeTraces, trace_settings
 from mrt_hpc.algorithms.batch import batch_of
-from mrt_hpc.algorithms.starts import WholeTraces, trace_settings
 from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.verifiers import verifier_of

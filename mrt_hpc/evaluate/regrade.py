@@ -14,8 +14,7 @@ from mrt_hpc.attempt.ledger import claimed
 from mrt_hpc.backends.queued_jobs import refuse_live_jobs
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import Benchmark
-from mrt_hpc.roles.evaluation_summary import summary_of
-from mrt_hpc.roles.regrading import Regrader, changed_verdicts
+from mrt_hpc.roles.evaluation_summary import Regrader, changed_verdicts, summary_of
 from mrt_hpc.roles.stored_parts import grader_of
 from mrt_hpc.run.atomic import commit_directory, sync_names
 from mrt_hpc.run.evaluation_settings import versions_evaluated

@@ -17,7 +17,7 @@ import httpx
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.server_control import ServerControl, refuse_no_weights
 from mrt_hpc.recipe.sections import WeightSwap
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 log = logging.getLogger(__name__)
 

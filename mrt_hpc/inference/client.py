@@ -115,27 +115,6 @@ class GenerationClient:
                     self.generated_tokens += len(completion.token_ids)
                     yield completion
 
-    async def score(
-        self, prompt_ids: list[int], continuations: Sequence[Sequence[int]], temperature: float
-    ) -> list[float]:
-        """Return the log-probability, at this temperature, of each token sequence as the continuation of the prompt.
-
-        One request of one token for each distinct prefix of the continuations: the prompt is in the prefix cache, and
-        a temperature applies to next-token probabilities only, not to the log-probabilities vLLM gives for a prompt.
-        """
-        nexts: dict[tuple[int, ...], set[int]] = {}
-        for ids in continuations:
-            for position, token in enumerate(ids):
-                nexts.setdefault(tuple(ids[:position]), set()).add(token)
-        prefixes, settings = list(nexts), SamplingSettings(max_tokens=1, temperature=temperature)
-        requests = [Request([*prompt_ids, *p], [0], settings, score_ids=sorted(nexts[p])) for p in prefixes]
-        logprob: dict[tuple[int, ...], float] = {}
-        async for completion in self.stream(requests):
-            prefix = prefixes[completion.request]
-            for token, value in zip(requests[completion.request].score_ids, completion.scores, strict=True):
-                logprob[(*prefix, token)] = value
-        return [sum(logprob[tuple(ids[: n + 1])] for n in range(len(ids))) for ids in continuations]
-
     async def _before_retry(self, _: RetryCallState) -> None:
         if self.revive is not None:
             await self.revive()

@@ -22,19 +22,10 @@ from typing import Any
 import httpx
 
 from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.inference import server_start
 from mrt_hpc.inference.server_control import Address, ServerControl, refuse_no_weights
-from mrt_hpc.inference.server_start import (
-    SOCKET,
-    STOP_DEADLINE_S,
-    ServerCommand,
-    ServerProcess,
-    ServerSettings,
-    on_cpu,
-    private_directory,
-    refuse_stranger,
-)
 from mrt_hpc.recipe.sections import WeightSwap
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +51,7 @@ NODE_LACKS = {
 class VllmServer:
     """The server process, used as a context manager. `restart_if_dead` may be called from several threads at once."""
 
-    settings: ServerSettings
+    settings: server_start.ServerSettings
     log: Path
     """The file for its standard output and error, to which every start appends."""
     weights_version: int = 0
@@ -68,7 +59,7 @@ class VllmServer:
     key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     while_starting: Callable[[], None] | None = field(default=None, repr=False)
     """A function called repeatedly during the first start; it raises an error when the server is no longer needed."""
-    begun: ServerProcess | None = field(default=None, repr=False)
+    begun: server_start.ServerProcess | None = field(default=None, repr=False)
     """A process that loads vLLM already, for the first start."""
     starts: int = 0
     """The number of times that it was started."""
@@ -77,22 +68,24 @@ class VllmServer:
     _restarting: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _model_dir: Path = field(init=False, repr=False)
     _closed: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
-    _process: ServerProcess | None = field(default=None, init=False, repr=False)
+    _process: server_start.ServerProcess | None = field(default=None, init=False, repr=False)
     _directory: Path = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._model_dir = self.settings.model_dir
-        self._directory = private_directory() if self.begun is None else self.begun.directory
+        self._directory = server_start.private_directory() if self.begun is None else self.begun.directory
 
     @property
     def socket(self) -> Path:
         """The path of its socket, the same after every restart."""
-        return self._directory / SOCKET
+        return self._directory / server_start.SOCKET
 
     @property
-    def command(self) -> ServerCommand:
+    def command(self) -> server_start.ServerCommand:
         """The command that starts it with the weights loaded last."""
-        return ServerCommand(self.settings, self._model_dir, self.weights_version, self._directory, self.key)
+        return server_start.ServerCommand(
+            self.settings, self._model_dir, self.weights_version, self._directory, self.key
+        )
 
     @property
     def control(self) -> ServerControl:
@@ -158,7 +151,7 @@ class VllmServer:
                 longest_pause_s=_LOOK_EVERY_S,
             )
         if self.settings.listen is None:
-            refuse_stranger(self.socket, self._process.pid)
+            server_start.refuse_stranger(self.socket, self._process.pid)
 
     def healthy(self) -> bool:
         """Return whether the server answers and its engine is alive."""
@@ -220,12 +213,12 @@ class VllmServer:
 
     def sleep(self) -> None:
         """Free the memory of its GPUs; see :meth:`Server.sleep`."""
-        if self.settings.sleeps and not on_cpu():
+        if self.settings.sleeps and not server_start.on_cpu():
             self.control.sleep(self.settings.pause_deadline_s)
 
     def wake_up(self) -> None:
         """Take the memory back; see :meth:`Server.wake_up`."""
-        if self.settings.sleeps and not on_cpu():
+        if self.settings.sleeps and not server_start.on_cpu():
             self.control.wake_up(self.settings.pause_deadline_s)
 
     def close(self) -> None:
@@ -237,14 +230,14 @@ class VllmServer:
         self._end_process()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _taken_or_begun(self, command: ServerCommand) -> ServerProcess:
+    def _taken_or_begun(self, command: server_start.ServerCommand) -> server_start.ServerProcess:
         """The process that loads vLLM already, where it can serve the command; otherwise a new one."""
         process, self.begun = self.begun, None
         if process is not None and (reason := process.unfit_for(command)):
             log.warning("the process that has loaded vLLM early is not used (%s): %s", self.log, reason)
             process.end(patience_s=0.0)
             process = None
-        return process or ServerProcess.begun(command, self.log)
+        return process or server_start.ServerProcess.begun(command, self.log)
 
     def _recovers(self) -> bool:
         """Wait for an answer, as the server may only be busy; return whether it is healthy."""
@@ -288,7 +281,7 @@ class VllmServer:
             log.seek(max(0, self.log.stat().st_size - size))
             return log.read().decode(errors="replace")
 
-    def _end_process(self, patience_s: float = STOP_DEADLINE_S) -> None:
+    def _end_process(self, patience_s: float = server_start.STOP_DEADLINE_S) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.end(patience_s)

@@ -30,7 +30,7 @@ from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, LONGEST_SOCKET_FOL
 from mrt_hpc.run.access import ON_LOOPBACK
 from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.process import import_path
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Experiment

@@ -18,18 +18,7 @@ import msgspec
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from mrt_hpc.inference.protocol import (
-    FIRST_VERSION_VARIABLE,
-    GENERATE_PATH,
-    PAUSE_PATH,
-    SERVED_PATH,
-    SERVED_VARIABLE,
-    Request,
-    RequestBatch,
-    ServedSample,
-    not_finite,
-    sample_line,
-)
+from mrt_hpc.inference import protocol
 
 if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient
@@ -38,7 +27,7 @@ if TYPE_CHECKING:
     Receive = Callable[[], Awaitable[dict[str, Any]]]
     Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-_decode_batch = msgspec.json.Decoder(RequestBatch).decode
+_decode_batch = msgspec.json.Decoder(protocol.RequestBatch).decode
 _request_numbers = itertools.count()
 
 
@@ -59,12 +48,12 @@ class RunRoutes:
             await self.app(scope, receive, send)
         elif not self._authorized(scope):
             await _respond(send, 401, b"the key of the run is missing or wrong\n")
-        elif scope["path"] == SERVED_PATH:
-            await _respond(send, 200, os.environ[SERVED_VARIABLE].encode())
-        elif scope["path"] == GENERATE_PATH:
+        elif scope["path"] == protocol.SERVED_PATH:
+            await _respond(send, 200, os.environ[protocol.SERVED_VARIABLE].encode())
+        elif scope["path"] == protocol.GENERATE_PATH:
             await _generate(scope["app"].state.engine_client, receive, send, f"pause {self.pauses}")
         else:
-            self.pauses += scope["path"] == PAUSE_PATH
+            self.pauses += scope["path"] == protocol.PAUSE_PATH
             await self.app(scope, receive, send)
 
     def _authorized(self, scope: Scope) -> bool:
@@ -85,7 +74,7 @@ async def _generate(engine: EngineClient, receive: Receive, send: Send, cache_sa
     except msgspec.MsgspecError as error:
         await _respond(send, 400, f"{error}\n".encode())
         return
-    finished: asyncio.Queue[ServedSample] = asyncio.Queue()
+    finished: asyncio.Queue[protocol.ServedSample] = asyncio.Queue()
     work = [
         _sample(engine, request, i, j, cache_salt, finished)
         for i, request in enumerate(batch.requests)
@@ -122,38 +111,43 @@ async def _cancel_when_gone(receive: Receive, tasks: list[asyncio.Task[None]]) -
         task.cancel()
 
 
-async def _send_lines(finished: asyncio.Queue[ServedSample], count: int, send: Send) -> None:
+async def _send_lines(finished: asyncio.Queue[protocol.ServedSample], count: int, send: Send) -> None:
     sent = 0
     while sent < count:
         ready = [await finished.get()]
         while not finished.empty():
             ready.append(finished.get_nowait())
         sent += len(ready)
-        body = b"".join(sample_line(sample) for sample in ready)
+        body = b"".join(protocol.sample_line(sample) for sample in ready)
         await send({"type": "http.response.body", "body": body, "more_body": sent < count})
 
 
 async def _sample(
-    engine: EngineClient, request: Request, i: int, j: int, cache_salt: str, finished: asyncio.Queue[ServedSample]
+    engine: EngineClient,
+    request: protocol.Request,
+    i: int,
+    j: int,
+    cache_salt: str,
+    finished: asyncio.Queue[protocol.ServedSample],
 ) -> None:
     """Sample once and put the result, or the refusal, on the queue."""
     try:
         result = await _final_output(engine, request, request.seeds[j], cache_salt)
         sample = _as_sample(request, i, j, result)
-        fault = not_finite(sample)
-        finished.put_nowait(sample if fault is None else ServedSample(i, j, error=fault))
+        fault = protocol.not_finite(sample)
+        finished.put_nowait(sample if fault is None else protocol.ServedSample(i, j, error=fault))
     except Exception as error:  # the error reaches the client, which raises it
-        finished.put_nowait(ServedSample(i, j, error=f"{type(error).__name__}: {error}"))
+        finished.put_nowait(protocol.ServedSample(i, j, error=f"{type(error).__name__}: {error}"))
 
 
-async def _final_output(engine: EngineClient, request: Request, seed: int, cache_salt: str) -> Any:
+async def _final_output(engine: EngineClient, request: protocol.Request, seed: int, cache_salt: str) -> Any:
     prompt = tokens_input(request.prompt_ids, cache_salt=cache_salt)
     name = f"mrt-{next(_request_numbers)}"
     outputs = engine.generate(prompt, sampling_params(request, seed), name)
     return [output async for output in outputs][-1]
 
 
-def sampling_params(request: Request, seed: int) -> SamplingParams:
+def sampling_params(request: protocol.Request, seed: int) -> SamplingParams:
     """Return vLLM's parameters for one sample: ids and log-probabilities only, no text."""
     settings = request.settings
     return SamplingParams(
@@ -174,12 +168,12 @@ def sampling_params(request: Request, seed: int) -> SamplingParams:
     )
 
 
-def _as_sample(request: Request, i: int, j: int, result: Any) -> ServedSample:
+def _as_sample(request: protocol.Request, i: int, j: int, result: Any) -> protocol.ServedSample:
     output = result.outputs[0]
     flat = output.logprobs
     first_scored = flat.start_indices[0] + 1  # the sampled token comes first at every position
     tops = [slice(start + 1, start + 1 + request.top) for start in flat.start_indices] if request.top else []
-    return ServedSample(
+    return protocol.ServedSample(
         request=i,
         sample=j,
         token_ids=list(output.token_ids),
@@ -195,4 +189,4 @@ def _as_sample(request: Request, i: int, j: int, result: Any) -> ServedSample:
 
 def _version_number(name: str) -> int:
     """Return the number of a weights version; vLLM calls the weights it starts with ``default``."""
-    return int(os.environ[FIRST_VERSION_VARIABLE] if name == "default" else name)
+    return int(os.environ[protocol.FIRST_VERSION_VARIABLE] if name == "default" else name)

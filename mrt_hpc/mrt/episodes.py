@@ -15,10 +15,8 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from mrt_hpc.recipe.sections import Episodes
+from mrt_hpc.recipe.sections import Episodes
 
 _BLANK_LINE = re.compile(rb"\n\n")
 

@@ -7,37 +7,29 @@ The estimation of the values is in :mod:`mrt_hpc.mrt.values`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mrt_hpc.mrt.grpo import leave_one_out, outcome_advantages
 from mrt_hpc.mrt.progress import normalise, per_token, progress
-
-
-@dataclass(frozen=True)
-class ScoredTrace:
-    """One rollout with all data that its advantages depend on."""
-
-    group: Hashable
-    reward: float
-    tokens: int
-    """T, the number of sampled tokens."""
-    boundaries: Sequence[int]
-    """[k + 1] token offsets of the episodes."""
-    values: NDArray[np.float64]
-    """[k + 1] V_0 .. V_k; empty for an algorithm without progress."""
+from mrt_hpc.run.records import Rollout
 
 
 def token_advantages(
-    traces: Sequence[ScoredTrace], *, alpha: float, divide_by_std: bool, normalise_progress: bool
+    rollouts: Sequence[Rollout],
+    values: Sequence[NDArray[np.float64]],
+    *,
+    alpha: float,
+    divide_by_std: bool,
+    normalise_progress: bool,
 ) -> list[NDArray[np.float64]]:
     """Return the advantages of every sampled token of a batch.
 
     Args:
-        traces: [B] the batch.
+        rollouts: [B] the batch.
+        values: [B] of arrays [k + 1], V_0 .. V_k of each.
         alpha: weight of progress against outcome.
         divide_by_std: see :func:`mrt_hpc.mrt.grpo.outcome_advantages`.
         normalise_progress: centre and scale progress over the batch before it is weighted.
@@ -47,13 +39,13 @@ def token_advantages(
 
     Source: paper, Section 6 (outcome reward and dense bonus).
     """
-    rewards = np.array([t.reward for t in traces], dtype=np.float64)
-    outcome = outcome_advantages(rewards, [t.group for t in traces], divide_by_std=divide_by_std)
-    gains = [progress(t.values) for t in traces]
+    rewards = np.array([r.reward for r in rollouts], dtype=np.float64)
+    outcome = outcome_advantages(rewards, [r.problem_id for r in rollouts], divide_by_std=divide_by_std)
+    gains = [progress(v) for v in values]
     if normalise_progress:
         gains = normalise(gains)
     return [
-        a + alpha * per_token(gain, t.boundaries, t.tokens) for a, gain, t in zip(outcome, gains, traces, strict=True)
+        a + alpha * per_token(gain, r.boundaries, r.tokens) for a, gain, r in zip(outcome, gains, rollouts, strict=True)
     ]
 
 
@@ -74,11 +66,18 @@ def branch_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
     return leave_one_out(rewards)
 
 
-def outcome_token_advantages(traces: Sequence[ScoredTrace], *, divide_by_std: bool) -> list[NDArray[np.float64]]:
+def outcome_token_advantages(
+    rollouts: Sequence[Rollout], rewards: Sequence[float] | None = None, *, divide_by_std: bool
+) -> list[NDArray[np.float64]]:
     """Return GRPO's advantages in the same form: B arrays [T_i], each constant over its trace.
+
+    Args:
+        rollouts: [B] the batch.
+        rewards: [B] that replace the rollouts' own.
+        divide_by_std: see :func:`mrt_hpc.mrt.grpo.outcome_advantages`.
 
     Source: Shao et al. (2024).
     """
-    rewards = np.array([t.reward for t in traces], dtype=np.float64)
-    outcome = outcome_advantages(rewards, [t.group for t in traces], divide_by_std=divide_by_std)
-    return [np.full(t.tokens, a) for a, t in zip(outcome, traces, strict=True)]
+    paid = np.array([r.reward for r in rollouts] if rewards is None else rewards, dtype=np.float64)
+    outcome = outcome_advantages(paid, [r.problem_id for r in rollouts], divide_by_std=divide_by_std)
+    return [np.full(r.tokens, a) for a, r in zip(outcome, rollouts, strict=True)]

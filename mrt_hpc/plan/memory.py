@@ -215,7 +215,7 @@ DeepSpeed's own number for stages 0 and 1).
 LIVE = 1_000_000_000
 """The number of whole parameters that stage 3 keeps gathered, and the number of which it takes a step at a time."""
 LOGITS_AT_ONCE = 1 << 28
-"""The number of logits that are there at once (``mrt_hpc.training.projection.LOGIT_ELEMENTS``)."""
+"""The number of logits that are there at once (``mrt_hpc.training.losses.LOGIT_ELEMENTS``)."""
 CHUNKED_LOGIT = 20
 """Bytes for each logit where the projection is in pieces: the logits in 16 and in 32 bits, those divided by the
 temperature, their log-softmax and their gradients.

@@ -16,26 +16,9 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.hours import BYTES
+from mrt_hpc.plan import memory
+from mrt_hpc.plan.hours import BYTES, PROMPT_TOKENS, sequence_tokens
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.plan.memory import (
-    GIB,
-    SMALL_WORLD,
-    GpuMemory,
-    ModelShape,
-    ServerMemory,
-    ServerSetting,
-    TrainerMemory,
-    TrainerSetting,
-    UnknownShapeError,
-    activation_bytes,
-    gpu_memory,
-    last_published_bytes,
-    server_memory,
-    shape_in,
-    trainer_memory,
-)
-from mrt_hpc.plan.token_counts import PROMPT_TOKENS, sequence_tokens
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.model_files import divides
 from mrt_hpc.recipe.schema import Experiment, Recipe
@@ -120,8 +103,8 @@ def fits(recipe: Experiment, site: SiteSettings) -> Fits:
     roles, unchecked = list[RoleFit](), list[str]()
     for part in (_inference, _trainer, _evaluation):
         try:
-            roles += part(recipe, gpu_memory(site))
-        except UnknownShapeError as error:
+            roles += part(recipe, memory.gpu_memory(site))
+        except memory.UnknownShapeError as error:
             unchecked.append(str(error))
     return Fits(tuple(roles), tuple(dict.fromkeys(unchecked)))
 
@@ -129,75 +112,76 @@ def fits(recipe: Experiment, site: SiteSettings) -> Fits:
 # -- models -----------------------------------------------------------------------------------------------------------
 
 
-def policy_shape(recipe: Experiment) -> ModelShape:
+def policy_shape(recipe: Experiment) -> memory.ModelShape:
     """The shape of the trained model.
 
     Raises:
         UnknownShapeError: it is not there, or of an unknown kind.
     """
-    return _shape(recipe.model.path, "model.path") if isinstance(recipe.model, HuggingFaceModel) else SMALL_WORLD
+    return _shape(recipe.model.path, "model.path") if isinstance(recipe.model, HuggingFaceModel) else memory.SMALL_WORLD
 
 
-def _shape(path: str, field: str) -> ModelShape:
+def _shape(path: str, field: str) -> memory.ModelShape:
     if missing := not_fetched(path):
-        raise UnknownShapeError(f"The memory was not checked, as the model of {field} is not there: {missing}")
+        raise memory.UnknownShapeError(f"The memory was not checked, as the model of {field} is not there: {missing}")
     try:
-        return shape_in(Path(path))
-    except UnknownShapeError as error:
-        raise UnknownShapeError(f"The memory was not checked for {field}: {error}.") from error
+        return memory.shape_in(Path(path))
+    except memory.UnknownShapeError as error:
+        raise memory.UnknownShapeError(f"The memory was not checked for {field}: {error}.") from error
 
 
-def evaluated_shape(recipe: Experiment) -> ModelShape:
+def evaluated_shape(recipe: Experiment) -> memory.ModelShape:
     """The shape of the evaluated model that takes the most memory, of those that are there."""
     if recipe.trains:
         return policy_shape(recipe)
     there = [model for model in recipe.models if model.run is None or Path(model.path).is_dir()]
     if not there:
-        raise UnknownShapeError("The memory was not checked, as the runs have yet to publish the models.")
+        raise memory.UnknownShapeError("The memory was not checked, as the runs have yet to publish the models.")
     return max((_shape(model.path, f"model {model.name}") for model in there), key=lambda shape: shape.parameters)
 
 
 # -- trainer ----------------------------------------------------------------------------------------------------------
 
 
-def _trainer(recipe: Experiment, gpu: GpuMemory) -> Iterator[RoleFit]:
+def _trainer(recipe: Experiment, gpu: memory.GpuMemory) -> Iterator[RoleFit]:
     if not isinstance(recipe, Recipe):
         return
     resources, training = recipe.resources.trainer, recipe.training
-    setting = TrainerSetting(
+    setting = memory.TrainerSetting(
         training,
         policy_shape(recipe),
         resources.ranks,
         recipe.algorithm.longest_trained(recipe),
         on_gpu=resources.gpus > 0,
     )
-    memory, last = trainer_memory(setting), last_published_bytes(setting)
+    taken, last = memory.trainer_memory(setting), memory.last_published_bytes(setting)
     parts = {
-        "weights": memory.weights + (0.0 if setting.on_gpu else last),
-        "optimiser": memory.optimizer,
-        "gradients": memory.gradients,
-        "exchange": memory.exchange,
-        "activations": memory.activations,
-        "logits": memory.logits,
-        "other": _beside(setting) + (SLEEPING_SERVER_GIB * GIB if setting.on_gpu and _takes_turns(recipe) else 0.0),
+        "weights": taken.weights + (0.0 if setting.on_gpu else last),
+        "optimiser": taken.optimizer,
+        "gradients": taken.gradients,
+        "exchange": taken.exchange,
+        "activations": taken.activations,
+        "logits": taken.logits,
+        "other": _beside(setting)
+        + (SLEEPING_SERVER_GIB * memory.GIB if setting.on_gpu and _takes_turns(recipe) else 0.0),
     }
     yield _fit(Role.TRAINER, "trainer", parts, resources, gpu)
-    if setting.on_gpu and (memory.host or last or _takes_turns(recipe)):
-        yield _on_node(Role.TRAINER, "trainer, off the GPU", _off_the_gpu(recipe, setting, memory), resources)
+    if setting.on_gpu and (taken.host or last or _takes_turns(recipe)):
+        yield _on_node(Role.TRAINER, "trainer, off the GPU", _off_the_gpu(recipe, setting, taken), resources)
 
 
-def _off_the_gpu(recipe: Recipe, setting: TrainerSetting, memory: TrainerMemory) -> dict[str, float]:
+def _off_the_gpu(recipe: Recipe, setting: memory.TrainerSetting, taken: memory.TrainerMemory) -> dict[str, float]:
     """What a trainer with a GPU has in the memory of its node: an offloaded optimiser, and all of its state while a
     colocated server has the GPU; and the weights that it publishes, with those that it published last where versions
     are deltas.
     """
-    copies = BYTES[recipe.training.weights_dtype] * setting.shape.parameters + last_published_bytes(setting)
+    copies = BYTES[recipe.training.weights_dtype] * setting.shape.parameters + memory.last_published_bytes(setting)
     waiting = _takes_turns(recipe)
     return {
-        "weights": copies + (memory.weights if waiting else 0.0),
-        "optimiser": memory.host + (memory.optimizer if waiting else 0.0),
-        "gradients": memory.gradients if waiting else 0.0,
-        "other": HOST_LIBRARIES_GIB * GIB,
+        "weights": copies + (taken.weights if waiting else 0.0),
+        "optimiser": taken.host + (taken.optimizer if waiting else 0.0),
+        "gradients": taken.gradients if waiting else 0.0,
+        "other": HOST_LIBRARIES_GIB * memory.GIB,
     }
 
 
@@ -206,23 +190,27 @@ def _takes_turns(recipe: Experiment) -> bool:
     return recipe.colocated and recipe.resources.trainer.gpus > 0
 
 
-def _beside(setting: TrainerSetting) -> float:
+def _beside(setting: memory.TrainerSetting) -> float:
     """Bytes beside the model's. A process without a GPU keeps small blocks that it has freed: about as much as it had
     for activations.
     """
-    return GPU_LIBRARIES_GIB * GIB if setting.on_gpu else CPU_LIBRARIES_GIB * GIB + activation_bytes(setting)
+    return (
+        GPU_LIBRARIES_GIB * memory.GIB
+        if setting.on_gpu
+        else CPU_LIBRARIES_GIB * memory.GIB + memory.activation_bytes(setting)
+    )
 
 
-def _fit(role: Role, name: str, parts: dict[str, float], resources: RoleResources, gpu: GpuMemory) -> RoleFit:
+def _fit(role: Role, name: str, parts: dict[str, float], resources: RoleResources, gpu: memory.GpuMemory) -> RoleFit:
     """A process that takes what it needs, of a GPU or of the memory."""
     if not resources.gpus:
         return _on_node(role, name, parts, resources)
-    in_gib = {part: value / GIB for part, value in parts.items()}
+    in_gib = {part: value / memory.GIB for part, value in parts.items()}
     return RoleFit(role, name, "GPU", in_gib, sum(in_gib.values()), gpu.gib, gpu.source, gpu.known)
 
 
 def _on_node(role: Role, name: str, parts: dict[str, float], resources: RoleResources, note: str = "") -> RoleFit:
-    in_gib = {part: value / GIB for part, value in parts.items()}
+    in_gib = {part: value / memory.GIB for part, value in parts.items()}
     source = f"resources.{role}.memory_gib"
     return RoleFit(role, name, "memory", in_gib, sum(in_gib.values()), resources.memory_gib, source, note=note)
 
@@ -235,32 +223,32 @@ class _Server:
     """One server of a task."""
 
     name: str
-    shape: ModelShape
+    shape: memory.ModelShape
     width: int
     longest: int
     mean: float
     share: float = 1.0
     """Its share of the memory for serving."""
 
-    def setting(self, recipe: Experiment, layout: ServerLayout | None, gpu: GpuMemory) -> ServerSetting:
+    def setting(self, recipe: Experiment, layout: ServerLayout | None, gpu: memory.GpuMemory) -> memory.ServerSetting:
         """What its memory depends on; ``layout`` is None without a GPU."""
         serving, gpus = recipe.serving, 0 if layout is None else layout.tensor_parallel
         share = gpu.gib * serving.gpu_memory_utilization if gpus else serving.kv_cache_gib
         batch = serving.max_concurrent_sequences
         mean = min(self.mean, self.longest)
-        return ServerSetting(
+        return memory.ServerSetting(
             self.shape,
             self.width,
             self.longest,
             mean,
             batch,
             gpus,
-            share * self.share * GIB,
+            share * self.share * memory.GIB,
             1 if layout is None else layout.stages,
         )
 
 
-def _inference(recipe: Experiment, gpu: GpuMemory) -> Iterator[RoleFit]:
+def _inference(recipe: Experiment, gpu: memory.GpuMemory) -> Iterator[RoleFit]:
     if not isinstance(recipe, Recipe) or not recipe.samples_traces or recipe.serving.attach is not None:
         return
     prover, width = recipe.prover, BYTES[recipe.serving.dtype]
@@ -275,7 +263,7 @@ def _inference(recipe: Experiment, gpu: GpuMemory) -> Iterator[RoleFit]:
     yield from _servers(Role.INFERENCE, servers, recipe, recipe.resources.inference, gpu)
 
 
-def _evaluation(recipe: Experiment, gpu: GpuMemory) -> Iterator[RoleFit]:
+def _evaluation(recipe: Experiment, gpu: memory.GpuMemory) -> Iterator[RoleFit]:
     evaluation = recipe.evaluation
     if not evaluation.benchmarks:
         return
@@ -286,56 +274,58 @@ def _evaluation(recipe: Experiment, gpu: GpuMemory) -> Iterator[RoleFit]:
 
 
 def _servers(
-    role: Role, servers: list[_Server], recipe: Experiment, resources: RoleResources, gpu: GpuMemory
+    role: Role, servers: list[_Server], recipe: Experiment, resources: RoleResources, gpu: memory.GpuMemory
 ) -> Iterator[RoleFit]:
     """The servers of one task. On GPUs each has its share; without a GPU they share the memory of the task."""
     layout = ServerLayout.of(recipe.serving, resources.gpus, nodes_of(resources))
     divided = layout if resources.gpus else None
-    memories = [(server, server_memory(server.setting(recipe, divided, gpu))) for server in servers]
+    memories = [(server, memory.server_memory(server.setting(recipe, divided, gpu))) for server in servers]
     if not resources.gpus:
         yield from _servers_on_node(role, memories, layout.servers, resources)
         return
-    for server, memory in memories:
+    for server, taken in memories:
         limit = gpu.gib * recipe.serving.gpu_memory_utilization * server.share
         limit -= max(0.0, limit + PARKED_TRAINER_GIB - gpu.gib) if _takes_turns(recipe) else 0.0
         source = f"serving.gpu_memory_utilization of {gpu.gib:g} GiB ({gpu.source})"
-        parts, note = _server_parts(memory), _note(server, memory)
-        yield RoleFit(role, server.name, "GPU", parts, memory.least / GIB, limit, source, gpu.known, note)
+        parts, note = _server_parts(taken), _note(server, taken)
+        yield RoleFit(role, server.name, "GPU", parts, taken.least / memory.GIB, limit, source, gpu.known, note)
     if role is Role.INFERENCE and _takes_turns(recipe):
-        asleep = layout.servers * layout.tensor_parallel * layout.stages * sum(memory.weights for _, memory in memories)
-        yield _on_node(role, "inference, asleep", {"weights": asleep, "other": HOST_LIBRARIES_GIB * GIB}, resources)
+        asleep = layout.servers * layout.tensor_parallel * layout.stages * sum(taken.weights for _, taken in memories)
+        yield _on_node(
+            role, "inference, asleep", {"weights": asleep, "other": HOST_LIBRARIES_GIB * memory.GIB}, resources
+        )
 
 
 def _servers_on_node(
-    role: Role, memories: list[tuple[_Server, ServerMemory]], copies: int, resources: RoleResources
+    role: Role, memories: list[tuple[_Server, memory.ServerMemory]], copies: int, resources: RoleResources
 ) -> Iterator[RoleFit]:
     """The servers of one task without a GPU, of each of which there are ``copies``."""
-    notes = "; ".join(_note(server, memory) for server, memory in memories)
+    notes = "; ".join(_note(server, taken) for server, taken in memories)
     parts = {
-        "weights": copies * sum(memory.weights for _, memory in memories),
-        "KV cache": copies * sum(memory.cache for _, memory in memories),
-        "other": copies * sum(memory.overhead for _, memory in memories),
+        "weights": copies * sum(taken.weights for _, taken in memories),
+        "KV cache": copies * sum(taken.cache for _, taken in memories),
+        "other": copies * sum(taken.overhead for _, taken in memories),
     }
     yield _on_node(role, str(role), parts, resources, notes)
-    for server, memory in memories:
-        if memory.longest > memory.cache:
-            needed, limit = memory.longest / GIB, memory.cache / GIB
+    for server, taken in memories:
+        if taken.longest > taken.cache:
+            needed, limit = taken.longest / memory.GIB, taken.cache / memory.GIB
             name = f"{server.name}, KV cache"
             yield RoleFit(role, name, "memory", {"KV cache": needed}, needed, limit, KV_CACHE)
 
 
-def _server_parts(memory: ServerMemory) -> dict[str, float]:
+def _server_parts(taken: memory.ServerMemory) -> dict[str, float]:
     """GiB by what they are for; of the cache what one longest sequence takes, so that the parts add up to the least."""
-    cache = memory.longest
-    parts = {"weights": memory.weights, "activations": memory.activations, "KV cache": cache, "other": memory.overhead}
-    return {part: value / GIB for part, value in parts.items()}
+    cache = taken.longest
+    parts = {"weights": taken.weights, "activations": taken.activations, "KV cache": cache, "other": taken.overhead}
+    return {part: value / memory.GIB for part, value in parts.items()}
 
 
-def _note(server: _Server, memory: ServerMemory) -> str:
-    shorter = f", or {memory.at_once(memory.mean):,} of {server.mean:,.0f}" if server.mean < server.longest else ""
+def _note(server: _Server, taken: memory.ServerMemory) -> str:
+    shorter = f", or {taken.at_once(taken.mean):,} of {server.mean:,.0f}" if server.mean < server.longest else ""
     return (
-        f"{server.name}: the KV cache has {max(0.0, memory.cache) / GIB:.1f} GiB and holds "
-        f"{memory.at_once(memory.longest):,} sequences of {server.longest:,} tokens at once{shorter}"
+        f"{server.name}: the KV cache has {max(0.0, taken.cache) / memory.GIB:.1f} GiB and holds "
+        f"{taken.at_once(taken.longest):,} sequences of {server.longest:,} tokens at once{shorter}"
     )
 
 
@@ -372,9 +362,9 @@ def unfit(role: RoleFit, recipe: Experiment, site: SiteSettings) -> UserError:
     largest = max(role.parts, key=lambda part: role.parts[part] if part != "KV cache" or len(role.parts) == 1 else 0.0)
     change = nearest_change(role.role, recipe, site)
     words = " ".join(f"--set {field}={_text(value)}" for field, value in change or ())
-    memory = "GPU memory" if role.place == "GPU" else "memory"
+    taken = "GPU memory" if role.place == "GPU" else "memory"
     return UserError(
-        f"{role.name} does not fit: it needs {role.needed:.1f} GiB of the {memory} of a process, "
+        f"{role.name} does not fit: it needs {role.needed:.1f} GiB of the {taken} of a process, "
         f"{role.parts[largest]:.1f} GiB of it for {largest}",
         value=f"{role.needed:.1f} GiB",
         where=f"resources.{role.role}",

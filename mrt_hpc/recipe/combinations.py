@@ -314,3 +314,9 @@ def _spanning_fits(recipe: Experiment, gpus: int, nodes: int) -> None:
             f"a divisor of {gpus * nodes}, the GPUs of {nodes} nodes, and not {width}: one server spans the nodes of a "
             "task",
         )
+
+
+OF_ALL = (prompt_fits, verifiers_fit, extraction_fits, evaluation_fits)
+"""The checks of every experiment."""
+OF_TRAINING = (sampling_fits, serving_fits, training_fits, weights_fit, schedule_fits)
+"""Those of a recipe that trains, besides."""

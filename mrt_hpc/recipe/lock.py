@@ -20,12 +20,11 @@ import mrt_hpc
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.hub_models import hub_model_of, is_hub_name, is_same_model
 from mrt_hpc.recipe.load import apply, with_absolute_paths
-from mrt_hpc.recipe.ownership import refuse_changeable
 from mrt_hpc.recipe.registry import LOOKING
 from mrt_hpc.recipe.schema import EvaluationRecipe, Experiment, Recipe
 from mrt_hpc.recipe.sections import HuggingFaceModel
 from mrt_hpc.recipe.source import Source, change, read_source
-from mrt_hpc.recipe.user_code import import_from, named_modules
+from mrt_hpc.recipe.user_code import import_from, named_modules, refuse_changeable
 from mrt_hpc.recipe.validate import validate
 
 E = TypeVar("E", bound=Experiment)

@@ -14,45 +14,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, ValidationInfo, model_validator
 
+from mrt_hpc.recipe import combinations, sections
 from mrt_hpc.recipe.base import Line, Name, NotNegative, NumberFormat, PathText, Section, Seed, misfit, refuse_all
-from mrt_hpc.recipe.combinations import (
-    algorithm_fits,
-    evaluation_fits,
-    extraction_fits,
-    layout_fits,
-    names_fit,
-    prompt_fits,
-    sampling_fits,
-    schedule_fits,
-    serving_fits,
-    training_fits,
-    verifiers_fit,
-    weights_fit,
-)
 from mrt_hpc.recipe.kinds import ALGORITHMS, PROVERS, AlgorithmSettings, ProverSettings
 from mrt_hpc.recipe.registry import LOOKING
-from mrt_hpc.recipe.sections import (
-    Benchmark,
-    BenchmarkSampling,
-    Coupling,
-    Episodes,
-    Evaluation,
-    Expected,
-    Grading,
-    HuggingFaceModel,
-    Model,
-    ProblemSource,
-    Prompt,
-    PromptLimits,
-    Resilience,
-    Resources,
-    Sampling,
-    Schedule,
-    Serving,
-    Tracking,
-    Training,
-    TrainingData,
-)
 
 
 class Experiment(Section):
@@ -65,35 +30,35 @@ class Experiment(Section):
     """The name of the experiment, and of its run directory unless another one is given."""
     seed: Seed = 0
     """The seed from which all other seeds follow."""
-    prompt: Prompt = Prompt()
+    prompt: sections.Prompt = sections.Prompt()
     """How a problem becomes a prompt."""
-    sampling: PromptLimits = PromptLimits()
+    sampling: sections.PromptLimits = sections.PromptLimits()
     """The length of prompts."""
-    episodes: Episodes = Episodes()
+    episodes: sections.Episodes = sections.Episodes()
     """How thoughts are cut into episodes."""
-    serving: Serving = Serving()
+    serving: sections.Serving = sections.Serving()
     """The vLLM servers of inference and evaluation."""
-    grading: Grading = Grading()
+    grading: sections.Grading = sections.Grading()
     """The processes that compare answers with gold answers."""
-    evaluation: Evaluation = Evaluation()
+    evaluation: sections.Evaluation = sections.Evaluation()
     """The benchmarks, and how they are sampled."""
-    resources: Resources = Resources()
+    resources: sections.Resources = sections.Resources()
     """What each role needs of a machine."""
-    resilience: Resilience = Resilience()
+    resilience: sections.Resilience = sections.Resilience()
     """What the run does about losses, waits and failures."""
-    tracking: Tracking = Tracking()
+    tracking: sections.Tracking = sections.Tracking()
     """Where metrics are written beside the plain files; an evaluation on its own writes these alone."""
-    expected: Expected = Expected()
+    expected: sections.Expected = sections.Expected()
     """What `mrt-hpc plan` assumes."""
 
     if TYPE_CHECKING:  # each is a field of one kind, and a property of the other one
 
         @property
-        def model(self) -> Model | None:
+        def model(self) -> sections.Model | None:
             """The starting policy; None where nothing is trained."""
 
         @property
-        def data(self) -> TrainingData | None:
+        def data(self) -> sections.TrainingData | None:
             """The training data; None where nothing is trained."""
 
         @property
@@ -136,14 +101,14 @@ class Experiment(Section):
         starts = {"inference": self.samples_traces and not attached, "evaluation": bool(self.evaluation.benchmarks)}
         return tuple(role for role in starts if starts[role])
 
-    def benchmark(self, name: str) -> Benchmark:
+    def benchmark(self, name: str) -> sections.Benchmark:
         """One of the benchmarks."""
         return next(benchmark for benchmark in self.evaluation.benchmarks if benchmark.name == name)
 
-    def sampling_of(self, benchmark: Benchmark) -> BenchmarkSampling:
+    def sampling_of(self, benchmark: sections.Benchmark) -> sections.BenchmarkSampling:
         """How the completions of a benchmark are sampled: its own fields, else those of the evaluation section."""
         how = self.evaluation
-        return BenchmarkSampling(
+        return sections.BenchmarkSampling(
             prompt=benchmark.prompt or how.prompt or self.prompt,
             temperature=how.temperature if benchmark.temperature is None else benchmark.temperature,
             top_p=how.top_p if benchmark.top_p is None else benchmark.top_p,
@@ -190,8 +155,8 @@ class Experiment(Section):
     def checks(self) -> Iterator[Callable[[], None]]:
         """The checks of choices that have to fit together; none needs that another one finds nothing."""
         names = [benchmark.name for benchmark in self.evaluation.benchmarks]
-        yield partial(names_fit, "evaluation.benchmarks", names)
-        yield from (partial(fits, self) for fits in (prompt_fits, verifiers_fit, extraction_fits, evaluation_fits))
+        yield partial(combinations.names_fit, "evaluation.benchmarks", names)
+        yield from (partial(fits, self) for fits in combinations.OF_ALL)
 
 
 class Recipe(Experiment):
@@ -199,19 +164,19 @@ class Recipe(Experiment):
 
     trains: ClassVar[bool] = True
 
-    model: Model
+    model: sections.Model
     """The starting policy."""
-    data: TrainingData
+    data: sections.TrainingData
     """The training problems, or the given samples of supervised training."""
     algorithm: Annotated[AlgorithmSettings, ALGORITHMS]
     """What is sampled for an update, and what it is paid for."""
     prover: Annotated[ProverSettings, PROVERS] | None = None
     """How prefixes get their values, for algorithms that ask for them."""
-    sampling: Sampling
+    sampling: sections.Sampling
     """How rollouts are sampled."""
-    training: Training
+    training: sections.Training
     """The updates of the trainer."""
-    schedule: Schedule
+    schedule: sections.Schedule
     """The number of iterations, and how they are cut into jobs."""
 
     @property
@@ -220,13 +185,13 @@ class Recipe(Experiment):
         return ()
 
     @property
-    def problems(self) -> ProblemSource:
+    def problems(self) -> sections.ProblemSource:
         """The training problems.
 
         Raises:
             TypeError: the training data are samples.
         """
-        if not isinstance(self.data, ProblemSource):
+        if not isinstance(self.data, sections.ProblemSource):
             raise TypeError(f"algorithm {self.algorithm.type} learns samples, and has no problems")
         return self.data
 
@@ -243,7 +208,7 @@ class Recipe(Experiment):
     @property
     def colocated(self) -> bool:
         """Whether inference and trainer of a segment are one job."""
-        return self.schedule.coupling is Coupling.COLOCATED and self.algorithm.samples_rollouts
+        return self.schedule.coupling is sections.Coupling.COLOCATED and self.algorithm.samples_rollouts
 
     @property
     def evaluated_versions(self) -> list[int]:
@@ -257,7 +222,7 @@ class Recipe(Experiment):
     def model_directories(self) -> dict[str, str]:
         """Those of the policy and of the prover, by their fields."""
         of_prover = None if self.prover is None else self.prover.model
-        directories = {"model.path": self.model.path} if isinstance(self.model, HuggingFaceModel) else {}
+        directories = {"model.path": self.model.path} if isinstance(self.model, sections.HuggingFaceModel) else {}
         return directories if of_prover is None else {**directories, "prover.model": of_prover}
 
     @property
@@ -275,15 +240,14 @@ class Recipe(Experiment):
 
     def check(self) -> None:
         """Refuse choices that do not fit together; the other checks need that the algorithm has its data and prover."""
-        algorithm_fits(self)
+        combinations.algorithm_fits(self)
         super().check()
 
     def checks(self) -> Iterator[Callable[[], None]]:
         """With those of training."""
         yield from super().checks()
         yield partial(self.algorithm.check, self)
-        own = (sampling_fits, serving_fits, training_fits, weights_fit, schedule_fits)
-        yield from (partial(fits, self) for fits in own)
+        yield from (partial(fits, self) for fits in combinations.OF_TRAINING)
 
 
 class EvaluatedModel(Section):
@@ -333,6 +297,6 @@ class EvaluationRecipe(Experiment):
 
     def checks(self) -> Iterator[Callable[[], None]]:
         """With those of models and their servers."""
-        yield partial(names_fit, "models", [model.name for model in self.models])
+        yield partial(combinations.names_fit, "models", [model.name for model in self.models])
         yield from super().checks()
-        yield partial(layout_fits, self, "evaluation")
+        yield partial(combinations.layout_fits, self, "evaluation")

@@ -11,39 +11,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from mrt_hpc.recipe.base import (
-    VARIABLE,
-    Beta,
-    Cores,
-    Count,
-    Gib,
-    Gpus,
-    Items,
-    LearningRate,
-    Line,
-    Minutes,
-    Name,
-    Nodes,
-    Norm,
-    NotNegative,
-    NumberFormat,
-    PathText,
-    SamplingTemperature,
-    Seconds,
-    Section,
-    Share,
-    Temperature,
-    Tokens,
-    Visible,
-    WholeMinutes,
-)
+from mrt_hpc.recipe import base
 from mrt_hpc.recipe.choices import REFERENCE_MARKERS, Batching, Boundaries, Extraction, Precision
 from mrt_hpc.recipe.kinds import MODES, PROVERS, VERIFIERS, ModeSettings, ProverSettings, VerifierSettings
 
 # -- data --------------------------------------------------------------------------------------------------------------
 
 
-class ProblemSource(Section):
+class ProblemSource(base.Section):
     """Problems with gold answers."""
 
     form: ClassVar[str] = "problems"
@@ -64,9 +39,9 @@ class JsonlProblems(ProblemSource):
     """Problems from a file of JSON lines, each with "id", "problem" and "answer"."""
 
     type: Literal["jsonl"] = "jsonl"
-    path: PathText
+    path: base.PathText
     """The path of the file. A relative path starts at the recipe's folder."""
-    limit: Items | None = None
+    limit: base.Items | None = None
     """The number of problems to use, from the beginning of the file; null uses all."""
 
 
@@ -76,38 +51,38 @@ class SmallWorldProblems(ProblemSource):
     type: Literal["small_world"] = "small_world"
     split: Literal["train", "held_out"] = "train"
     """The split that the problems are from. The two splits share no problem."""
-    problems: Items | None = None
+    problems: base.Items | None = None
     """The number of problems to use; null uses all problems of the split."""
 
 
 Problems = Annotated[JsonlProblems | SmallWorldProblems, Field(discriminator="type")]
 
 
-class Conversations(Section):
+class Conversations(base.Section):
     """Conversations for supervised training, from a file of JSON lines, each with "id" and "messages", a list of
     objects with "role" and "content".
     """
 
     form: ClassVar[str] = "conversations"
     type: Literal["conversations"] = "conversations"
-    path: PathText
+    path: base.PathText
     """The path of the file. A relative path starts at the recipe's folder."""
-    limit: Items | None = None
+    limit: base.Items | None = None
     """The number of conversations to use, from the beginning of the file; null uses all."""
 
 
-class Suffixes(Section):
+class Suffixes(base.Section):
     """Suffixes for supervised training, from a file of JSON lines, each with "id", "problem", "prefix" and "suffix"."""
 
     form: ClassVar[str] = "suffixes"
     type: Literal["suffixes"] = "suffixes"
-    path: PathText
+    path: base.PathText
     """The path of the file. A relative path starts at the recipe's folder."""
-    limit: Items | None = None
+    limit: base.Items | None = None
     """The number of suffixes to use, from the beginning of the file; null uses all."""
 
 
-class SmallWorldSamples(Section):
+class SmallWorldSamples(base.Section):
     """Supervised samples of the embedded small world."""
 
     type: Literal["small_world_samples"] = "small_world_samples"
@@ -115,7 +90,7 @@ class SmallWorldSamples(Section):
     """The form of the samples: conversations are whole solutions, suffixes are a careless beginning with a patient
     rest.
     """
-    samples: Count
+    samples: base.Count
     """The number of samples."""
 
 
@@ -127,30 +102,30 @@ TrainingData = Annotated[
 # -- episodes ----------------------------------------------------------------------------------------------------------
 
 
-class Episodes(Section):
+class Episodes(base.Section):
     """How a thought is cut into episodes (method: reference rule)."""
 
-    markers: tuple[Visible, ...] = REFERENCE_MARKERS
+    markers: tuple[base.Visible, ...] = REFERENCE_MARKERS
     """A paragraph that begins with one of these may open an episode."""
-    min_paragraphs: Count = 3
+    min_paragraphs: base.Count = 3
     """The minimum number of paragraphs between two cuts."""
-    max_cuts: NotNegative = 49
+    max_cuts: base.NotNegative = 49
     """The maximum number of cuts per trace."""
-    group_size: Count = 1
+    group_size: base.Count = 1
     """The number of consecutive steps that merge into one episode."""
-    max_episodes: Count = 6
+    max_episodes: base.Count = 6
     """The maximum number of episodes per trace; the last one holds the rest."""
 
 
 # -- expected ----------------------------------------------------------------------------------------------------------
 
 
-class Expected(Section):
+class Expected(base.Section):
     """What the estimate of ``mrt-hpc plan`` assumes. These fields never change a run's result."""
 
-    trace_tokens: Tokens | None = None
+    trace_tokens: base.Tokens | None = None
     """The mean number of tokens of a trace; null takes half of the token limit."""
-    branch_tokens: Tokens | None = None
+    branch_tokens: base.Tokens | None = None
     """The mean number of tokens of a prover's branch; null takes 64 for an answer, and half of the limit for a
     continuation.
     """
@@ -159,14 +134,14 @@ class Expected(Section):
 # -- grading -----------------------------------------------------------------------------------------------------------
 
 
-class Grading(Section):
+class Grading(base.Section):
     """The pool that compares answers with the gold answer."""
 
     processes: Annotated[int, Field(ge=1, le=1024)] = 1
     """The number of grader processes of an array task, on each of its nodes."""
-    time_limit_s: Seconds = 2.0
+    time_limit_s: base.Seconds = 2.0
     """The maximum number of processor seconds for one answer. A slower answer scores 0."""
-    memory_limit_gib: Gib = 2.0
+    memory_limit_gib: base.Gib = 2.0
     """The maximum memory of a grader process, GiB. An answer that needs more scores 0."""
     strict: bool = True
     """Whether an answer to a gold number must be evaluated, in training and evaluation: a sum, a factorial, a power or
@@ -177,18 +152,18 @@ class Grading(Section):
 # -- model -------------------------------------------------------------------------------------------------------------
 
 
-class HuggingFaceModel(Section):
+class HuggingFaceModel(base.Section):
     """A model directory in Hugging Face format, with its tokenizer."""
 
     type: Literal["hugging_face"] = "hugging_face"
-    path: PathText
+    path: base.PathText
     """The model directory, with config.json, tokenizer and safetensors; a relative path starts at the recipe's folder.
     Or ``hub:OWNER/NAME@REVISION``, a model that ``mrt-hpc model fetch`` has put into the hub's cache. A run downloads
     nothing.
     """
 
 
-class SmallWorldModel(Section):
+class SmallWorldModel(base.Section):
     """The small model that comes with the package; needs neither network nor GPU."""
 
     type: Literal["small_world"] = "small_world"
@@ -208,7 +183,7 @@ Number = Annotated[float, Field(ge=-1e12, le=1e12)]
 """Numbers that a template writes: it reads none that is not finite, or larger."""
 
 
-class Prompt(Section):
+class Prompt(base.Section):
     """How a problem becomes a prompt, and where its thought ends."""
 
     instruction: str = DEFAULT_INSTRUCTION
@@ -225,11 +200,11 @@ class Prompt(Section):
     """Texts of further tokens that end a completion, besides those that the model's own files name. Each must be one
     token of the model's tokenizer, as ``<|im_end|>`` or ``</s>`` is.
     """
-    chat_template: PathText | None = None
+    chat_template: base.PathText | None = None
     """The path of a file with a chat template that replaces the model's own. A relative path starts at the recipe's
     folder.
     """
-    template_variables: dict[Annotated[str, Field(pattern=VARIABLE)], bool | Whole | Number | str | None] = Field(
+    template_variables: dict[Annotated[str, Field(pattern=base.VARIABLE)], bool | Whole | Number | str | None] = Field(
         default_factory=dict
     )
     """Variables that the chat template reads, with their values, as ``{enable_thinking: true}``. One that the model's
@@ -239,7 +214,7 @@ class Prompt(Section):
     """The day that the chat template writes where it asks for today's, as 2025-06-30. Null is 2025-01-01: a prompt is
     the same on each day, and results of different days can be compared.
     """
-    examples: PathText | None = None
+    examples: base.PathText | None = None
     """The path of a file of JSON lines with solved problems for few-shot prompts, each with "id", "problem" and
     "solution". A solution is shown as it stands there. A relative path starts at the recipe's folder.
     """
@@ -252,23 +227,23 @@ class Prompt(Section):
 # -- resilience --------------------------------------------------------------------------------------------------------
 
 
-class Resilience(Section):
+class Resilience(base.Section):
     """What the run does when tasks are lost, wait or fail. These fields never change a run's result."""
 
-    retries: NotNegative = 3
+    retries: base.NotNegative = 3
     """The number of consecutive failures without progress after which a task is not retried and the run stops.
     Preemptions do not count.
     """
-    heartbeat_limit_s: Seconds = 60.0
+    heartbeat_limit_s: base.Seconds = 60.0
     """The number of seconds without a heartbeat after which a task counts as lost and other tasks take over its work.
     """
-    wait_limit_minutes: Minutes = 10.0
+    wait_limit_minutes: base.Minutes = 10.0
     """The number of minutes that a role waits for another role that does not run, before it returns its nodes."""
-    stall_limit_minutes: Minutes = 720.0
+    stall_limit_minutes: base.Minutes = 720.0
     """The number of minutes that a role waits for another role that runs and finishes nothing, before it returns its
     nodes.
     """
-    skipped_steps: Count = 3
+    skipped_steps: base.Count = 3
     """The number of optimiser steps in a row that are skipped, because their loss or gradient is not finite, before the
     run ends. A skipped step changes no weights.
     """
@@ -278,38 +253,38 @@ class Resilience(Section):
     sampler's mean negative log-likelihood where that is below one nat. null takes 0.25 where the trainer or the server
     computes in 16 bits, or with weights that were rounded to 16, and else 0.02.
     """
-    full_disk_minutes: Minutes = 60.0
+    full_disk_minutes: base.Minutes = 60.0
     """The number of minutes that a role waits for room on a full disk, before it returns its nodes."""
 
 
 # -- resources ---------------------------------------------------------------------------------------------------------
 
 
-class RoleResources(Section):
+class RoleResources(base.Section):
     """What one process of a role needs."""
 
-    gpus: Gpus = 0
+    gpus: base.Gpus = 0
     """The number of GPUs of a process."""
-    cpus: Cores = 2
+    cpus: base.Cores = 2
     """The number of CPU cores of a process."""
-    memory_gib: Gib = 8.0
+    memory_gib: base.Gib = 8.0
     """The memory of a process, GiB."""
-    time_limit_minutes: WholeMinutes = 60
+    time_limit_minutes: base.WholeMinutes = 60
     """The wall-clock limit of the job, minutes."""
 
 
 class InferenceResources(RoleResources):
     """The inference array of a segment."""
 
-    tasks: Count = 1
+    tasks: base.Count = 1
     """The number of array tasks, each with servers of its own (see serving.servers). They share the problems of an
     iteration.
     """
-    nodes: Nodes = 1
+    nodes: base.Nodes = 1
     """The number of nodes of a task, each with these gpus, cpus and memory_gib. Above 1 the task starts a Ray cluster
     on them: it grades on all nodes, and with GPUs its one server spans all of them.
     """
-    max_parallel: Count | None = None
+    max_parallel: base.Count | None = None
     """The maximum number of tasks of the array that run at the same time; null leaves it to the queue. With more tasks
     than run at a time, each task of a long collection stays within its time limit.
     """
@@ -323,20 +298,20 @@ def nodes_of(resources: RoleResources) -> int:
 class TrainerResources(RoleResources):
     """The trainer of a segment."""
 
-    ranks: Nodes = 1
+    ranks: base.Nodes = 1
     """The number of processes; with GPUs each process has its own."""
-    ranks_per_node: Cores | None = None
+    ranks_per_node: base.Cores | None = None
     """The number of processes of a node; null puts all on one node."""
 
 
 class EvaluationResources(RoleResources):
     """The evaluation array of a segment."""
 
-    max_parallel: Count | None = None
+    max_parallel: base.Count | None = None
     """The maximum number of tasks of the array that run at the same time; null leaves it to the queue."""
 
 
-class Resources(Section):
+class Resources(base.Section):
     """What each role needs."""
 
     prepare: RoleResources = RoleResources()
@@ -357,10 +332,10 @@ class Resources(Section):
 LongPrompts = Literal["refuse", "drop"]
 
 
-class PromptLimits(Section):
+class PromptLimits(base.Section):
     """The length of prompts."""
 
-    max_prompt_tokens: Tokens = 4096
+    max_prompt_tokens: base.Tokens = 4096
     """The maximum number of tokens of a prompt, with instruction and chat template. The first job finds longer prompts
     before anything is sampled, those of benchmarks as well.
     """
@@ -375,15 +350,15 @@ class Sampling(PromptLimits):
     sampled from.
     """
 
-    problems_per_iteration: Count | None = None
+    problems_per_iteration: base.Count | None = None
     """The number of problems drawn for each iteration, without repetition until all have been used. Supervised
     algorithms draw sequences instead, see ``algorithm.sequences_per_iteration``.
     """
-    rollouts_per_problem: Count = 4
+    rollouts_per_problem: base.Count = 4
     """The number of rollouts of a problem: n, the size of a group."""
-    temperature: Temperature = 0.9
+    temperature: base.Temperature = 0.9
     """The sampling temperature. The trainer's log-probabilities use the same."""
-    max_tokens: Tokens
+    max_tokens: base.Tokens
     """The maximum number of tokens of a trace. The answer of a trace that is cut here counts where the last box after
     thought_end is closed. The reward is 0 where that box is still open, where the thought has not ended, and for models
     without tags.
@@ -393,22 +368,22 @@ class Sampling(PromptLimits):
 # -- evaluation --------------------------------------------------------------------------------------------------------
 
 
-class Benchmark(Section):
+class Benchmark(base.Section):
     """One set of problems to evaluate on."""
 
-    name: Name
+    name: base.Name
     """The name of the benchmark in reports and paths."""
     problems: Problems
     """The problems of the benchmark."""
-    samples: Count = 1
+    samples: base.Count = 1
     """The number of completions of a problem; pass@1 is their mean reward."""
     prompt: Prompt | None = None
     """How its problems become prompts; null takes evaluation.prompt."""
-    temperature: SamplingTemperature | None = None
+    temperature: base.SamplingTemperature | None = None
     """The sampling temperature; null takes evaluation.temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """The nucleus of the sampling distribution; null takes evaluation.top_p."""
-    max_tokens: Tokens | None = None
+    max_tokens: base.Tokens | None = None
     """The maximum number of tokens of a completion; null takes evaluation.max_tokens."""
     mode: Annotated[ModeSettings, MODES] | None = None
     """The way of evaluating: how a completion is sampled, and at which tokens its values are asked for. null is
@@ -430,39 +405,39 @@ REGRET_BUDGETS = (4096, 8192, 12288, 16384)
 """The usual numbers of tokens up to which regret is measured."""
 
 
-class Evaluation(Section):
+class Evaluation(base.Section):
     """The benchmarks, and how their completions are sampled."""
 
-    suite: Name | None = None
+    suite: base.Name | None = None
     """The suite that the fields of this section come from: the name of a file in recipes/suites. Fields that stand
     beside it replace those of the suite. null takes none.
     """
-    results: PathText | None = None
+    results: base.PathText | None = None
     """The results folder. What other evaluations with the same weights, problems and settings have sampled there is
     used, and what this one samples is added. A relative path starts at the recipe's folder; null takes one in the run.
     """
     prompt: Prompt | None = None
     """How problems of benchmarks become prompts; null takes the recipe's prompt."""
-    max_prompt_tokens: Tokens | None = None
+    max_prompt_tokens: base.Tokens | None = None
     """The maximum number of tokens of a prompt of a benchmark; null takes sampling.max_prompt_tokens."""
     long_prompts: LongPrompts | None = None
     """Whether a longer prompt of a benchmark stops the run (refuse), or its problem is left out (drop); null takes
     sampling.long_prompts.
     """
-    dtype: NumberFormat | None = None
+    dtype: base.NumberFormat | None = None
     """The number format of weights and activations in the servers of evaluations; null takes serving.dtype."""
     benchmarks: tuple[Benchmark, ...] = ()
     """The benchmarks to evaluate on; an empty list turns evaluation off."""
-    every: Count | None = None
+    every: base.Count | None = None
     """The number of iterations between evaluated weights versions; null evaluates only the first and the last version.
     """
-    temperature: SamplingTemperature = 0.6
+    temperature: base.SamplingTemperature = 0.6
     """The sampling temperature; 0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
     """The nucleus of the sampling distribution."""
-    max_tokens: Tokens = 16384
+    max_tokens: base.Tokens = 16384
     """The maximum number of tokens of a completion."""
-    problem_shards: Count = 1
+    problem_shards: base.Count = 1
     """The number of array tasks that share one version and benchmark."""
     prover: Annotated[ProverSettings, PROVERS] | None = None
     """The prover that values the prefixes of evaluated traces, for normalised regret; null leaves regret out."""
@@ -470,7 +445,7 @@ class Evaluation(Section):
     """The rule that cuts evaluated traces into episodes for regret. One rule makes algorithms comparable; null takes
     that of the training.
     """
-    regret_budgets: tuple[Tokens, ...] | None = None
+    regret_budgets: tuple[base.Tokens, ...] | None = None
     """The numbers of tokens up to which regret is measured; null takes those of 4096, 8192, 12288 and 16384 that are at
     most max_tokens, or max_tokens where none is.
     """
@@ -532,27 +507,27 @@ class WeightSwap(StrEnum):
     """As ``keep``, but the new weights compute the keys and values of all tokens of a running trace again."""
 
 
-class LengthStage(Section):
+class LengthStage(base.Section):
     """One step of a length curriculum."""
 
-    first_iteration: NotNegative
+    first_iteration: base.NotNegative
     """The first iteration of this stage."""
-    max_tokens: Tokens
+    max_tokens: base.Tokens
     """The maximum number of tokens of a trace in this stage."""
 
 
-class Schedule(Section):
+class Schedule(base.Section):
     """How many iterations, and how they are cut into jobs."""
 
-    iterations: Count
+    iterations: base.Count
     """The number of iterations, N: of updates, and of weights versions after version 0."""
-    iterations_per_job: Count
+    iterations_per_job: base.Count
     """The number of iterations of a segment, that is of one pair of jobs, or of one colocated job."""
     coupling: Coupling = Coupling.CONCURRENT
     """Whether a segment's two jobs run together or one after the other, or are one job whose trainer and server take
     turns on its GPUs.
     """
-    max_staleness: NotNegative = 0
+    max_staleness: base.NotNegative = 0
     """The number of weights versions that the sampling policy may lag behind the trained one; 0 is strictly on-policy.
     """
     weight_swap: WeightSwap = WeightSwap.DRAIN
@@ -579,38 +554,38 @@ class Schedule(Section):
 # -- serving -----------------------------------------------------------------------------------------------------------
 
 
-class ServerAttachment(Section):
+class ServerAttachment(base.Section):
     """A vLLM server that `mrt-hpc serve` has started, for one inference task at a time."""
 
-    address: Line
+    address: base.Line
     """The address where the server listens: ``http://HOST:PORT``, or ``unix:PATH`` of a socket on the node of the task.
     """
-    key_file: PathText
+    key_file: base.PathText
     """The file that holds the server's key; `mrt-hpc serve` writes it. A relative path starts at the recipe's folder.
     """
 
 
-class Serving(Section):
+class Serving(base.Section):
     """The vLLM servers of inference and evaluation tasks."""
 
-    dtype: NumberFormat = "bfloat16"
+    dtype: base.NumberFormat = "bfloat16"
     """The number format of weights and activations."""
-    kv_cache_gib: Gib = 1.0
+    kv_cache_gib: base.Gib = 1.0
     """The size of the key-value cache of a server on CPU, GiB."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.8
     """The share of the GPU's memory that vLLM takes."""
-    tensor_parallel: Cores | None = None
+    tensor_parallel: base.Cores | None = None
     """The number of GPUs that one server divides each layer of the model over, for a model that does not fit one GPU.
     It must divide the model's attention heads. null is 1, or, where servers is stated, divides the task's GPUs evenly
     among them. Without GPUs, null is 1, and a server of more computes in as many processes. In a task of several nodes,
     null takes the GPUs of one node, and the layers are divided into as many stages as there are GPUs for.
     """
-    servers: Cores | None = None
+    servers: base.Cores | None = None
     """The number of servers side by side in one task; each has tensor_parallel GPUs of its own, and a group of rollouts
     stays on one of them. null takes as many as the task has GPUs for: with tensor_parallel null too, one on each GPU.
     Without GPUs, null is 1, and the servers share the task's cores.
     """
-    max_concurrent_sequences: Count = 256
+    max_concurrent_sequences: base.Count = 256
     """The maximum number of sequences in one batch of a server."""
     enforce_eager: bool = False
     """Whether to skip compilation and CUDA graphs. The server is then slower on a GPU, and starts faster."""
@@ -618,9 +593,9 @@ class Serving(Section):
     """A vLLM server that runs already and that the inference task uses in place of one of its own; null starts one.
     Servers of evaluations, and of a prover with a model of its own, are started in any case.
     """
-    start_limit_s: Seconds = 900.0
+    start_limit_s: base.Seconds = 900.0
     """The maximum number of seconds until a server must answer after its start."""
-    stall_limit_s: Seconds = 300.0
+    stall_limit_s: base.Seconds = 300.0
     """The number of seconds without a token, while there are requests, after which a server counts as hung and is
     started again.
     """
@@ -659,12 +634,12 @@ class ServerLayout:
 # -- tracking ----------------------------------------------------------------------------------------------------------
 
 
-class Tracking(Section):
+class Tracking(base.Section):
     """Where metrics are written beside the plain files."""
 
     wandb: bool = False
     """Whether an offline W&B run is written, under one run id over all attempts."""
-    project: Name = "mrt-hpc"
+    project: base.Name = "mrt-hpc"
     """The name of the W&B project."""
     tensorboard: bool = False
     """Whether the same metrics are written as TensorBoard event files, into the folder tensorboard of the run."""
@@ -673,32 +648,32 @@ class Tracking(Section):
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
-class Training(Section):
+class Training(base.Section):
     """The DeepSpeed update of an iteration."""
 
-    learning_rate: LearningRate
+    learning_rate: base.LearningRate
     """The peak learning rate of AdamW."""
-    warmup_ratio: Share = 0.1
+    warmup_ratio: base.Share = 0.1
     """The share of all optimiser steps over which the learning rate rises linearly to its peak. The first step has a
     rate above 0.
     """
-    warmup_steps: NotNegative | None = None
+    warmup_steps: base.NotNegative | None = None
     """The number of optimiser steps of that rise; null takes the share that warmup_ratio gives. A run that is given
     another number of iterations keeps the steps that it began with, and writes them here.
     """
     schedule: Literal["cosine", "constant"] = "cosine"
     """The course of the learning rate after the warm-up."""
-    minimum_ratio: Share = 0.0
+    minimum_ratio: base.Share = 0.0
     """The end of the cosine, as a share of the peak. The cosine ends one optimiser step beyond the last one, so that
     the last step still learns.
     """
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.01
     """The decoupled weight decay of AdamW."""
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    betas: tuple[base.Beta, base.Beta] = (0.9, 0.999)
     """The two betas of AdamW."""
-    gradient_clip: Norm = 1.0
+    gradient_clip: base.Norm = 1.0
     """The maximum global norm of the gradients; larger gradients are scaled down to it."""
-    clip_low: Share = 0.2
+    clip_low: base.Share = 0.2
     """The importance ratio is clipped below 1 minus this value."""
     clip_high: Annotated[float, Field(gt=0, le=100)] = 0.2
     """The importance ratio is clipped above 1 plus this value."""
@@ -710,7 +685,7 @@ class Training(Section):
     """The weight of KL(policy || weights version 0), the divergence of the trained policy from the first one, given
     each token's prefix. With 0 no reference model is loaded.
     """
-    optimizer_steps_per_iteration: Count = 1
+    optimizer_steps_per_iteration: base.Count = 1
     """The number of mini-batches that the batch is split into, with one optimiser step each."""
     precision: Precision = Precision.BF16
     """The number format of the trainer."""
@@ -723,7 +698,7 @@ class Training(Section):
     steps. A larger model then fits on the GPUs, and a step takes longer. It needs zero_stage 1 or higher, and 12 bytes
     of the memory of resources.trainer for each parameter. Results with and without it agree up to rounding.
     """
-    max_tokens_per_micro_batch: Tokens = 16384
+    max_tokens_per_micro_batch: base.Tokens = 16384
     """The maximum number of tokens of a micro-batch, padding included; tokens that are computed once for several
     sequences count once. A longer sequence gets a micro-batch of its own.
     """
@@ -731,7 +706,7 @@ class Training(Section):
     """How sequences share a micro-batch. Results agree up to rounding. A model that does not compute sequences that lie
     in one row as it computes each alone gets padded rows, and the trainer's log says so.
     """
-    sequence_parallel: Nodes = 1
+    sequence_parallel: base.Nodes = 1
     """The number of ranks that share each micro-batch, for traces whose activations do not fit one GPU: each computes
     an equal part of its positions, and attention of an equal part of the heads. It must divide resources.trainer.ranks
     and the model's attention heads, and takes batching packed or shared. Results agree up to rounding.
@@ -743,7 +718,7 @@ class Training(Section):
     """
     entropy: bool = True
     """Whether the entropy of the policy is measured. It takes more passes over all logits, and changes no weight."""
-    weights_dtype: NumberFormat = "bfloat16"
+    weights_dtype: base.NumberFormat = "bfloat16"
     """The number format of the published weights versions."""
     gradient_checkpointing: bool = True
     """Whether activations are computed again in the backward pass, which saves memory."""
@@ -752,13 +727,13 @@ class Training(Section):
     operation that has no such kernel is then an error. null is on for CPU, where it costs nothing, and off on GPU,
     where the backward passes of attention and of the embedding become slower and cuBLAS keeps a workspace of its own.
     """
-    checkpoint_every: Count = 1
+    checkpoint_every: base.Count = 1
     """The number of iterations between two checkpoints. A trainer that is lost computes at most so many again."""
-    keep_checkpoints: Count = 2
+    keep_checkpoints: base.Count = 2
     """The number of checkpoints that stay on disk."""
     keep_weights: Annotated[int, Field(ge=2, le=1_000_000)] = 3
     """The number of the newest weights versions that stay on disk. Versions to be evaluated stay in any case."""
-    full_weights_every: Count = 1
+    full_weights_every: base.Count = 1
     """The number of weights versions from one that is published as a whole model to the next. Those between hold only
     what has changed since the version before, to the bit; inference tasks put them together. 1 publishes whole models
     only. A version that is evaluated, one that samples traces and the last one of a segment are always whole models.

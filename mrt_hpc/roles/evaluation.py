@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
-from mrt_hpc.algorithms.starts import WholeTraces
+from mrt_hpc.algorithms.base import WholeTraces
 from mrt_hpc.analysis.measures import few_answers, several_graders
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.errors import UserError, word
@@ -34,9 +34,8 @@ from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.sections import Benchmark, BenchmarkSampling
 from mrt_hpc.roles.evaluation_summary import summary_of
 from mrt_hpc.roles.prepare_checks import check_benchmark
-from mrt_hpc.roles.sampling.grading import graded_in_order
+from mrt_hpc.roles.sampling.grading import GradedGroup, SamplingSession, graded_in_order, grader_pool
 from mrt_hpc.roles.sampling.serving import OwnServers, client_of, room_of
-from mrt_hpc.roles.sampling.session import GradedGroup, SamplingSession, grader_pool
 from mrt_hpc.roles.sampling.weights_on_node import publish_again, verified_weights
 from mrt_hpc.roles.stored_parts import StoredParts
 from mrt_hpc.roles.task.context import Task
@@ -48,7 +47,7 @@ from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.problems import read_problems, share
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.seeds import derive_seed
-from mrt_hpc.run.weights import Weights, published_versions
+from mrt_hpc.run.weights import Weights, published_digest, published_versions
 
 log = logging.getLogger(__name__)
 
@@ -117,18 +116,11 @@ class UnitEvaluation:
     def _read(self, shard: Path) -> Sampled:
         sampled, about = read_group(shard), read_manifest(shard).about
         by = about.get("weights")
-        if (published := self._published()) not in (by, None):
+        if (published := published_digest(self.task.layout, self.unit.version)) not in (by, None):
             raise DamagedError("other weights than those published sampled it", where=shard, expected=published)
         if about.get("settings") != self.settings.sampled:
             raise DamagedError("settings other than those of the recipe sampled it", where=shard)
         return sampled
-
-    def _published(self) -> str | None:
-        """The digest of the weights version; None while the version is not there, and where it is damaged."""
-        try:
-            return read_manifest(self.task.layout.weights_version(self.unit.version)).digest
-        except DamagedError:
-            return None
 
     def _await_version(self) -> None:
         """Wait for the weights version where training has fallen behind it, because a checkpoint was damaged.
@@ -341,9 +333,8 @@ class UnitEvaluation:
         self.task.retrying(lambda: summary.write(path), "the summary of an evaluation")
         shutil.rmtree(layout.evaluation_samples(unit.version, unit.benchmark), ignore_errors=True)
         log.info("version %d on %s: accuracy %.3f", unit.version, unit.benchmark, summary.accuracy)
-        if warning := several_graders(len(graders), f"version {unit.version} on {unit.benchmark}"):
-            log.warning("%s", warning)
-        if warning := few_answers(summary.answered_share, f"version {unit.version} on {unit.benchmark}"):
+        what = f"version {unit.version} on {unit.benchmark}"
+        for warning in filter(None, (several_graders(len(graders), what), few_answers(summary.answered_share, what))):
             log.warning("%s", warning)
 
     def _ask_for_again(self, shard: Path) -> None:

@@ -22,27 +22,19 @@ from mrt_hpc.inference.sampler import Generator
 from mrt_hpc.inference.server_control import Server, Servers
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.sections import WeightSwap
+from mrt_hpc.roles.sampling import round_sampler
+from mrt_hpc.roles.sampling.grading import grader_pool
 from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined, lend_node, spans_nodes
-from mrt_hpc.roles.sampling.round_sampler import (
-    GroupPlace,
-    NeedWatch,
-    NotNeededError,
-    RollingSampler,
-    Round,
-    Rounds,
-    RoundSampler,
-)
 from mrt_hpc.roles.sampling.serving import OwnServers, Rest, client_of, policy_server, room_of
-from mrt_hpc.roles.sampling.session import grader_pool
 from mrt_hpc.roles.sampling.weights_on_node import LocalWeights, Prefetch, collecting_weights, verified_weights
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.shutdown import run_until_asked_to_leave
 from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.layout import is_collection
-from mrt_hpc.run.manifest import DamagedError, read_manifest
+from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import Problem
-from mrt_hpc.run.weights import Weights
+from mrt_hpc.run.weights import Weights, published_digest
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +57,13 @@ def run(task: Task) -> None:
 def _sample_segment(task: Task) -> None:
     """What the first rank does, see :func:`run`."""
     problems = read_problems(task.layout.train_data)
-    if Rounds(task, len(problems)).awaited() is None:
+    if round_sampler.Rounds(task, len(problems)).awaited() is None:
         log.info("all groups of the segment are sampled already")
         return
     task.spend(Use.STARTING)
     policy = policy_servers(task)
     try:
-        watch = NeedWatch(Rounds(task, len(problems)))
+        watch = round_sampler.NeedWatch(round_sampler.Rounds(task, len(problems)))
         with ExitStack() as stack:
             if task.experiment.serving.attach is None:
                 stack.enter_context(policy.loading())
@@ -81,13 +73,13 @@ def _sample_segment(task: Task) -> None:
             equipment = stack.enter_context(equipped(policy, weights, worker.max_model_len, watch))
             rest = Rest(task.turn, equipment.servers)
             # other tasks have continued while the server started
-            while (work := Rounds(task, len(problems), rest.begin).awaited()) is not None:
+            while (work := round_sampler.Rounds(task, len(problems), rest.begin).awaited()) is not None:
                 rest.end()
                 if worker.has_weights(work, equipment.server):
                     task.spend(Use.GENERATING)
                     worker.sample(work, equipment)
             task.spend(Use.ENDING)
-    except NotNeededError:
+    except round_sampler.NotNeededError:
         log.info("other tasks have sampled all that was left while the server of this task started")
 
 
@@ -115,7 +107,9 @@ def policy_servers(task: Task) -> OwnServers:
 
 
 @contextmanager
-def equipped(policy: OwnServers, weights: Weights, max_model_len: int, watch: NeedWatch) -> Iterator[Equipment]:
+def equipped(
+    policy: OwnServers, weights: Weights, max_model_len: int, watch: round_sampler.NeedWatch
+) -> Iterator[Equipment]:
     """Start the servers and graders of a task for the length of the block.
 
     Raises:
@@ -171,7 +165,7 @@ class Worker:
         question = 0 if maker is None else maker.longest_question
         return sampling.max_prompt_tokens + sampling.max_tokens + question
 
-    def has_weights(self, work: Round, server: Servers) -> bool:
+    def has_weights(self, work: round_sampler.Round, server: Servers) -> bool:
         """Make the server hold the weights of a round; False when they were found damaged or missing."""
         started = time.monotonic()
         try:
@@ -185,7 +179,7 @@ class Worker:
             self.loading_s = time.monotonic() - started
         return True
 
-    def _verified(self, work: Round) -> Weights:
+    def _verified(self, work: round_sampler.Round) -> Weights:
         """The weights of a round: as they were verified while the last round was sampled, else verified now.
 
         Raises:
@@ -199,11 +193,7 @@ class Worker:
 
     def _is_loaded(self, version: int) -> bool:
         """Whether the published version is the one that the server holds, by its number and digest."""
-        try:
-            digest = read_manifest(self.task.layout.weights_version(version)).digest
-        except DamagedError:
-            return False
-        return (version, digest) == (self.weights.version, self.weights.digest)
+        return (version, published_digest(self.task.layout, version)) == (self.weights.version, self.weights.digest)
 
     def _load(self, weights: Weights, server: Servers, swap: WeightSwap = WeightSwap.DRAIN) -> None:
         started = time.monotonic()
@@ -218,7 +208,7 @@ class Worker:
             seconds=time.monotonic() - started,
         )
 
-    def sample(self, work: Round, equipment: Equipment) -> None:
+    def sample(self, work: round_sampler.Round, equipment: Equipment) -> None:
         """Claim, sample, grade and commit. Where the recipe does not drain the server, later rounds follow without a
         pause.
         """
@@ -226,7 +216,7 @@ class Worker:
         with self.prefetch.running():
             run_until_asked_to_leave(self.task.shutdown, self._sample(work, equipment))
 
-    def _last_version(self, work: Round) -> int:
+    def _last_version(self, work: round_sampler.Round) -> int:
         """The newest weights version that may be published during a round and used after it. With max_staleness 0 the
         trainer starts only when all groups are sampled.
         """
@@ -234,7 +224,7 @@ class Worker:
             return work.version
         return self.task.job.end_iteration - 1
 
-    async def _sample(self, work: Round, equipment: Equipment) -> None:
+    async def _sample(self, work: round_sampler.Round, equipment: Equipment) -> None:
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(client_of(self.task, equipment.server))
             other = equipment.mu
@@ -244,11 +234,13 @@ class Worker:
             if swap is WeightSwap.DRAIN or is_collection(work.iteration):
                 await sampler.sample(work, self.loading_s)
                 return
-            rolling = RollingSampler(sampler, self._following, partial(self._take_over, equipment.server, swap))
+            rolling = round_sampler.RollingSampler(
+                sampler, self._following, partial(self._take_over, equipment.server, swap)
+            )
             await rolling.sample(work, self.loading_s)
 
-    def _round_sampler(self, equipment: Equipment, client: Generator, mu: Generator) -> RoundSampler:
-        return RoundSampler(
+    def _round_sampler(self, equipment: Equipment, client: Generator, mu: Generator) -> round_sampler.RoundSampler:
+        return round_sampler.RoundSampler(
             task=self.task,
             policy=self.policy,
             prover_maker=self.prover_maker,
@@ -261,13 +253,13 @@ class Worker:
             sampling=set(),
         )
 
-    def _following(self, sampling: frozenset[GroupPlace]) -> Round | None:
+    def _following(self, sampling: frozenset[round_sampler.GroupPlace]) -> round_sampler.Round | None:
         """The next round that can be sampled with the weights that the server holds. There is none where these were set
         aside, because training has gone back to an earlier state: the server is drained then, and loads others.
         """
         if not self._is_loaded(self.weights.version):
             return None
-        return Rounds(self.task, len(self.problems)).following(self.weights.version, sampling)
+        return round_sampler.Rounds(self.task, len(self.problems)).following(self.weights.version, sampling)
 
     def _take_over(self, server: Servers, swap: WeightSwap) -> bool:
         """Load the newest verified weights while traces are sampled, if they are newer than those that the server

@@ -17,7 +17,7 @@ from mrt_hpc.inference.tokens import PROBES, TokenBytes
 from mrt_hpc.recipe.kinds import BOX
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import LongPrompts, ProblemSource, Prompt
-from mrt_hpc.roles.sampling.session import grader_pool
+from mrt_hpc.roles.sampling.grading import grader_pool
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.problems import SolvedProblem, left_out_file, read_problems, write_problems

@@ -23,20 +23,12 @@ from typing import Any
 import numpy as np
 
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
+from mrt_hpc.errors import word
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.task.context import Task
+from mrt_hpc.run import atomic
 from mrt_hpc.run.access import private_folder
-from mrt_hpc.run.atomic import (
-    create_text,
-    make_folder,
-    remove_leftovers,
-    sync_directory,
-    sync_tree,
-    temporary_sibling,
-    write_json,
-)
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.offline import OFFLINE
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import read_typed
 
@@ -76,7 +68,7 @@ class IterationEvents:
         """Make the files hold the iterations before this one, as their metrics say, and no other."""
         if self._layout is not None:
             with _without_failing(self._stop):
-                remove_leftovers(self._layout.event_files_in_work)
+                atomic.remove_leftovers(self._layout.event_files_in_work)
                 write_iterations(self._layout, iteration)
                 self._writer = _writer(self._layout.training_events)
                 self._file = max(self._layout.training_events.iterdir())
@@ -161,15 +153,15 @@ def write_events(layout: RunLayout, directory: Path, points: Iterable[Points]) -
         Exception: TensorBoard failed.
     """
     # Not beside the directory, where TensorBoard would show it.
-    make_folder(layout.event_files_in_work)
-    new, old = (temporary_sibling(layout.event_files_in_work / directory.name) for _ in range(2))
+    atomic.make_folder(layout.event_files_in_work)
+    new, old = (atomic.temporary_sibling(layout.event_files_in_work / directory.name) for _ in range(2))
     try:
         with _writer(new) as writer:
             for point in points:
                 _add(writer, point)
             writer.flush()  # raises what its thread could not write
         _sort_first(new)
-        make_folder(directory.parent)
+        atomic.make_folder(directory.parent)
         if directory.exists():
             directory.rename(old)
         new.rename(directory)
@@ -231,7 +223,8 @@ class Tracker:
         if self._run is not None:
             content = metrics.model_dump(mode="json", exclude={"iteration"})
             content["progress_by_episode"] = dict(enumerate(metrics.progress_by_episode))
-            self._without_failing(lambda run: run.log(content, step=metrics.iteration))
+            with _without_failing(self._stop):
+                self._run.log(content, step=metrics.iteration)
 
     def __enter__(self) -> Tracker:
         return self
@@ -239,15 +232,13 @@ class Tracker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._events.close()
         if self._run is not None:
-            self._without_failing(lambda run: run.finish(exit_code=0 if error is None else 1))
+            with _without_failing(self._stop):
+                self._run.finish(exit_code=0 if error is None else 1)
 
-    def _without_failing(self, action: Callable[[Any], object]) -> None:
-        """Do something with the W&B run; after an error this attempt logs nothing more."""
-        try:
-            action(self._run)
-        except Exception as error:
-            _warn(error)
-            self._run = None
+    def _stop(self, error: Exception) -> None:
+        """After an error of W&B this attempt logs nothing more."""
+        _warn(error)
+        self._run = None
 
 
 def _run_of(task: Task) -> Any:
@@ -255,7 +246,7 @@ def _run_of(task: Task) -> Any:
     if not task.recipe.tracking.wandb or task.rank != 0:
         return None
     with _without_failing(_warn):
-        make_folder(task.layout.wandb)
+        atomic.make_folder(task.layout.wandb)
         return _offline_run(task.recipe, run_id(task), task.layout.wandb)
     return None
 
@@ -269,7 +260,7 @@ def _warn(error: Exception) -> None:
 def run_id(task: Task) -> str:
     """The W&B id of the run; the first attempt writes it down."""
     path = task.layout.wandb / "run_id"
-    task.retrying(lambda: create_text(path, uuid.uuid4().hex[:8]), "the W&B id of the run")
+    task.retrying(lambda: atomic.create_text(path, uuid.uuid4().hex[:8]), "the W&B id of the run")
     return path.read_text()
 
 
@@ -368,13 +359,15 @@ class _Evaluations:
 
     def log(self, evaluations: Sequence[EvaluationSummary]) -> None:
         """Log the new rows. A directory counts when the record names it."""
-        make_folder(self.task.layout.offline_runs)
+        atomic.make_folder(self.task.layout.offline_runs)
         self._settle()
         logged = self._read().logged
         if new := [row for row in map(evaluation_row, evaluations) if row not in logged]:
             fill = partial(_add_rows, new, self.task.plan.iterations + len(logged))
             staged = _staged(self.task.layout, self.task.recipe, run_id(self.task), fill)
-            write_json(self.record, {"logged": [*logged, *new], "staged": str(staged.relative_to(self.record.parent))})
+            atomic.write_json(
+                self.record, {"logged": [*logged, *new], "staged": str(staged.relative_to(self.record.parent))}
+            )
             self._settle()
 
     def _read(self) -> LoggedRows:
@@ -388,8 +381,8 @@ class _Evaluations:
         layout, staged = self.task.layout, self._read().staged
         if staged is not None and (directory := self.record.parent / staged).is_dir():
             directory.rename(layout.offline_runs / directory.name)
-            sync_directory(layout.offline_runs)
-        remove_leftovers(layout.wandb)
+            atomic.sync_directory(layout.offline_runs)
+        atomic.remove_leftovers(layout.wandb)
 
 
 def _add_rows(rows: Sequence[dict[str, float]], first_step: int, run: Any) -> None:
@@ -412,10 +405,10 @@ def attach(layout: RunLayout, recipe: Recipe, files: Sequence[Path]) -> None:
         for file in files:
             run.save(str(file), base_path=str(layout.root), policy="now")
 
-    make_folder(layout.offline_runs)
+    atomic.make_folder(layout.offline_runs)
     directory = _staged(layout, recipe, (layout.wandb / "run_id").read_text(), fill)
     directory.rename(layout.offline_runs / directory.name)
-    remove_leftovers(layout.wandb)
+    atomic.remove_leftovers(layout.wandb)
 
 
 def _staged(layout: RunLayout, recipe: Recipe, identity: str, fill: Callable[[Any], None]) -> Path:
@@ -423,12 +416,50 @@ def _staged(layout: RunLayout, recipe: Recipe, identity: str, fill: Callable[[An
     W&B names a directory by the second in which it begins.
     """
     while True:
-        place = temporary_sibling(layout.wandb / "staged")
+        place = atomic.temporary_sibling(layout.wandb / "staged")
         place.mkdir()
         # Silent, as W&B would name the place that the directory leaves.
         with _offline_run(recipe, identity, place, silent=True) as run:
             fill(run)
-        sync_tree(place)
+        atomic.sync_tree(place)
         (directory,) = place.glob(f"*/{OFFLINE}")
         if not (layout.offline_runs / directory.name).exists():
             return directory
+
+
+# Finds the offline W&B directories of a run that have not been uploaded, and the command that uploads them, from files
+# alone.
+
+
+OFFLINE = "offline-run-*"
+"""Names of the directories; beside them W&B keeps a link to the newest."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """The directories that have not been uploaded to W&B yet."""
+
+    directories: int
+    """The number of directories that are not uploaded."""
+    command: str
+    """Uploads all of them, in the order in which they were begun; W&B skips those that are uploaded already."""
+
+    def __str__(self) -> str:
+        what = "directory is" if self.directories == 1 else "directories are"
+        when = "When no job of this run is running, type on the login node:"
+        return f"{self.directories} offline W&B {what} not uploaded. {when}"
+
+
+def waiting_directories(layout: RunLayout) -> list[Path]:
+    """The directories that are not uploaded, in the order in which they were begun."""
+    runs = [path for path in list_directory(layout.offline_runs, OFFLINE) if path.is_dir()]
+    # `wandb sync` puts this marker beside what it has uploaded
+    return [r for r in runs if any(not p.with_suffix(".wandb.synced").exists() for p in list_directory(r, "*.wandb"))]
+
+
+def upload(layout: RunLayout) -> Upload | None:
+    """What is not uploaded; None if the run tracks nothing or all is uploaded."""
+    waiting = waiting_directories(layout)
+    if not waiting:
+        return None
+    return Upload(len(waiting), f"wandb sync {word(layout.offline_runs.absolute())}/{OFFLINE}")

@@ -34,7 +34,7 @@ from mrt_hpc.roles.training.sampler_agreement import agreement, comparable, refu
 from mrt_hpc.run.atomic import sync_names
 from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.problems import read_problems
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 from mrt_hpc.training import checkpoint, rendezvous
 from mrt_hpc.training.accelerator import Parked, choose_kernels, device, park, unpark
 from mrt_hpc.training.engine import TrainerEngine, build
@@ -155,10 +155,9 @@ class Trainer:
         name = rendezvous.on_rank_zero(lambda: newest.name if (newest := newest_good_checkpoint(task)) else None)
         newest = None if name is None else layout.checkpoints / name
         readers = iteration_readers(task)  # before anything that takes long: given samples may be missing
-        reference = layout.weights_version(0) if recipe.training.kl_coefficient > 0 else None
-        if newest is None or reference is not None:
+        if newest is None or recipe.training.kl_coefficient > 0:  # training begins with it, or refers to it
             rendezvous.on_rank_zero(lambda: verified_weights(task, 0).version)
-        engine = build(trainer_settings(recipe), layout.weights_version(0), ranks, reference)
+        engine = build(trainer_settings(recipe), layout.weights_version(0), ranks)
         problems = read_problems(layout.train_data) if recipe.data.form == "problems" else []
         iteration, state = 0, None
         if newest is not None:

@@ -18,15 +18,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from mrt_hpc.run.atomic import (
-    commit_directory,
-    is_temporary,
-    make_folder,
-    replacing,
-    sync_names,
-    temporary_sibling,
-    tree,
-)
+from mrt_hpc.run import atomic
 from mrt_hpc.run.groups import Group, Sampled, commit_group, complete_groups, group_of, read_group
 from mrt_hpc.run.layout import GROUPS, RunLayout
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, Manifest, parse_manifest, read_manifest, refuse_misplaced
@@ -133,10 +125,10 @@ def archive_groups(layout: RunLayout, iteration: int, wanted: int) -> None:
     path, groups = layout.group_archive(iteration), layout.groups(iteration)
     positions = complete_groups(groups)
     if not path.exists() and positions == set(range(wanted)) and wanted:
-        with replacing(path) as temporary:
+        with atomic.replacing(path) as temporary:
             _write(temporary, groups, positions)
     if path.exists():
-        sync_names(path.parent)  # the one that made it may have been killed before it did
+        atomic.sync_names(path.parent)  # the one that made it may have been killed before it did
         _remove(layout, iteration)
 
 
@@ -144,7 +136,7 @@ def _write(path: Path, groups: Path, positions: set[int]) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # parquet files are compressed already
         for position in sorted(positions):
             directory = groups / f"{position:05d}"
-            for file in sorted(tree(directory)[1]):
+            for file in sorted(atomic.tree(directory)[1]):
                 archive.write(file, f"{position:05d}/{file.relative_to(directory).as_posix()}")
 
 
@@ -152,8 +144,8 @@ def _remove(layout: RunLayout, iteration: int) -> None:
     """First under a temporary name, so that no reader finds half of a group. Metrics that are being written stay."""
     for directory in (layout.groups(iteration), layout.leases(iteration)):
         if directory.exists():
-            directory.rename(temporary_sibling(directory))
-    for leftover in filter(is_temporary, _listed(layout, iteration)):
+            directory.rename(atomic.temporary_sibling(directory))
+    for leftover in filter(atomic.is_temporary, _listed(layout, iteration)):
         if leftover.name.startswith(OWN):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
@@ -257,8 +249,8 @@ def unpack(layout: RunLayout, iteration: int) -> None:
 def _unpack(archive: GroupArchive, position: int, path: Path) -> None:
     manifest = archive.manifest(position)
     files = {name: archive.verified(position, manifest, name) for name in manifest.files}
-    temporary = temporary_sibling(path)
-    make_folder(temporary)
+    temporary = atomic.temporary_sibling(path)
+    atomic.make_folder(temporary)
     for name, data in {**files, MANIFEST: archive.file(position, MANIFEST)}.items():
         (temporary / name).write_bytes(data)
-    commit_directory(temporary, path)
+    atomic.commit_directory(temporary, path)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
+from mrt_hpc.algorithms.samples import read_conversations, read_suffixes, write_samples
 from mrt_hpc.attempt.notify import sign
 from mrt_hpc.domains.base import NoVerdictError
 from mrt_hpc.domains.small_world.equations import Split, problems, supervised_samples
@@ -20,22 +21,11 @@ from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.mrt.sft import Conversation, Suffix
 from mrt_hpc.plan.jobs import Plan
+from mrt_hpc.recipe import sections
 from mrt_hpc.recipe.hub_models import refuse_unfetched
 from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.recipe.model_files import ModelFiles
 from mrt_hpc.recipe.schema import Experiment, Recipe
-from mrt_hpc.recipe.sections import (
-    Conversations,
-    HuggingFaceModel,
-    JsonlProblems,
-    ProblemSource,
-    Prompt,
-    ServerLayout,
-    SmallWorldProblems,
-    SmallWorldSamples,
-    Suffixes,
-    nodes_of,
-)
 from mrt_hpc.recipe.user_code import keep
 from mrt_hpc.run.access import follow_access, open_to_group
 from mrt_hpc.run.atomic import commit_directory, make_durable, temporary_sibling, write_json, write_text
@@ -46,7 +36,6 @@ from mrt_hpc.run.records import Problem, golds_of
 from mrt_hpc.run.weights import refuse_delta
 from mrt_hpc.submit.changes import refuse_other_recipe
 from mrt_hpc.submit.origin import Origin
-from mrt_hpc.training.supervised import read_conversations, read_suffixes, write_samples
 
 GOLDS_TRIED = 16
 """The number of gold answers that a verifier of the user's own judges before anything is submitted."""
@@ -200,7 +189,7 @@ def read_all_data(recipe: Experiment) -> RunData:
     benchmarks = {b.name: problems_of(b.problems) for b in recipe.evaluation.benchmarks}
     if not isinstance(recipe, Recipe):
         return RunData([], (), benchmarks)
-    if not isinstance(recipe.data, JsonlProblems | SmallWorldProblems):
+    if not isinstance(recipe.data, sections.JsonlProblems | sections.SmallWorldProblems):
         return RunData([], given_samples(recipe), benchmarks)
     problems = problems_of(recipe.data)
     refuse_repeated_problems(recipe, problems)
@@ -210,18 +199,18 @@ def read_all_data(recipe: Experiment) -> RunData:
 def given_samples(recipe: Recipe) -> Sequence[Conversation | Suffix]:
     """The samples that a recipe names; none where it names problems."""
     source = recipe.data
-    if isinstance(source, Conversations):
+    if isinstance(source, sections.Conversations):
         return read_conversations(Path(source.path), source.limit)
-    if isinstance(source, Suffixes):
+    if isinstance(source, sections.Suffixes):
         return read_suffixes(Path(source.path), source.limit)
-    if isinstance(source, SmallWorldSamples):
+    if isinstance(source, sections.SmallWorldSamples):
         return supervised_samples(source.form, source.samples, recipe.seed)
     return ()
 
 
-def problems_of(source: JsonlProblems | SmallWorldProblems) -> list[Problem]:
+def problems_of(source: sections.JsonlProblems | sections.SmallWorldProblems) -> list[Problem]:
     """The problems that a recipe names."""
-    if isinstance(source, JsonlProblems):
+    if isinstance(source, sections.JsonlProblems):
         refuse_unfetched_data(Path(source.path).resolve())
         return read_problems(Path(source.path), source.limit)
     return problems(Split(source.split), source.problems)
@@ -279,8 +268,8 @@ def try_own_verifiers(recipe: Experiment, *, here: bool, warn: Callable[[str], N
             warn(f"{error.what}, on this machine: {error.where}; the first job tries it with the environment of tasks")
 
 
-def _has_own_verifier(source: object) -> TypeGuard[ProblemSource]:
-    return isinstance(source, ProblemSource) and source.verifier is not None and ":" in source.verifier.type
+def _has_own_verifier(source: object) -> TypeGuard[sections.ProblemSource]:
+    return isinstance(source, sections.ProblemSource) and source.verifier is not None and ":" in source.verifier.type
 
 
 def check_model(recipe: Experiment) -> None:
@@ -301,7 +290,7 @@ def check_model(recipe: Experiment) -> None:
     if not isinstance(recipe, Recipe):
         _check_models(recipe)
         return
-    if isinstance(recipe.model, HuggingFaceModel):
+    if isinstance(recipe.model, sections.HuggingFaceModel):
         refuse_unfetched(recipe.model.path, "model.path")
         refuse_delta(Path(recipe.model.path))
         files = ModelFiles(Path(recipe.model.path), "model.path", _prompts(recipe))
@@ -326,7 +315,7 @@ def _check_models(recipe: Experiment) -> None:
             _check_division(files, recipe, "evaluation")
 
 
-def _prompts(recipe: Experiment) -> tuple[Prompt, ...]:
+def _prompts(recipe: Experiment) -> tuple[sections.Prompt, ...]:
     """The different prompts that are written for the policy: in training, and in each benchmark."""
     own = [recipe.prompt] if recipe.trains else []
     prompts = [*own, *(recipe.sampling_of(benchmark).prompt for benchmark in recipe.evaluation.benchmarks)]
@@ -337,7 +326,7 @@ def _check_division(files: ModelFiles, recipe: Experiment, *roles: str) -> None:
     """Refuse a model that the servers of these roles cannot divide over their GPUs."""
     for role in roles:
         resources = getattr(recipe.resources, role)
-        layout = ServerLayout.of(recipe.serving, resources.gpus, nodes_of(resources))
+        layout = sections.ServerLayout.of(recipe.serving, resources.gpus, sections.nodes_of(resources))
         files.check_division(layout.tensor_parallel)
 
 
@@ -347,7 +336,7 @@ def check_length(layout: RunLayout, locked: Experiment, recipe: Experiment) -> N
     Raises:
         UserError: naming what is too long.
     """
-    if not isinstance(recipe.model, HuggingFaceModel):
+    if not isinstance(recipe.model, sections.HuggingFaceModel):
         return
     if recipe.longest_sequence <= locked.longest_sequence:
         return

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mrt_hpc.algorithms.samples import read_conversations, read_suffixes, sample_lines
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.lock import changed_recipe, differences
 from mrt_hpc.recipe.schema import Experiment, Recipe
@@ -17,7 +18,6 @@ from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.problems import left_out, problem_lines, read_problems
 from mrt_hpc.run.prompt_files import read_experiment
 from mrt_hpc.run.weights import full_versions, refuse_delta, take_over
-from mrt_hpc.training.supervised import read_conversations, read_suffixes, sample_lines
 
 # -- fork data ---------------------------------------------------------------------------------------------------------
 # Whether the data files of a run still hold what it was trained and evaluated on: a fork reads them again.

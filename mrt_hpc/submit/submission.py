@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import mrt_hpc
 from mrt_hpc.attempt.ledger import claimed, local_process, record_site, record_submission, remember_site
 from mrt_hpc.attempt.notify import forget_notices
 from mrt_hpc.attempt.python_look import no_sampling
@@ -20,21 +21,22 @@ from mrt_hpc.attempt.run_progress import is_done
 from mrt_hpc.backends.backend import Backend, JobOrder, Objections, Site
 from mrt_hpc.backends.queued_jobs import LiveJob, job_ids_of, live_jobs
 from mrt_hpc.domains.verifiers import refusals
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Dependency, DependencyKind, Job, Plan, read_plan
 from mrt_hpc.plan.memory_fit import refuse_unfit
-from mrt_hpc.recipe.lock import as_begun, differences, read_recipe_lock, with_models_begun
+from mrt_hpc.recipe.lock import as_begun, differences, read_recipe_lock, recorded_versions, versions, with_models_begun
 from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.recipe.user_code import changed
+from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import changed_prompt_files, copy_of
 from mrt_hpc.run.task_state import TaskState, forget_failures, read_tasks
+from mrt_hpc.run.typed_file import read_if_there
 from mrt_hpc.submit.changes import refuse_other_recipe, with_warmup_begun
 from mrt_hpc.submit.create import create_or_open, try_own_verifiers
 from mrt_hpc.submit.origin import Origin
 from mrt_hpc.submit.renewal import Renewal, is_renewed, renew
-from mrt_hpc.submit.software import noticed_changes
 
 
 @dataclass(frozen=True)
@@ -381,3 +383,84 @@ def half_way(error: UserError, new: Sequence[tuple[str, str]], left: Sequence[st
         f"{error.what}\n  submitted before it, and queued: {submitted}\n  left: {', '.join(left)}",
         advice=f"{error.advice or 'type the same submit command again'}; that submits the jobs that are left",
     )
+
+
+# The software that a run is executed with: versions in its lock, and the container image. A later submission with
+# other software is shown what that means; nothing is refused, since an upgrade may be what repairs a run.
+#
+# An image may have tens of gigabytes, so a run remembers its digest with path, size, time of modification and inode of
+# the file. Where these are the same, the content is trusted to be the same, and is not read.
+
+
+HOLDS = (
+    "finished results stay, the recipe keeps the values that the run began with, and tasks that start from now on use "
+    "the new one"
+)
+
+
+def noticed_changes(layout: RunLayout, site: Site) -> Iterator[str]:
+    """A sentence for each part of the software that has changed since the run began; an image is recorded at the first
+    submission with one.
+
+    Args:
+        layout: the run directory, which this process holds.
+        site: of the submission.
+    """
+    yield from _versions(layout)
+    yield from _image(layout, site)
+
+
+def _versions(layout: RunLayout) -> Iterator[str]:
+    before = recorded_versions(layout.recipe_lock)
+    now = {"mrt-hpc": mrt_hpc.__version__, **versions()}
+    for name in sorted(before.keys() & now.keys()):
+        if before[name] != now[name]:
+            yield f"the run began with {name} {before[name]}, and this is {now[name]}: {HOLDS}"
+
+
+@dataclass(frozen=True)
+class FileState:
+    """The metadata of a file; where they are the same at two times, its content is trusted to be the same."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+
+    @staticmethod
+    def of(path: Path) -> FileState:
+        """The metadata of a file that is there."""
+        status = path.stat()
+        return FileState(str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@dataclass(frozen=True)
+class ImageRecord:
+    """The image that tasks were last submitted with."""
+
+    sha256: str
+    file: FileState | None = None
+
+
+def _image(layout: RunLayout, site: Site) -> Iterator[str]:
+    before, file = _recorded_image(layout), site.image_file()
+    state = None if file is None else FileState.of(file)  # before the digest, so that a later change is noticed
+    if before is not None and state is not None and before.file == state:
+        return
+    image = site.image_digest()
+    if image is None:
+        return
+    if before is not None and before.sha256 != image:
+        yield f"the image has changed (sha256 {before.sha256[:12]} before, {image[:12]} now): {HOLDS}"
+    if (now := ImageRecord(image, state)) != before:
+        write_json(layout.image_lock, asdict(now))
+
+
+def _recorded_image(layout: RunLayout) -> ImageRecord | None:
+    """The image of the last submission; None before the first submission with one.
+
+    Raises:
+        UnreadableError: the record is damaged.
+    """
+    advice = f"rm -r {word(layout.image_lock)}, and the same command again, which writes it"
+    return read_if_there(layout.image_lock, ImageRecord, "the record of the image", None, advice=advice)

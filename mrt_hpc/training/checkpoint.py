@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -49,12 +49,10 @@ from mrt_hpc.run.retries import list_directory, retrying
 from mrt_hpc.run.safetensors_file import Bytes, is_finite, not_finite, refuse_not_finite
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import rng_state as generators
+from mrt_hpc.training.engine import TrainerEngine
 from mrt_hpc.training.rendezvous import agree, exchange, on_rank_zero, together
 from mrt_hpc.training.rng_state import Generators
 from mrt_hpc.training.trained_state import KEYS, TrainedState
-
-if TYPE_CHECKING:
-    from mrt_hpc.training.engine import TrainerEngine
 
 STATE = "state.json"
 STATE_TYPES: dict[str, type] = {

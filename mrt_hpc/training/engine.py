@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import distributed
 
-from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import rng_state as generators
@@ -318,28 +317,19 @@ class TrainerEngine:
         )
 
 
-def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks, reference_dir: Path | None = None) -> TrainerEngine:
+def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks) -> TrainerEngine:
     """Start a trainer from a Hugging Face directory; collective, after ``rendezvous.join`` (and, before that,
     ``accelerator.choose_kernels``).
 
     Args:
         settings: the settings of the run.
-        model_dir: the initial weights; also the source of the published configuration and tokenizer files.
+        model_dir: the initial weights, and the frozen reference of a KL term, which is kept whole on every rank; also
+            the source of the published configuration and tokenizer files.
         ranks: the place of this process among the ranks.
-        reference_dir: the frozen reference of the KL term; kept whole on every rank.
 
     Raises:
-        UserError: the model is not usable, its log-probabilities are not computed as it does (see ``agreement``), or a
-            KL term has no reference.
+        UserError: the model is not usable, or its log-probabilities are not computed as it does (see ``agreement``).
     """
-    if settings.training.kl_coefficient > 0 and reference_dir is None:
-        raise UserError(
-            "a KL term needs a reference model",
-            value=settings.training.kl_coefficient,
-            where="training.kl_coefficient",
-            expected="the directory of a model as reference_dir",
-            advice="train without a KL term: --set training.kl_coefficient=0",
-        )
     generators.seed(derive_seed(settings.seed, "trainer", ranks.rank))
     training = settings.training
     config = deepspeed_config(settings, parameter_count(model_dir))
@@ -364,8 +354,7 @@ def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks, reference_di
     engine.train()
     longest = settings.longest or longest_of_model(model_dir)
     settle(engine.module, longest, model_dir, settings.seed)
-    wanted = reference_dir if training.kl_coefficient > 0 else None
-    reference = _reference(settings, wanted, engine.module) if wanted else None
+    reference = _reference(settings, model_dir, engine.module) if training.kl_coefficient > 0 else None
     return TrainerEngine(engine, settings, model_dir, ranks, reference)
 
 

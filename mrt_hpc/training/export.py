@@ -7,7 +7,6 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,10 +16,8 @@ from mrt_hpc.run.manifest import MANIFEST
 from mrt_hpc.run.safetensors_file import is_finite, not_finite
 from mrt_hpc.run.weights_delta import TensorBytes, TensorKind
 from mrt_hpc.training.accelerator import deepspeed
+from mrt_hpc.training.engine import TrainerEngine
 from mrt_hpc.training.rendezvous import on_rank_zero
-
-if TYPE_CHECKING:
-    from mrt_hpc.training.engine import TrainerEngine
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NAMES = {

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from mrt_hpc.recipe.choices import Batching
-from mrt_hpc.training.packing import MicroStep, pack, pack_end_to_end, pack_shared, padded_tokens
-from mrt_hpc.training.prefixes import SharedRow, SortedSequences
+from mrt_hpc.training import packing
 from mrt_hpc.training.settings import TrainingSequence
 
 
@@ -59,7 +58,7 @@ class MicroBatch:
 class Arrangement:
     """The micro-batches of some sequences on all ranks."""
 
-    steps: list[MicroStep]
+    steps: list[packing.MicroStep]
     positions: int
     """The number of positions that pass through the model, padding included."""
     padding: int
@@ -83,15 +82,15 @@ def arrange(
     widths = [s.width for s in sequences]
     total, rows = sum(widths), world_size // parts
     if batching is Batching.PADDED:
-        steps = pack(widths, rows, max_tokens)
-        padded = sum(padded_tokens(widths, share) for step in steps for share in step)
+        steps = packing.pack(widths, rows, max_tokens)
+        padded = sum(packing.padded_tokens(widths, share) for step in steps for share in step)
         return Arrangement(steps, padded, padded - total, 0)
     if batching is Batching.PACKED:
-        steps = pack_end_to_end(widths, rows, max_tokens)
+        steps = packing.pack_end_to_end(widths, rows, max_tokens)
         filler = sum(-sum(widths[i] for i in share) % parts for step in steps for share in step)
         return Arrangement(steps, total + filler, filler, 0)
-    ordered = SortedSequences.of([_passed(s) for s in sequences])
-    steps = pack_shared(ordered, rows, max_tokens)
+    ordered = packing.SortedSequences.of([_passed(s) for s in sequences])
+    steps = packing.pack_shared(ordered, rows, max_tokens)
     positions = [ordered.positions(ordered.places(share)) for step in steps for share in step]
     filler = sum(-count % parts for count in positions)
     return Arrangement(steps, sum(positions) + filler, filler, total - sum(positions))
@@ -153,7 +152,7 @@ def collate_shared(sequences: Sequence[TrainingSequence]) -> MicroBatch:
     """
     if not sequences:
         return collate_end_to_end(sequences)
-    row = SharedRow.of([_passed(s) for s in sequences])
+    row = packing.SharedRow.of([_passed(s) for s in sequences])
     batch = _with_trained(row.ids[None], [sequences[i] for i in row.order], row.paths)
     parts = [(own, path) for own, path in zip(row.own, row.paths, strict=True) if own]
     return replace(

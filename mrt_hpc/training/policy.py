@@ -28,18 +28,10 @@ from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.recipe.model_files import INDEX, SINGLE_FILE, context_length, no_weights, uneven_heads
 from mrt_hpc.recipe.sections import Training
 from mrt_hpc.run.safetensors_file import SafetensorsFile
+from mrt_hpc.training import attention
 from mrt_hpc.training.accelerator import device
-from mrt_hpc.training.attention import (
-    CPU_ATTENTION,
-    OWN_ROWS,
-    PACKED_ATTENTION,
-    RowRanks,
-    SharedRowSegments,
-    segments_of,
-    take_rows,
-)
+from mrt_hpc.training.losses import LOGIT_ELEMENTS, fuse
 from mrt_hpc.training.micro_batch import MicroBatch
-from mrt_hpc.training.projection import LOGIT_ELEMENTS, fuse
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +73,7 @@ class Policy(nn.Module):
         temperature: float,
         autocast: bool,
         kernels: Kernels,
-        row_ranks: RowRanks = OWN_ROWS,
+        row_ranks: attention.RowRanks = attention.OWN_ROWS,
     ) -> None:
         super().__init__()
         self.model = model
@@ -101,7 +93,7 @@ class Policy(nn.Module):
     def padded_attention(self) -> str:
         """The name of the attention of padded rows."""
         chosen = self.own_attention
-        return CPU_ATTENTION if self.autocast and device().type == "cpu" and chosen == "sdpa" else chosen
+        return attention.CPU_ATTENTION if self.autocast and device().type == "cpu" and chosen == "sdpa" else chosen
 
     @property
     def own_attention(self) -> str:
@@ -133,7 +125,7 @@ class Policy(nn.Module):
         with self.in_its_precision():
             options = self._row_options(batch) if batch.lengths else {}
             hidden = self.model.base_model(input_ids=batch.input_ids, use_cache=False, **options).last_hidden_state
-            chosen = take_rows(hidden.flatten(0, 1), batch.positions, repeated=batch.paths is not None)
+            chosen = attention.take_rows(hidden.flatten(0, 1), batch.positions, repeated=batch.paths is not None)
             if self.kernels.fused:
                 return cast("tuple[torch.Tensor, torch.Tensor]", self._projection(chosen, batch.targets))
             pieces = zip(chosen.tensor_split(chunks), batch.targets.tensor_split(chunks), strict=True)
@@ -152,9 +144,9 @@ class Policy(nn.Module):
         config = self.model.config.get_text_config()
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         dtype = torch.bfloat16 if self.autocast else self.model.dtype
-        segments = segments_of(batch.lengths or (), self.device, dtype, head_size, batch.paths)
+        segments = attention.segments_of(batch.lengths or (), self.device, dtype, head_size, batch.paths)
         if self.row_ranks.parts > 1:
-            segments = SharedRowSegments(segments, self.row_ranks)
+            segments = attention.SharedRowSegments(segments, self.row_ranks)
         return {"position_ids": batch.position_ids, "segments": segments}
 
     def _score(self, hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,7 +168,7 @@ def load_policy(
     gradient_checkpointing: bool = False,
     partition: dict[str, Any] | None = None,
     kernels: Kernels = Kernels(),
-    row_ranks: RowRanks = OWN_ROWS,
+    row_ranks: attention.RowRanks = attention.OWN_ROWS,
 ) -> Policy:
     """Load the policy from a Hugging Face directory. A model that cannot have sequences in one row gets padded rows,
     and a warning says so.
@@ -202,17 +194,17 @@ def load_policy(
     refuse_other_tensors(directory, config)
     dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
     autocast = precision is Precision.BF16_AUTOCAST
-    attention = PACKED_ATTENTION if kernels.in_one_row else None
+    implementation = attention.PACKED_ATTENTION if kernels.in_one_row else None
     try:
         with _partitioned_when_made(partition and _with_wide_buffers(partition, config, dtype)):
             loaded, report = AutoModelForCausalLM.from_pretrained(
-                directory, config=config, dtype=dtype, attn_implementation=attention, output_loading_info=True
+                directory, config=config, dtype=dtype, attn_implementation=implementation, output_loading_info=True
             )
         model = cast("PreTrainedModel", loaded)
-        if attention and not _changes_attention(model):
+        if implementation and not _changes_attention(model):
             raise NotImplementedError("its layers compute attention of their own, whatever they are given")
     except NOT_MADE as error:
-        if attention is None or row_ranks.parts > 1:
+        if implementation is None or row_ranks.parts > 1:
             raise not_made(directory, error, row_ranks.parts > 1) from error
         log.warning("%s", padded_instead(kernels.batching, f"{type(error).__name__}: {error}"))
         padded = replace(kernels, batching=Batching.PADDED)

@@ -40,8 +40,7 @@ from torch._C._distributed_c10d import FileStore, HashStore, Store
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.access import ON_LOOPBACK, is_private
 from mrt_hpc.run.atomic import make_folder, write_bytes, write_json, write_text
-from mrt_hpc.run.retries import FLEETING, FULL, error_number, list_directory, retrying
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import FLEETING, FULL, error_number, list_directory, retrying, wait_until
 from mrt_hpc.training.accelerator import backend, deepspeed
 
 # A store for the rendezvous of ranks on several nodes: a folder of the run directory that only its owner can enter.

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import distributed
 
 from mrt_hpc.training.accelerator import device
-
-if TYPE_CHECKING:
-    from mrt_hpc.training.engine import TrainerEngine
+from mrt_hpc.training.engine import TrainerEngine
 
 WEIGHT = "weight"
 KEYS = (WEIGHT, "exp_avg", "exp_avg_sq")

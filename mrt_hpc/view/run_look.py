@@ -17,8 +17,8 @@ from mrt_hpc.attempt.run_progress import Records, read_records
 from mrt_hpc.backends.backend import Hold, QueuedTask, QueueState
 from mrt_hpc.backends.queued_jobs import QueueLook
 from mrt_hpc.plan.jobs import Job, Plan
-from mrt_hpc.run.heartbeats import read_beat
 from mrt_hpc.run.layout import FAMILY, RunLayout
+from mrt_hpc.run.leases import read_beat
 from mrt_hpc.run.task_state import TaskRecord, TaskState, task_file
 from mrt_hpc.run.typed_file import UnreadableError
 from mrt_hpc.view.logs import LogFile, log_files

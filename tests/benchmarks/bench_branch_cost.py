@@ -33,8 +33,8 @@ from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_control import Address
 from mrt_hpc.provers.prover_session import ProverModel, ProverSession
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.roles.sampling.grading import SamplingSession
 from mrt_hpc.roles.sampling.round_sampler import rollout_plan
-from mrt_hpc.roles.sampling.session import SamplingSession
 from mrt_hpc.run.groups import merged
 from mrt_hpc.run.layout import RunLayout
 

@@ -28,10 +28,10 @@ from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.roles import inference, prepare
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import complete_groups, read_group
-from mrt_hpc.run.heartbeats import Heart
+from mrt_hpc.run.leases import Heart
 from mrt_hpc.run.manifest import MANIFEST
+from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import publish, take_over
 
 if TYPE_CHECKING:

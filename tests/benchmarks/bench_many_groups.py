@@ -27,7 +27,7 @@ from benchmarking import options, table, written
 from run_of import publish_some, run_of, say, task_of
 
 from mrt_hpc.roles.sampling.round_sampler import Rounds
-from mrt_hpc.run.heartbeats import Heart
+from mrt_hpc.run.leases import Heart
 from mrt_hpc.run.task_state import TaskState
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from benchmarking import SMALL_WORLD as RECIPES
 from small_language_model import INSTRUCTION, TIME_IS_UP, convert, word_problems
 from variance_tables import Measured, Row, Valued, measure, table, write
 
-from mrt_hpc.algorithms.starts import WholeTraces, trace_settings
+from mrt_hpc.algorithms.base import WholeTraces, trace_settings
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.small_world.equations import FORCED_TEXT, Habits, Split, problems
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
@@ -44,8 +44,8 @@ from mrt_hpc.inference.server_control import Address
 from mrt_hpc.inference.server_start import ServerSettings
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel, ProverSession
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.roles.sampling.grading import SamplingSession
 from mrt_hpc.roles.sampling.round_sampler import rollout_plan
-from mrt_hpc.roles.sampling.session import SamplingSession
 
 if TYPE_CHECKING:
     import argparse

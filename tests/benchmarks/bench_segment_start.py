@@ -24,7 +24,7 @@ from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,8 +23,8 @@ from mrt_hpc.roles import inference, prepare, trainer
 from mrt_hpc.roles.sampling.round_sampler import NeedWatch, Rounds
 from mrt_hpc.roles.sampling.weights_on_node import verified_weights
 from mrt_hpc.roles.tracking import Tracker
-from mrt_hpc.run.heartbeats import Heart
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.leases import Heart
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.training import rendezvous

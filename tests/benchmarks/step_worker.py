@@ -65,7 +65,7 @@ class BriefAnswers(RolloutAlgorithm):
     def learnt(self, batch: Batch) -> Learnt:
         """Return every rollout with the advantage of its paid outcome."""
         paid = [r.reward - PRICE_OF_A_TOKEN * len(r.token_ids) for r in batch.rollouts]
-        return Learnt(rollout_sequences(batch, outcome_token_advantages(batch.scored(paid), divide_by_std=True)))
+        return Learnt(rollout_sequences(batch, outcome_token_advantages(batch.rollouts, paid, divide_by_std=True)))
 
 
 @dataclass(frozen=True)

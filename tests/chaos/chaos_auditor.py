@@ -17,7 +17,6 @@ from run_of import read_events
 
 from mrt_hpc.analysis.measures import read_measurements
 from mrt_hpc.plan.jobs import read_plan
-from mrt_hpc.plan.kept_weights import kept_versions
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.atomic import is_temporary
@@ -28,7 +27,7 @@ from mrt_hpc.run.layout import RunLayout, collection_of
 from mrt_hpc.run.manifest import MANIFEST, verify
 from mrt_hpc.run.problems import draw_problems, read_problems, share
 from mrt_hpc.run.task_state import TaskState, read_task
-from mrt_hpc.run.weights import is_delta, published_versions
+from mrt_hpc.run.weights import is_delta, kept_versions, published_versions
 
 
 def audit(root: Path) -> Audit:

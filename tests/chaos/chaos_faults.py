@@ -22,7 +22,7 @@ from mrt_hpc.backends.slurm.queue import queue_states
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.archive import sampled_positions
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.weights import is_delta, published_versions
 from mrt_hpc.run.weights_delta import StoredDelta
 

@@ -18,14 +18,13 @@ from mrt_hpc.attempt.ledger import claimed, record_submission, submissions
 from mrt_hpc.attempt.notify import notify_stuck, sign
 from mrt_hpc.attempt.sole_attempt import sole_attempt
 from mrt_hpc.errors import UserError
-from mrt_hpc.run import heartbeats
+from mrt_hpc.roles.stored_parts import StoredSamples
+from mrt_hpc.run import leases
 from mrt_hpc.run.archive import archive_groups, read_sampled, sampled_positions
 from mrt_hpc.run.groups import commit_group
-from mrt_hpc.run.heartbeats import Heart, Observer
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.leases import Holder, Leases, group_leases
+from mrt_hpc.run.leases import Heart, Holder, Leases, Observer, group_leases
 from mrt_hpc.run.manifest import DamagedError, verify
-from mrt_hpc.run.results import StoredSamples
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.turns import Turn, remove_abandoned
 from mrt_hpc.run.weights import published_versions
@@ -36,11 +35,11 @@ LIMIT_S = 20.0
 
 def now() -> float:
     """The time, which is simulated."""
-    return heartbeats.time.monotonic()
+    return leases.time.monotonic()
 
 
 def pause(seconds: float = 1.0) -> None:
-    heartbeats.time.sleep(seconds)
+    leases.time.sleep(seconds)
 
 
 class Contest:

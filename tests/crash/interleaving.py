@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import pytest
 from file_calls import FileCall
 
-from mrt_hpc.run import heartbeats
+from mrt_hpc.run import leases
 
 TICK_S = 0.001  # the simulated time of a call
 REMEMBERED_S = 30.0  # for which a node may remember a listing, and that a name is not there
@@ -34,7 +34,7 @@ MOST_CALLS = 20_000
 DEADLINE_S = 60.0  # real seconds after which processes that wait for each other are an error
 
 
-_END = heartbeats.Heart.__exit__
+_END = leases.Heart.__exit__
 
 
 class Killed(BaseException):
@@ -112,7 +112,7 @@ class Process:
     """The time at which it goes on; infinite once it has ended or was killed."""
     outcome: Any = None
     error: BaseException | None = None
-    hearts: list[heartbeats.Heart] = field(default_factory=list)
+    hearts: list[leases.Heart] = field(default_factory=list)
     stood_still: list[tuple[float, float]] = field(default_factory=list)
     """From when to when; to infinity where it was killed."""
     listings: dict[str, tuple[float, list[str]]] = field(default_factory=dict)
@@ -274,18 +274,18 @@ class Simulation:
             # temporary names begin with the first digits
             patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=next(names) << 80))
             patch.setattr(socket, "gethostname", lambda: f"node{me.number}" if (me := self.running) else "node")
-            patch.setattr(heartbeats.Heart, "__enter__", lambda heart: self._beats(heart))
-            patch.setattr(heartbeats.Heart, "__exit__", lambda heart, *_: self._ends(heart))
+            patch.setattr(leases.Heart, "__enter__", lambda heart: self._beats(heart))
+            patch.setattr(leases.Heart, "__exit__", lambda heart, *_: self._ends(heart))
             yield
 
-    def _beats(self, heart: heartbeats.Heart) -> heartbeats.Heart:
+    def _beats(self, heart: leases.Heart) -> leases.Heart:
         """Takes the place of the beginning of a heart, which has no thread here."""
         heart._beat()
         if (me := self.running) is not None:
             me.hearts.append(heart)
         return heart
 
-    def _ends(self, heart: heartbeats.Heart) -> None:
+    def _ends(self, heart: leases.Heart) -> None:
         if (me := self.running) is not None and heart in me.hearts:
             me.hearts.remove(heart)
         heart._thread = NoThread()

@@ -17,9 +17,8 @@ from tiny_training import ATTEMPTS, CHANGES, TinyRun, check_one_trainer, first_v
 
 from mrt_hpc.run.archive import archive_groups, opened, read_sampled, sampled_manifest, sampled_positions
 from mrt_hpc.run.groups import commit_group, read_group, refuse_another_problem
-from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.leases import Holder, group_leases
+from mrt_hpc.run.leases import Holder, Observer, group_leases
 from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.problems import draw_problems, read_problems
 from mrt_hpc.run.retries import list_directory

@@ -29,6 +29,7 @@ from mrt_hpc.plan.jobs import Plan, read_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.roles.stored_parts import StoredSamples
 from mrt_hpc.roles.task.context import positions_there, set_group_aside
 from mrt_hpc.roles.tracking import Points, write_events
 from mrt_hpc.run.archive import read_sampled
@@ -37,12 +38,10 @@ from mrt_hpc.run.evaluation_settings import Fingerprint
 from mrt_hpc.run.family import Axis, Family, read_family
 from mrt_hpc.run.fork_record import ForkRecord
 from mrt_hpc.run.groups import commit_group, merged, part_file, read_group
-from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.leases import Holder, Leases
+from mrt_hpc.run.leases import Holder, Leases, Observer
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, commit_whole, read_manifest, verify
 from mrt_hpc.run.quarantine import set_aside
-from mrt_hpc.run.results import StoredSamples
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.task_state import TaskRecord, TaskState, forget_failures, read_task, write_task
 from mrt_hpc.run.weights import pin, pinned_versions, prune, publish, published_versions, take_over

@@ -27,7 +27,7 @@ ATTEMPT = "files of one attempt, of which the next one has its own"
 EXCEPTIONS = {
     "analysis/analysis_files.py": AGAIN, "analysis/figures.py": AGAIN, "analysis/report/": AGAIN,
     "run/evaluation_settings.py pass_over": AGAIN, "run/prompt_files.py": AGAIN,
-    "training/supervised.py write_samples": AGAIN, "submit/software.py _image": AGAIN,
+    "algorithms/samples.py write_samples": AGAIN, "submit/submission.py _image": AGAIN,
     "roles/sampling/ray_cluster.py": ATTEMPT, "training/rendezvous.py": ATTEMPT,
     "roles/training/artifacts.py keep_skipped": "one file for a person to read, written whole",
     "attempt/ledger.py record_cancellation": "one file, with which explain names who ended the run",
@@ -71,7 +71,7 @@ def change_sites() -> dict[str, str]:
     found = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         for function, call in _calls(ast.parse(file.read_text()), ""):
-            if _changes_files(call) or getattr(call.func, "id", "") in WRITERS:
+            if _changes_files(call) or getattr(call.func, "id", getattr(call.func, "attr", "")) in WRITERS:
                 found[f"{file.relative_to(PACKAGE)}:{call.lineno}"] = function
     return found
 

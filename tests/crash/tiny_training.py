@@ -30,9 +30,8 @@ from mrt_hpc.roles.trainer import Trainer, was_trained
 from mrt_hpc.run.archive import commit_sampled, sampled_positions
 from mrt_hpc.run.events import EventKind, EventLog
 from mrt_hpc.run.groups import commit_group
-from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.leases import group_leases
+from mrt_hpc.run.leases import Observer, group_leases
 from mrt_hpc.run.manifest import MANIFEST, DamagedError
 from mrt_hpc.run.problems import draw_problems, read_problems
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task

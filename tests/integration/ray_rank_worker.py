@@ -12,8 +12,8 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined, lend_node
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.events import EventLog, event_file
-from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.leases import Observer
 
 JOB, ATTEMPT = "segment-000.inference", "1"
 RECIPE = Path(__file__).parents[2] / "recipes" / "small_world" / "grpo.yaml"

@@ -12,7 +12,7 @@ from pathlib import Path
 from training_support import end_at_once
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 from mrt_hpc.training import rendezvous
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.rendezvous import Ranks, exchange, join, together

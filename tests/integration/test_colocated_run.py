@@ -27,9 +27,9 @@ from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import commit_group, complete_groups
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import draw_problems, read_problems
+from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.turns import Turn
-from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import publish
 
 Killed = tuple[RunLayout, str]

@@ -20,7 +20,7 @@ from mrt_hpc.domains.base import Judgement
 from mrt_hpc.domains.grader_queue import GraderPool, Pair, Verdict, VerdictStatus
 from mrt_hpc.domains.verifiers import MathVerifier, may_take_long
 from mrt_hpc.errors import UserError
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 LONGEST_HOLD_S = 60.0  # of an answer that is judged; far more than its processor time, as the machine may be busy
 LONG_LIMIT_S = 60.0  # a time limit, in processor seconds, that no test waits for

@@ -41,7 +41,7 @@ from mrt_hpc.inference.vllm_on_cpu import step_keys
 from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.roles.sampling.serving import restart_when_hung
 from mrt_hpc.run.records import FinishReason
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 T = TypeVar("T")
 
@@ -171,9 +171,27 @@ def test_the_stop_token_is_the_last_and_has_its_log_probability(reached: Reached
     assert_sampled_from(models[0], stopped[:2], 1.0)
 
 
+async def scores_of(
+    client: GenerationClient, prompt_ids: list[int], continuations: list[list[int]], temperature: float
+) -> list[float]:
+    """The log-probability of each continuation, from one request of one token for each of their beginnings."""
+    nexts: dict[tuple[int, ...], set[int]] = {}
+    for ids in continuations:
+        for position, token in enumerate(ids):
+            nexts.setdefault(tuple(ids[:position]), set()).add(token)
+    prefixes, settings = list(nexts), SamplingSettings(max_tokens=1, temperature=temperature)
+    requests = [Request([*prompt_ids, *p], [0], settings, score_ids=sorted(nexts[p])) for p in prefixes]
+    logprob: dict[tuple[int, ...], float] = {}
+    async for completion in client.stream(requests):
+        prefix = prefixes[completion.request]
+        for token, value in zip(requests[completion.request].score_ids, completion.scores, strict=True):
+            logprob[(*prefix, token)] = value
+    return [sum(logprob[tuple(ids[: n + 1])] for n in range(len(ids))) for ids in continuations]
+
+
 def test_scores_are_exact_at_any_temperature(reached: Reached, models: list[Path]) -> None:
     continuations = [[5, 6, 7], [5, 6, 9], [5, 8], [100]]
-    scores = reached.ask(lambda client: client.score(PROMPT, continuations, 0.6))
+    scores = reached.ask(lambda client: scores_of(client, PROMPT, continuations, 0.6))
     by_model = [reference_distributions(models[0], PROMPT, ids, 0.6) for ids in continuations]
     expected = [sum(of_tokens(found, ids)) for found, ids in zip(by_model, continuations, strict=True)]
     assert scores == pytest.approx(expected, abs=1e-4)

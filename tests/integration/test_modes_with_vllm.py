@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, task_in
 
-from mrt_hpc.algorithms.starts import WholeTraces
+from mrt_hpc.algorithms.base import WholeTraces
 from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.analysis.problem_measures import valued_traces
 from mrt_hpc.backends.local.site import LocalSite
@@ -36,9 +36,8 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import Episodes
 from mrt_hpc.roles import evaluation
-from mrt_hpc.roles.sampling.grading import graded_in_order
+from mrt_hpc.roles.sampling.grading import SamplingSession, graded_in_order
 from mrt_hpc.roles.sampling.serving import OwnServers
-from mrt_hpc.roles.sampling.session import SamplingSession
 from mrt_hpc.run.groups import Sampled, read_group
 from mrt_hpc.run.records import FinishReason, Rollout
 from mrt_hpc.run.weights import publish

@@ -27,8 +27,8 @@ from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
 from mrt_hpc.domains.verifiers import MathVerifier
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_start import ServerSettings
+from mrt_hpc.roles.sampling.grading import lane_over
 from mrt_hpc.roles.sampling.ray_cluster import Cluster, for_all_ranks, joined
-from mrt_hpc.roles.sampling.session import lane_over
 
 WORKER = Path(__file__).with_name("ray_rank_worker.py")
 HANGS = "9^{9^{9^{9}}}"

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from mrt_hpc.algorithms.batch import batch_of
 from mrt_hpc.algorithms.mrt_online import branch_sequences
+from mrt_hpc.algorithms.samples import read_suffixes
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.inference.prompting import Prompter
@@ -29,10 +30,9 @@ from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout, collection_of
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.records import Rollout
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.weights import is_delta
 from mrt_hpc.run.weights_delta import chain_to, put_together
-from mrt_hpc.training.supervised import read_suffixes
 
 Runs = Callable[[str], RunLayout]
 

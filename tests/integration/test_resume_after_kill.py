@@ -22,7 +22,7 @@ from mrt_hpc.run.archive import sampled_positions
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 ITERATIONS, GROUPS, EVALUATED = 2, 6, 12
 SHRUNK = (

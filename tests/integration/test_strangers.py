@@ -17,7 +17,7 @@ import pytest
 from listeners import NOBODY, beyond_loopback, listeners, send_rubbish
 
 from mrt_hpc.errors import ExitCode
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may act as another user"),

@@ -27,7 +27,7 @@ from vllm.v1.outputs import LogprobsLists
 
 from mrt_hpc.inference import vllm_on_cpu
 from mrt_hpc.inference.vllm_on_cpu import HoldingScheduler, step_keys
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 P = torch.tensor([0.3, 0.25, 0.2, 0.1, 0.08, 0.05, 0.02])
 SEEDS = np.arange(40_000, dtype=np.uint64)

@@ -15,7 +15,7 @@ from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.plan.jobs import Plan
 from mrt_hpc.run.access import CACHES
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ONEHOST = Path(__file__).resolve().with_name("onehost")

@@ -17,7 +17,7 @@ from mrt_hpc.plan.jobs import Dependency, DependencyKind, Job, Plan, Role
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 RETRIES = 1
 SHRUNK = {

@@ -18,7 +18,7 @@ from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.peers import Peers, PeersAwayError
 from mrt_hpc.run.events import EventKind, Use
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 TOLD = "word-to-go-on"  # the file in a run directory for which a task may wait; ``told`` is a folder of the run itself
 AWAITED = {"awaits": "after-blocker", "abandoned": "after-other"}

@@ -8,7 +8,7 @@ from typing import Literal
 
 from mrt_hpc.domains.base import Judgement, Verifier
 from mrt_hpc.domains.extraction import THOUGHT_END
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 FOLDER = "JUDGED_ON"
 """The variable with the folder where each node on which an answer is judged leaves a file of its name."""

@@ -18,7 +18,7 @@ from mrt_hpc.backends.slurm.queue import QueueState, queue_states
 from mrt_hpc.cluster.login_node import mounts_by_kernel
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 SYSTEM_FOLDERS = ("/bin", "/etc", "/lib", "/lib64", "/opt", "/sbin", "/tmp", "/usr", "/var")
 WELL_KNOWN = Path("/opt/apptainer/usr/bin/apptainer")

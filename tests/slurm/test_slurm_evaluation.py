@@ -19,7 +19,7 @@ from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 DATA = REPOSITORY.parent / "shared" / "data"
 NAMES, PROBLEMS = ("aime24", "math500"), 4

@@ -17,8 +17,8 @@ from slurm_submissions import RETRIES, await_start, begun, job, node_of, plan, s
 from mrt_hpc.backends.slurm.queue import QueueState, queue_states
 from mrt_hpc.backends.slurm.queued_as import queued_otherwise
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.task_state import TaskState, read_task
-from mrt_hpc.run.waiting import wait_until
 
 CAME_BACK = {"stopped", "gives-back", "killed", "saves", "limited", "stumbles"}
 LIVES = plan(

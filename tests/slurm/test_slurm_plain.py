@@ -9,8 +9,8 @@ from submitted import current_ids, latest_ids
 from mrt_hpc.attempt.ledger import current_submissions
 from mrt_hpc.backends.queued_jobs import live_jobs
 from mrt_hpc.backends.slurm.queue import QueueState, queue_states
+from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.task_state import TaskState, read_task
-from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.submit.submission import without_hope
 
 SLOW = plan(job("slow"), job("after-slow", ok=("slow",)))

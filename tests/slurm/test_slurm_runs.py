@@ -24,8 +24,8 @@ from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.task_state import TaskState
-from mrt_hpc.run.waiting import wait_until
 
 WHOLE_NODE = 8  # processors that a node of the tests' cluster claims
 IN_TURN = {

@@ -17,7 +17,7 @@ from mrt_hpc.backends.slurm.queue import QueueState, queue_states
 from mrt_hpc.plan.compile import split_array
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 PARTS = split_array(job("segment-000.inference", tasks=5, ok=("prepare",), max_parallel=2), 3)
 PLAN = plan(

@@ -18,7 +18,7 @@ from submitted import current_ids
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.family import runs_of
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 VALUES = ("0.5", "1")
 SWEEP = ("--sweep", f"algorithm.alpha={','.join(VALUES)}", "--at-once", "1")

@@ -22,7 +22,7 @@ from slurm_verifier import FOLDER, HELD_FROM, HELD_S, HELD_UNTIL
 from mrt_hpc.backends.slurm.queue import QueueState
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 JOB = "segment-000.inference"
 ITERATIONS = 2

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import psutil
 
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 GONE_DEADLINE_S = 60.0
 

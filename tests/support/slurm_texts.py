@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mrt_hpc.backends.slurm.answers import squeue_format
-from mrt_hpc.backends.slurm.commands import SlurmRefusedError
+from mrt_hpc.backends.slurm.commands import SlurmRefusedError, squeue_format
 from mrt_hpc.backends.slurm.survey import (
     CONFIG,
     NODES,

@@ -21,7 +21,6 @@ from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import compile_plan, role_resources
 from mrt_hpc.plan.jobs import EvaluationUnit, Plan, Role, read_plan
-from mrt_hpc.plan.kept_weights import evaluated, kept_versions
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import Recipe
@@ -38,7 +37,7 @@ from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.problems import left_out, left_out_file, read_problems, write_problems
 from mrt_hpc.run.records import GroupStatistics
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
-from mrt_hpc.run.weights import prune
+from mrt_hpc.run.weights import evaluated, kept_versions, prune
 from mrt_hpc.submit import renewal
 from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.submit.renewal import is_renewed, renew

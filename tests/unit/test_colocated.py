@@ -43,9 +43,9 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import commit_whole
 from mrt_hpc.run.problems import write_problems
 from mrt_hpc.run.records import Problem
+from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task
 from mrt_hpc.run.turns import Turn, remove_abandoned
-from mrt_hpc.run.waiting import wait_until
 
 COLOCATED, JOB = "schedule.coupling=colocated", "segment-000.colocated"
 

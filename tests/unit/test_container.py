@@ -25,7 +25,7 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.atomic import checksum
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.submit.software import noticed_changes
+from mrt_hpc.submit.submission import noticed_changes
 
 IMAGE = Path("/i/a.sif")
 

@@ -15,6 +15,7 @@ from run_of import RECIPES, run_of
 from slurm_texts import squeue_prints
 from small_weights import publish_models
 
+from mrt_hpc.algorithms.samples import read_suffixes, write_samples
 from mrt_hpc.attempt.ledger import record_site, record_submission, remember_site, submissions
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm.site import SlurmSite
@@ -36,7 +37,6 @@ from mrt_hpc.run.weights import prune
 from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.submit.extension import extended_recipe
 from mrt_hpc.submit.origin import fork_of, forked_data
-from mrt_hpc.training.supervised import read_suffixes, write_samples
 
 CONSTANT = ("training.schedule=constant", "training.warmup_ratio=0")
 SITE = SlurmSite(name="mycluster", account="mine")

@@ -28,8 +28,8 @@ from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.model_files import ModelFiles
 from mrt_hpc.run.events import EventKind, event_file
-from mrt_hpc.run.heartbeats import Heart
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.leases import Heart
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 

@@ -7,10 +7,9 @@ import pytest
 
 from mrt_hpc.run import typed_file
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.heartbeats import BEATS_A_LIMIT, NO_BEAT, Heart, Observer, read_beat
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.leases import Holder, Leases, group_leases
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.leases import BEATS_A_LIMIT, NO_BEAT, Heart, Holder, Leases, Observer, group_leases, read_beat
+from mrt_hpc.run.retries import wait_until
 
 LIMIT_S = 10.0
 

@@ -12,7 +12,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_start import ServerProcess, ServerSettings
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested, ShutdownRequest, run_until_asked_to_leave
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 DEAF = """
 import signal, subprocess, sys

@@ -27,7 +27,7 @@ from mrt_hpc.run import weights_delta
 from mrt_hpc.run.atomic import checksum
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, read_manifest, verify
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.weights import CHANGES, Weights, is_delta, published_versions
 from mrt_hpc.run.weights_delta import BrokenChainError
 

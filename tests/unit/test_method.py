@@ -1,7 +1,10 @@
 """Values, progress and advantages against numbers worked out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from samples import rollout
 
 from mrt_hpc.mrt.grpo import leave_one_out, outcome_advantages
 from mrt_hpc.mrt.mrt import (
@@ -13,8 +16,9 @@ from mrt_hpc.mrt.mrt import (
     draw_boundary,
     stop_advantages,
 )
-from mrt_hpc.mrt.mrt_online import ScoredTrace, branch_advantages, outcome_token_advantages, token_advantages
+from mrt_hpc.mrt.mrt_online import branch_advantages, outcome_token_advantages, token_advantages
 from mrt_hpc.mrt.progress import normalise, per_token, progress
+from mrt_hpc.run.records import Rollout
 
 
 def test_progress_is_the_change_of_value_spread_over_the_tokens_of_its_episode() -> None:
@@ -48,18 +52,20 @@ def test_those_that_are_all_alike_tell_nothing(rewards: list[float]) -> None:
     assert leave_one_out(np.array(rewards)).tolist() == [0.0] * len(rewards)
 
 
-TRACES = [
-    ScoredTrace("p", 1.0, 5, [0, 2, 4], np.array([0.0, 0.5, 1.0])),
-    ScoredTrace("p", 0.0, 3, [0, 3], np.array([0.5, 0.25])),  # cut by the limit: no answer tokens
-]
+def trace(reward: float, tokens: int, boundaries: list[int]) -> Rollout:
+    return replace(rollout("p", 0, reward=reward), token_ids=[0] * tokens, boundaries=boundaries)
+
+
+TRACES = [trace(1.0, 5, [0, 2, 4]), trace(0.0, 3, [0, 3])]  # the second was cut by the limit: no answer tokens
+VALUES = [np.array([0.0, 0.5, 1.0]), np.array([0.5, 0.25])]
 
 
 def test_mrt_online_adds_progress_to_the_outcome_of_each_episode_and_alpha_zero_is_grpo() -> None:
-    first, second = token_advantages(TRACES, alpha=2.0, divide_by_std=False, normalise_progress=False)
+    first, second = token_advantages(TRACES, VALUES, alpha=2.0, divide_by_std=False, normalise_progress=False)
     # outcome +-0.5; progress 0.5, 0.5 and -0.25, times two; the answer token gets the outcome only
     assert first.tolist() == [1.5, 1.5, 1.5, 1.5, 0.5]
     assert second.tolist() == [-1.0, -1.0, -1.0]
-    mrt = token_advantages(TRACES, alpha=0.0, divide_by_std=True, normalise_progress=False)
+    mrt = token_advantages(TRACES, VALUES, alpha=0.0, divide_by_std=True, normalise_progress=False)
     for a, b in zip(mrt, outcome_token_advantages(TRACES, divide_by_std=True), strict=True):
         assert a == pytest.approx(b)
 

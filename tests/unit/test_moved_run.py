@@ -20,9 +20,8 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import Plan, Role
 from mrt_hpc.roles.tracking import write_events
 from mrt_hpc.run.events import EventKind, EventLog
-from mrt_hpc.run.heartbeats import Heart, Observer
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.leases import Holder, group_leases
+from mrt_hpc.run.leases import Heart, Holder, Observer, group_leases
 from mrt_hpc.run.manifest import commit_whole
 from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task

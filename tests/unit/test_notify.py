@@ -18,9 +18,17 @@ from run_of import run_of
 from mrt_hpc.attempt import notify
 from mrt_hpc.attempt.entry import load_task, run_task
 from mrt_hpc.attempt.ledger import record_site, record_submission
-from mrt_hpc.attempt.notify import FULL_DISK, forget_notices, notify_end, notify_stuck, sign
+from mrt_hpc.attempt.notify import (
+    FULL_DISK,
+    forget_notices,
+    notify_end,
+    notify_failure,
+    notify_stuck,
+    patience_of,
+    sign,
+    sign_for,
+)
 from mrt_hpc.attempt.placement import Placement
-from mrt_hpc.attempt.stuck import notify_failure, patience_of, sign_for
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm import after_srun
 from mrt_hpc.backends.slurm.site import SlurmSite

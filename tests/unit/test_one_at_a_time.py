@@ -33,8 +33,8 @@ from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.roles.task.context import Task
-from mrt_hpc.run.heartbeats import BEATS_A_LIMIT, NO_BEAT, Heart, read_beat
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.leases import BEATS_A_LIMIT, NO_BEAT, Heart, read_beat
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.submit.renewal import is_renewed, renew

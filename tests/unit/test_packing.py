@@ -7,9 +7,17 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrt_hpc.training.packing import MicroStep, blocks_of, pack, pack_end_to_end, pack_shared, padded_tokens
+from mrt_hpc.training.packing import (
+    MicroStep,
+    SharedRow,
+    SortedSequences,
+    blocks_of,
+    pack,
+    pack_end_to_end,
+    pack_shared,
+    padded_tokens,
+)
 from mrt_hpc.training.packing import split_by_group as split
-from mrt_hpc.training.prefixes import SharedRow, SortedSequences
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=80)
 IDS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), max_size=30)

@@ -19,12 +19,20 @@ from mrt_hpc.recipe.sections import Resilience
 from mrt_hpc.roles.task import peers as peers_module
 from mrt_hpc.roles.task.peers import Peers, PeersFailedError, PeerStatus, PeerWait
 from mrt_hpc.run.atomic import write_bytes, write_json
-from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.retries import FULL_DISK, NO_INODES, RetryPolicy, Shortage, error_number, list_directory, retrying
+from mrt_hpc.run.leases import Observer
+from mrt_hpc.run.retries import (
+    FULL_DISK,
+    NO_INODES,
+    RetryPolicy,
+    Shortage,
+    error_number,
+    list_directory,
+    retrying,
+    wait_until,
+)
 from mrt_hpc.run.retries import shortage as shortage_of
 from mrt_hpc.run.task_state import TaskState
-from mrt_hpc.run.waiting import wait_until
 
 QUICK = RetryPolicy(full_limit_s=30, full_pause_s=0.001, fleeting_tries=4, fleeting_pause_s=0.0001)
 

@@ -19,9 +19,8 @@ from mrt_hpc.evaluate.asked_models import models_asked, pin_models
 from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe, submit_evaluation
 from mrt_hpc.recipe.lock import read_lock, read_recipe_lock
 from mrt_hpc.roles import prepare
-from mrt_hpc.roles.training.artifacts import prune_weights
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.weights import pin, pinned_versions, prune, published_versions, release
+from mrt_hpc.run.weights import pin, pinned_versions, prune, prune_weights, published_versions, release
 from mrt_hpc.submit import create
 from mrt_hpc.submit.submission import Listener
 

@@ -15,13 +15,13 @@ from run_of import publish_some, run_of, task_of
 from mrt_hpc.errors import UserError
 from mrt_hpc.roles.sampling.collected import Collection
 from mrt_hpc.roles.sampling.weights_on_node import verified_weights
+from mrt_hpc.roles.stored_parts import StoredSamples
 from mrt_hpc.roles.training.iteration_data import RolloutReader
 from mrt_hpc.run.archive import archive_groups, read_sampled
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout
 from mrt_hpc.run.manifest import DamagedError, commit_whole, verify
 from mrt_hpc.run.problems import draw_problems, read_problems
-from mrt_hpc.run.results import StoredSamples
 from mrt_hpc.run.weights import publish
 
 SEED, GROUPS = 3, 3

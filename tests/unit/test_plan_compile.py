@@ -12,8 +12,8 @@ from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.plan.compile import build_plan, compile_plan
 from mrt_hpc.plan.hours import plan_cost
 from mrt_hpc.plan.jobs import Plan, Role
-from mrt_hpc.plan.kept_weights import kept_versions
 from mrt_hpc.run.layout import collecting_version, is_collection
+from mrt_hpc.run.weights import kept_versions
 
 MRT, STAR = "small_world/mrt", "small_world/star"
 

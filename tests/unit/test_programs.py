@@ -31,8 +31,8 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.typed_file import typed
-from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.submit.submission import objections_to, refuse_objections
 
 pytestmark = needs_sandbox

@@ -19,7 +19,7 @@ from mrt_hpc.inference.server_control import Address, ServerControl
 from mrt_hpc.inference.server_pool import MOST_FAMILIES, ServerPool, SpreadGenerator, spread_over
 from mrt_hpc.inference.server_start import ServerSettings
 from mrt_hpc.recipe.sections import WeightSwap
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 DEADLINE_S = 20.0
 

@@ -28,31 +28,29 @@ class Size(NamedTuple):
 # -- the tables: paste here what a failure or ``python tests/unit/test_size.py`` prints -------------------------------
 
 ROOMS: dict[str, Size] = {
-    "algorithms": Size(700, 13),
-    "analysis": Size(4840, 34),  # arms over seeds; the figures and tables of the paper; equivalence
-    "attempt": Size(1400, 13),  # claims are looked at back to one that held the run; who cancelled
-    "backends": Size(2740, 24),
-    "cli": Size(3520, 26),  # submit RUN, sweeps, judge, traces, check, names of other trainers
-    "cluster": Size(2280, 15),
+    "algorithms": Size(720, 12),  # samples and starts are those of algorithms
+    "analysis": Size(4680, 27),  # arms over seeds; the figures and tables of the paper; equivalence
+    "attempt": Size(1380, 12),  # claims are looked at back to one that held the run; who cancelled
+    "backends": Size(2680, 23),
+    "cli": Size(3360, 21),  # submit RUN, sweeps, judge, traces, check, names of other trainers
+    "cluster": Size(2220, 15),
     "datasets": Size(1200, 6),
-    "domains": Size(2420, 22),
+    "domains": Size(2400, 19),
     "errors": Size(60, 1),
-    "evaluate": Size(860, 7),  # what a run takes for granted of own classes, for `check`
+    "evaluate": Size(840, 7),  # what a run takes for granted of own classes, for `check`
     "hub": Size(100, 1),
     "images": Size(200, 1),
-    "inference": Size(2440, 19),  # what a recipe asks of a server stands once, for `serve` and the roles
+    "inference": Size(2420, 19),  # what a recipe asks of a server stands once, for `serve` and the roles
     "modes": Size(400, 6),
     "mrt": Size(560, 14),
-    "plan": Size(1280, 9),
+    "plan": Size(1220, 6),
     "provers": Size(680, 12),
-    "recipe": Size(2920, 20),  # faults told by own classes, and all at once; the user's data folder
-    "roles": Size(4360, 31),  # traces for `traces`; what is learnt is on the disk; states are told apart
-    "run": Size(
-        3020, 30
-    ),  # families of runs; groups and likelihoods for analyses; results are synced with their folders
-    "submit": Size(1220, 10),  # files of examples and own verifiers are tried before the queue
-    "training": Size(2520, 19),
-    "view": Size(1280, 9),  # explain knows of `cancel`
+    "recipe": Size(2860, 19),  # faults told by own classes, and all at once; the user's data folder
+    "roles": Size(4380, 28),  # results and the upload stand with the roles that write them
+    "run": Size(2920, 26),
+    "submit": Size(1200, 9),  # files of examples and own verifiers are tried before the queue
+    "training": Size(2440, 16),
+    "view": Size(1260, 8),  # explain knows of `cancel`
 }
 CLASSES_TWICE: set[str] = set()
 """Class names that stand in two files. The goal is none."""
@@ -62,15 +60,9 @@ SHORT: dict[str, str] = {
     "__main__.py": "python -m mrt_hpc",
     "attempt/placement.py": "which rank of which attempt a process is",
     "backends/local/site.py": "each back end has a site",
-    "cli/evaluate.py": "each command has a file",
-    "domains/verifiers.py": "the verifiers of a recipe",
     "inference/ray_node_main.py": "the main module of a process",
-    "plan/kept_weights.py": "which weights versions stay",
-    "plan/token_counts.py": "algorithms import it without the hours",
     "recipe/choices.py": "imported without the classes of the registry",
-    "run/offline.py": "may join the upload",
     "run/seeds.py": "where every seed comes from",
-    "run/waiting.py": "the one way to wait",
 }
 """Files with fewer than 40 lines of code, each with the reason why it is a file."""
 

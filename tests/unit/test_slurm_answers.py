@@ -11,9 +11,8 @@ from slurm_texts import USER, RecordedSlurm, squeue_prints
 
 from mrt_hpc.backends.backend import Hold
 from mrt_hpc.backends.slurm import survey
-from mrt_hpc.backends.slurm.answers import squeue_format, squeue_records, submitted_id
-from mrt_hpc.backends.slurm.answers import version as version_in
-from mrt_hpc.backends.slurm.commands import run_slurm
+from mrt_hpc.backends.slurm.commands import run_slurm, squeue_format, squeue_records, submitted_id
+from mrt_hpc.backends.slurm.commands import version as version_in
 from mrt_hpc.backends.slurm.queue import queue_states
 from mrt_hpc.backends.slurm.reasons import _REASONS, meaning
 from mrt_hpc.backends.slurm.survey import PartitionFacts, Survey, User, parse_nodes, seconds_of

@@ -20,8 +20,8 @@ from mrt_hpc.backends.slurm.task import ASK_EVERY_S, QueueWatch
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.roles.task import peers as peers_module
+from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.task_state import TaskRecord, TaskState
-from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.view import snapshot_reader
 
 WORDS = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"

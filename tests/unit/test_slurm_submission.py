@@ -18,9 +18,8 @@ from submitted import current_ids, latest_ids
 from mrt_hpc.attempt.ledger import current_submissions, record_submission, submissions, task_ids
 from mrt_hpc.backends.queued_jobs import LiveJob
 from mrt_hpc.backends.slurm import arrays, queue, queued_as
-from mrt_hpc.backends.slurm.answers import MARKS
 from mrt_hpc.backends.slurm.arrays import array_of
-from mrt_hpc.backends.slurm.commands import SlurmRefusedError
+from mrt_hpc.backends.slurm.commands import MARKS, SlurmRefusedError
 from mrt_hpc.backends.slurm.environment import ENDS_AT
 from mrt_hpc.backends.slurm.parameters import require_plain_path, sbatch_parameters
 from mrt_hpc.backends.slurm.queued_as import differences, queued_fields, queued_otherwise

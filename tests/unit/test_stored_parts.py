@@ -26,17 +26,16 @@ from mrt_hpc.recipe.sections import Grading, SmallWorldProblems
 from mrt_hpc.roles import evaluation
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.sampling.serving import OwnServers
-from mrt_hpc.roles.stored_parts import StoredParts, grader_of, writing
+from mrt_hpc.roles.stored_parts import StoredParts, StoredSamples, grader_of, samples_of, writing
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.evaluation_settings import Fingerprint, fingerprint_of
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Sampled, read_group
-from mrt_hpc.run.heartbeats import Observer
+from mrt_hpc.run.leases import Observer
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import Problem
-from mrt_hpc.run.results import StoredSamples, samples_of
 from mrt_hpc.run.weights import Weights
 
 Problems = Mapping[int, Problem]

@@ -27,8 +27,8 @@ from mrt_hpc.roles.sampling.serving import record_first_token
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested, ShutdownRequest
 from mrt_hpc.run.events import EventKind, EventLog, event_file
-from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.leases import Observer
 from mrt_hpc.run.task_state import MOST_RETURNS, TaskRecord, TaskState, read_task, write_task
 
 RUNNING = TaskRecord(TaskState.RUNNING, attempt="7.1", failures=1)

@@ -32,7 +32,7 @@ from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.quarantine import set_aside, younger_than
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 TRAINER, TENSORBOARD, WANDB = "segment-000.trainer", "tracking.tensorboard=true", "tracking.wandb=true"
 METRICS = IterationMetrics(iteration=0, tokens_per_rollout=12.0)

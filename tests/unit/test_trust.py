@@ -23,9 +23,8 @@ from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import look_at_lock, read_lock
-from mrt_hpc.recipe.ownership import is_written_by_others, refuse_changeable
 from mrt_hpc.recipe.registry import NotImported
-from mrt_hpc.recipe.user_code import keep
+from mrt_hpc.recipe.user_code import is_written_by_others, keep, refuse_changeable
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.process import import_path
 

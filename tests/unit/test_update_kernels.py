@@ -18,11 +18,11 @@ from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCau
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Batching, Precision
-from mrt_hpc.training import attention, micro_batch, projection
+from mrt_hpc.training import attention, losses, micro_batch
 from mrt_hpc.training.attention import PACKED_ATTENTION, Blocks, VariableLengths
 from mrt_hpc.training.micro_batch import arrange, collate, collate_end_to_end, collate_shared, lay_out
+from mrt_hpc.training.packing import SharedRow
 from mrt_hpc.training.policy import Kernels, Policy, load_policy
-from mrt_hpc.training.prefixes import SharedRow
 from mrt_hpc.training.settings import TrainingSequence
 
 PACKED = Kernels(Batching.PACKED)
@@ -200,13 +200,13 @@ def test_blocks_give_causal_attention_of_each_sequence(lengths: list[int], key_h
 
 @pytest.mark.parametrize("rows", [1, 3, 100])
 def test_the_fused_projection_is_the_plain_one(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(projection, "LOGIT_ELEMENTS", rows * VOCABULARY)
+    monkeypatch.setattr(losses, "LOGIT_ELEMENTS", rows * VOCABULARY)
     torch.manual_seed(1)
     plain, head = (nn.Linear(HIDDEN, VOCABULARY, bias=False) for _ in range(2))
     head.load_state_dict(plain.state_dict())
     hidden, targets, weights = torch.randn(10, HIDDEN), torch.randint(VOCABULARY, (10,)), torch.randn(10)
     inputs = [hidden.clone().requires_grad_() for _ in range(2)]
-    projection.fuse(head, TEMPERATURE, entropy=True)
+    losses.fuse(head, TEMPERATURE, entropy=True)
     logprobs, entropies = head(inputs[0], targets)
     logits = plain(inputs[1]) / TEMPERATURE
     expected = -F.cross_entropy(logits, targets, reduction="none")
@@ -218,7 +218,7 @@ def test_the_fused_projection_is_the_plain_one(rows: int, monkeypatch: pytest.Mo
         assert one.grad is not None and other.grad is not None
         assert torch.allclose(one.grad, other.grad, atol=1e-5)
     with pytest.raises(UserError, match="cannot be fused"):  # as it has a bias
-        projection.fuse(nn.Linear(2, 3), 1.0, entropy=True)
+        losses.fuse(nn.Linear(2, 3), 1.0, entropy=True)
 
 
 def test_other_families_of_models_work_on_packed_rows() -> None:

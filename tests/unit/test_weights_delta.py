@@ -14,7 +14,6 @@ from small_weights import as_bytes, publish_delta, publish_full, tensors, write_
 from mrt_hpc.cluster.doctor.local_checks import bytes_needed
 from mrt_hpc.errors import UserError
 from mrt_hpc.evaluate.regrade import tokenizer_of
-from mrt_hpc.plan.kept_weights import is_in_full, needed_versions, stays
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run import weights_delta
@@ -22,7 +21,18 @@ from mrt_hpc.run.evaluation_settings import pruned_versions
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
 from mrt_hpc.run.safetensors_file import AT_ONCE, is_finite, refuse_not_finite
-from mrt_hpc.run.weights import CHANGES, DELTA, full_versions, is_delta, prune, published_versions, refuse_delta
+from mrt_hpc.run.weights import (
+    CHANGES,
+    DELTA,
+    full_versions,
+    is_delta,
+    is_in_full,
+    needed_versions,
+    prune,
+    published_versions,
+    refuse_delta,
+    stays,
+)
 from mrt_hpc.run.weights_delta import BrokenChainError, TensorBytes, VersionKey, chain_to, put_together
 from mrt_hpc.submit.create import check_model
 from mrt_hpc.submit.origin import version_at

@@ -21,9 +21,9 @@ from tempfile import TemporaryDirectory
 from mrt_hpc.attempt.end import RUNS_AGAIN, settled
 from mrt_hpc.attempt.gpus import look, verdict
 from mrt_hpc.attempt.ledger import current_submissions, task_ids
+from mrt_hpc.attempt.notify import notify_failure
 from mrt_hpc.attempt.run_progress import reason
 from mrt_hpc.attempt.sole_attempt import finished_claim
-from mrt_hpc.attempt.stuck import notify_failure
 from mrt_hpc.backends.slurm.environment import slurm_task
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.jobs import JobResources, read_plan

@@ -19,17 +19,8 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import SlurmExecutor
 
 from mrt_hpc.backends.backend import StartEstimate
-from mrt_hpc.backends.slurm.answers import remark, submitted_id
-from mrt_hpc.backends.slurm.commands import Answer, SlurmRefusedError, answer_of, is_unreachable
-from mrt_hpc.backends.slurm.parameters import (
-    SCRIPT,
-    as_sbatch_reads,
-    dependency_tokens,
-    fill_in_ids,
-    python_command,
-    require_plain_path,
-    sbatch_parameters,
-)
+from mrt_hpc.backends.slurm import parameters as script_of
+from mrt_hpc.backends.slurm.commands import Answer, SlurmRefusedError, answer_of, is_unreachable, remark, submitted_id
 from mrt_hpc.backends.slurm.queue import unrecorded_jobs
 from mrt_hpc.backends.slurm.queued_as import ASK_S, kinds_asked
 from mrt_hpc.backends.slurm.site import SlurmSite
@@ -74,12 +65,12 @@ class ArrayExecutor(SlurmExecutor):
         self, job: Job, site: SlurmSite, layout: RunLayout, *, waited_for: bool, indices: Sequence[int] = ()
     ) -> None:
         folder = layout.logs / job.name
-        super().__init__(folder, max_num_timeout=MAX_TIMEOUTS, python=python_command(job, site, layout))
+        super().__init__(folder, max_num_timeout=MAX_TIMEOUTS, python=script_of.python_command(job, site, layout))
         self.job, self.indices = job, list(indices) or list(range(job.tasks))
-        parameters = sbatch_parameters(job, site, layout, waited_for=waited_for)
+        parameters = script_of.sbatch_parameters(job, site, layout, waited_for=waited_for)
         if indices:
             parameters["additional_parameters"]["array"] = array_of(indices, job.max_parallel)
-        self.update_parameters(**parameters, dependency=dependency_tokens(job))
+        self.update_parameters(**parameters, dependency=script_of.dependency_tokens(job))
         if job.tasks > 1:
             self.parameters["map_count"] = job.tasks  # submitit's own word for the size of an array
 
@@ -91,7 +82,7 @@ class ArrayExecutor(SlurmExecutor):
     def text(self, ids: Mapping[str, str]) -> str:
         """The sbatch script; jobs that it waits for appear by their id, or as ``{name}`` where it is unknown."""
         text = self._make_submission_file_text(self._submitit_command_str, uid="")
-        return fill_in_ids(as_sbatch_reads(text), self.job, ids)
+        return script_of.fill_in_ids(script_of.as_sbatch_reads(text), self.job, ids)
 
     def submit_call(self, call: TaskCall, ids: Mapping[str, str], show: Show) -> tuple[str, list[str]]:
         """Run sbatch and return the job's id, and what else sbatch said, in lines; :meth:`give_pickle` has to follow
@@ -101,7 +92,7 @@ class ArrayExecutor(SlurmExecutor):
             UserError: sbatch is missing, did not answer, refused, or printed no id; the script stays where the error
                 says.
         """
-        script = self.folder / SCRIPT
+        script = self.folder / script_of.SCRIPT
         atomic.write_text(script, self.text(ids))
         self._write_pickle(call)
         command = ["sbatch", "--parsable", str(script)]
@@ -158,7 +149,7 @@ def sbatch_texts(plan: Plan, site: SlurmSite, layout: RunLayout) -> list[tuple[s
     Raises:
         UserError: the run directory has a path that Slurm would misread.
     """
-    layout = require_plain_path(layout)
+    layout = script_of.require_plain_path(layout)
     placeholders = {job.name: f"{{{job.name}}}" for job in plan.jobs}
     awaited = must_end_well(plan.jobs)
     return [
@@ -205,7 +196,7 @@ def submit_arrays(
     Raises:
         UserError: sbatch is missing, does not answer, or refuses; or a job waits for one that was never submitted.
     """
-    layout = require_plain_path(layout)
+    layout = script_of.require_plain_path(layout)
     ids, partly = dict(known_ids), lost_tasks or {}
     todo = [job for job in jobs if job.name not in known_ids or job.name in partly]
     lost = unrecorded_jobs(layout.root, _plain_ids(ids.values())) if todo else {}
@@ -323,7 +314,7 @@ def start_estimates(jobs: Sequence[Job], site: SlurmSite, layout: RunLayout) -> 
     Raises:
         UserError: the run directory has a path that Slurm would misread.
     """
-    layout = require_plain_path(layout)
+    layout = script_of.require_plain_path(layout)
     starts: list[StartEstimate] = []
     left = kinds_asked(jobs)
     while left:

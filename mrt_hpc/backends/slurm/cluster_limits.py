@@ -5,16 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 
+from mrt_hpc.backends.slurm import survey
 from mrt_hpc.backends.slurm.commands import run_slurm
 from mrt_hpc.backends.slurm.site import SlurmSite
-from mrt_hpc.backends.slurm.survey import (
-    CONFIG,
-    PARTITIONS,
-    ClusterSettings,
-    PartitionFacts,
-    parse_partitions,
-    parse_settings,
-)
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import Job, Plan
 
@@ -24,7 +17,7 @@ submitted.
 """
 
 
-def cluster_limits() -> tuple[ClusterSettings, Mapping[str, PartitionFacts]] | None:
+def cluster_limits() -> tuple[survey.ClusterSettings, Mapping[str, survey.PartitionFacts]] | None:
     """The settings and the partitions of the cluster that Slurm's commands speak to; None on a machine without these
     commands.
 
@@ -33,12 +26,12 @@ def cluster_limits() -> tuple[ClusterSettings, Mapping[str, PartitionFacts]] | N
     """
     if shutil.which("scontrol") is None:
         return None
-    config, listing = (run_slurm(command, ANSWER_S) for command in (CONFIG, PARTITIONS))
-    return parse_settings(config), parse_partitions(listing)
+    config, listing = (run_slurm(command, ANSWER_S) for command in (survey.CONFIG, survey.PARTITIONS))
+    return survey.parse_settings(config), survey.parse_partitions(listing)
 
 
 def beyond(
-    plan: Plan, site: SlurmSite, settings: ClusterSettings, partitions: Mapping[str, PartitionFacts]
+    plan: Plan, site: SlurmSite, settings: survey.ClusterSettings, partitions: Mapping[str, survey.PartitionFacts]
 ) -> list[str]:
     """Return a sentence for each part of a plan that the cluster would refuse or never start, with the field of the
     site profile to change. A QOS may lift the time limits of partitions: if the profile names a QOS, its own time
@@ -47,7 +40,7 @@ def beyond(
     return [*_sizes_beyond(plan, settings), *_partitions_beyond(plan, site, partitions)]
 
 
-def _sizes_beyond(plan: Plan, settings: ClusterSettings) -> Iterator[str]:
+def _sizes_beyond(plan: Plan, settings: survey.ClusterSettings) -> Iterator[str]:
     largest = max(job.tasks for job in plan.jobs)
     if settings.max_array_size is not None and largest > (allowed := max(1, settings.max_array_size)):
         yield (
@@ -61,7 +54,7 @@ def _sizes_beyond(plan: Plan, settings: ClusterSettings) -> Iterator[str]:
         )
 
 
-def _partitions_beyond(plan: Plan, site: SlurmSite, partitions: Mapping[str, PartitionFacts]) -> Iterator[str]:
+def _partitions_beyond(plan: Plan, site: SlurmSite, partitions: Mapping[str, survey.PartitionFacts]) -> Iterator[str]:
     for what, jobs in _jobs_by_partition_field(plan).items():
         named = getattr(site.partitions, what)
         names = named.split(",") if named else [n for n, p in partitions.items() if p.is_default]
@@ -79,7 +72,7 @@ def _jobs_by_partition_field(plan: Plan) -> dict[str, list[Job]]:
     return {what: jobs for what, jobs in fields.items() if jobs}
 
 
-def _times_beyond(jobs: list[Job], partitions: list[PartitionFacts], names: str) -> Iterator[str]:
+def _times_beyond(jobs: list[Job], partitions: list[survey.PartitionFacts], names: str) -> Iterator[str]:
     """Find jobs whose time limit is longer than that of every partition they may run in."""
     longest = max(jobs, key=lambda job: job.resources.time_limit_minutes)
     minutes = [p.max_minutes for p in partitions if p.max_minutes is not None]
@@ -91,7 +84,7 @@ def _times_beyond(jobs: list[Job], partitions: list[PartitionFacts], names: str)
         )
 
 
-def closed_partitions(plan: Plan, site: SlurmSite, partitions: Mapping[str, PartitionFacts]) -> list[str]:
+def closed_partitions(plan: Plan, site: SlurmSite, partitions: Mapping[str, survey.PartitionFacts]) -> list[str]:
     """Return a sentence for each partition of the plan's jobs that does not start jobs at present."""
     wanted = {getattr(site.partitions, what) for what in _jobs_by_partition_field(plan)}
     names = {name for names in wanted if names for name in names.split(",")}

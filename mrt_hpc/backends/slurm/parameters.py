@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mrt_hpc.backends.slurm.after_srun import AttemptOutcome
-from mrt_hpc.backends.slurm.answers import MARKS
+from mrt_hpc.backends.slurm.commands import MARKS
 from mrt_hpc.backends.slurm.environment import BEGAN_AT, ENDS_AT
 from mrt_hpc.backends.slurm.site import Container, GpuRequest, Requeue, SlurmSite
 from mrt_hpc.errors import ExitCode, UserError

@@ -16,16 +16,7 @@ from pathlib import Path
 
 from mrt_hpc.analysis.spending import Allocation
 from mrt_hpc.backends.backend import QueuedTask, QueueState
-from mrt_hpc.backends.slurm.answers import (
-    JOB_ID,
-    TASK_ID,
-    count_of,
-    matching_lines,
-    remark,
-    squeue_format,
-    squeue_records,
-)
-from mrt_hpc.backends.slurm.commands import SlurmRefusedError, ask_slurm, is_unreachable, run_slurm
+from mrt_hpc.backends.slurm import commands as slurm
 from mrt_hpc.backends.slurm.parameters import NO_TOKEN, SCRIPT, queue_name
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.layout import RunLayout
@@ -45,33 +36,20 @@ LOOK_EVERY_S = 1.0
 _UNKNOWN_ID = re.compile(r"invalid job id", re.IGNORECASE)
 _LIVE = ("%i", "%T", "%e", "%r", "%N")
 _OWN = ("%F", "%T", "%e", "%j", "%o")
-_ACCOUNTED = re.compile(rf"({TASK_ID.pattern})(\.\w+)?\|([A-Z_]+[^|]*)\|([\d:]*)\|([^|]*)\|(\d*)")
+_ACCOUNTED = re.compile(rf"({slurm.TASK_ID.pattern})(\.\w+)?\|([A-Z_]+[^|]*)\|([\d:]*)\|([^|]*)\|(\d*)")
 
-_SLURM_STATES = {
-    "COMPLETED": QueueState.COMPLETED,
-    "CANCELLED": QueueState.CANCELLED,
-    "TIMEOUT": QueueState.TIMEOUT,
-    "OUT_OF_MEMORY": QueueState.OUT_OF_MEMORY,
-    "NODE_FAIL": QueueState.NODE_FAIL,
-    "BOOT_FAIL": QueueState.NODE_FAIL,
-    "PREEMPTED": QueueState.PREEMPTED,
-    "FAILED": QueueState.FAILED,
-    "DEADLINE": QueueState.TIMEOUT,
-    "PENDING": QueueState.PENDING,
-    "REQUEUED": QueueState.PENDING,
-    "REQUEUE_FED": QueueState.PENDING,
-    "REQUEUE_HOLD": QueueState.PENDING,
-    "SPECIAL_EXIT": QueueState.PENDING,
-    "RESV_DEL_HOLD": QueueState.PENDING,
-    "RUNNING": QueueState.RUNNING,
-    "CONFIGURING": QueueState.RUNNING,
-    "COMPLETING": QueueState.RUNNING,
-    "STAGE_OUT": QueueState.RUNNING,
-    "SIGNALING": QueueState.RUNNING,
-    "RESIZING": QueueState.RUNNING,
-    "SUSPENDED": QueueState.RUNNING,
-    "STOPPED": QueueState.RUNNING,
+_WORDS = {
+    QueueState.PENDING: "PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
+    QueueState.RUNNING: "RUNNING CONFIGURING COMPLETING STAGE_OUT SIGNALING RESIZING SUSPENDED STOPPED",
+    QueueState.COMPLETED: "COMPLETED",
+    QueueState.FAILED: "FAILED",
+    QueueState.OUT_OF_MEMORY: "OUT_OF_MEMORY",
+    QueueState.TIMEOUT: "TIMEOUT DEADLINE",
+    QueueState.CANCELLED: "CANCELLED",
+    QueueState.NODE_FAIL: "NODE_FAIL BOOT_FAIL",
+    QueueState.PREEMPTED: "PREEMPTED",
 }
+_SLURM_STATES = {word: state for state, words in _WORDS.items() for word in words.split()}
 
 
 _NEVER_BACK = frozenset({QueueState.COMPLETED, QueueState.FAILED, QueueState.CANCELLED, QueueState.TIMEOUT})
@@ -89,10 +67,12 @@ def queue_states(job_ids: Iterable[str], within_s: float | None = None) -> dict[
         UserError: a command is missing, did not answer, or refused.
     """
     wanted = list(dict.fromkeys(job_ids))
-    asked = [job for job in wanted if JOB_ID.fullmatch(job)]  # one word that is no id would have all the others refused
+    asked = [
+        job for job in wanted if slurm.JOB_ID.fullmatch(job)
+    ]  # one word that is no id would have all the others refused
     states: dict[str, QueuedTask] = {}
     if asked:
-        ask = ask_slurm if within_s is None else _hurried(within_s)
+        ask = slurm.ask_slurm if within_s is None else _hurried(within_s)
         queued = _queued(asked, ask)  # first: a task that ends between the two calls is then found in one of them
         states = _merged(_accounted(asked, _hurried(ACCOUNTING_S) if within_s is None else ask), queued)
     known = {task_id.split("_")[0] for task_id in states}
@@ -111,8 +91,8 @@ def unrecorded_jobs(root: Path, recorded: Iterable[str]) -> dict[str, list[str]]
     """
     layout, known = RunLayout(root), set(recorded)
     unrecorded: dict[str, list[str]] = {}
-    printed = ask_slurm(["squeue", "--me", "--all", squeue_format(*_OWN)])
-    for job_id, word, end, name, script in squeue_records(printed, len(_OWN)):
+    printed = slurm.ask_slurm(["squeue", "--me", "--all", slurm.squeue_format(*_OWN)])
+    for job_id, word, end, name, script in slurm.squeue_records(printed, len(_OWN)):
         if job_id in known or _queue_state(word, end) is QueueState.ENDING:
             continue
         if job := _job_of(layout, name, Path(script)):
@@ -146,9 +126,9 @@ def cancel(job_ids: Iterable[str]) -> list[str]:
         UserError: a command is missing, or the controller does not answer; or jobs are still in the queue.
     """
     wanted = list(dict.fromkeys(job_ids))
-    ids = [job for job in wanted if JOB_ID.fullmatch(job)]
+    ids = [job for job in wanted if slurm.JOB_ID.fullmatch(job)]
     if len(ids) < len(wanted):
-        remark(f"these are no ids of Slurm, and name no job: {', '.join(sorted({*wanted}.difference(ids)))}")
+        slurm.remark(f"these are no ids of Slurm, and name no job: {', '.join(sorted({*wanted}.difference(ids)))}")
     before = _live(ids)
     updates = [[["scontrol", "update", f"JobId={job}", "Requeue=0"], ["scancel", job]] for job in ids]
     words = [_refusal(command) for commands in updates for command in commands]
@@ -162,16 +142,16 @@ def cancel(job_ids: Iterable[str]) -> list[str]:
 
 def _live(job_ids: list[str]) -> list[str]:
     """Those of these jobs that are queued or running."""
-    tasks = _queued(job_ids, ask_slurm).values() if job_ids else ()
+    tasks = _queued(job_ids, slurm.ask_slurm).values() if job_ids else ()
     return sorted({task.job_id for task in tasks if not task.ended}, key=int)
 
 
 def _refusal(command: list[str]) -> str:
     """Run a command, and return the words with which it was refused; empty text if it was not."""
     try:
-        ask_slurm(command)
-    except SlurmRefusedError as refusal:
-        if is_unreachable(refusal):
+        slurm.ask_slurm(command)
+    except slurm.SlurmRefusedError as refusal:
+        if slurm.is_unreachable(refusal):
             raise
         return refusal.reason
     return ""
@@ -214,21 +194,21 @@ def _knows_better(accounted: QueueState, queued: QueuedTask) -> bool:
 def _hurried(within_s: float) -> Callable[[list[str]], str]:
     """Asks each command once, within one common time limit."""
     end = time.monotonic() + within_s
-    return lambda command: run_slurm(command, timeout_s=max(0.1, end - time.monotonic()))
+    return lambda command: slurm.run_slurm(command, timeout_s=max(0.1, end - time.monotonic()))
 
 
 def _queued(job_ids: list[str], ask: Callable[[list[str]], str]) -> dict[str, QueuedTask]:
-    listing = ["squeue", "--all", "--states=all", "--array", f"--jobs={','.join(job_ids)}", squeue_format(*_LIVE)]
+    listing = ["squeue", "--all", "--states=all", "--array", f"--jobs={','.join(job_ids)}", slurm.squeue_format(*_LIVE)]
     try:
         printed = ask(listing)
-    except SlurmRefusedError as refusal:
+    except slurm.SlurmRefusedError as refusal:
         if not _UNKNOWN_ID.search(refusal.reason):
             raise
         if len(job_ids) == 1:
             return {}  # squeue forgets ended jobs after minutes, and then calls their ids invalid
         return {task_id: task for job in job_ids for task_id, task in _queued([job], ask).items()}
     states, asked = dict[str, QueuedTask](), set(job_ids)
-    for task_id, word, end, reason, nodes in squeue_records(printed, len(_LIVE)):
+    for task_id, word, end, reason, nodes in slurm.squeue_records(printed, len(_LIVE)):
         if task_id.partition("_")[0] not in asked:
             continue
         why = _ENDING if word == "COMPLETING" else "" if reason == "None" else reason
@@ -251,7 +231,7 @@ def _queue_state(word: str, end: str) -> QueueState:
         return QueueState.RUNNING
     known = queue_state(word)
     if known is QueueState.UNKNOWN:
-        remark(f"squeue calls a job {word}, which is not known here: it counts as queued")
+        slurm.remark(f"squeue calls a job {word}, which is not known here: it counts as queued")
         return QueueState.PENDING
     return known
 
@@ -263,12 +243,12 @@ def _accounted(job_ids: list[str], ask: Callable[[list[str]], str]) -> dict[str,
     try:
         printed = ask(command)
     except UserError as error:
-        if not (isinstance(error, SlurmRefusedError) and NO_ACCOUNTING in error.reason):
+        if not (isinstance(error, slurm.SlurmRefusedError) and NO_ACCOUNTING in error.reason):
             said = " ".join(str(error.value or "").split())
-            remark(f"sacct gave no answer, so how jobs ended is known from the run only: {error.what}: {said}")
+            slurm.remark(f"sacct gave no answer, so how jobs ended is known from the run only: {error.what}: {said}")
         return {}  # such a cluster forgets what has ended
     states: dict[str, QueuedTask] = {}
-    for line in matching_lines(printed, _ACCOUNTED, "sacct"):
+    for line in slurm.matching_lines(printed, _ACCOUNTED, "sacct"):
         task, step, word, exit_code, nodes, elapsed = line.groups()
         if step:
             _learn_from_step(states, task, word)
@@ -296,7 +276,9 @@ def _expand(task: str) -> Iterator[str]:
     match = _ARRAY_RANGE.fullmatch(task)
     if match is None:
         if "[" in task:
-            remark(f"sacct names tasks of an array in a way that is not known here, and they are passed over: {task}")
+            slurm.remark(
+                f"sacct names tasks of an array in a way that is not known here, and they are passed over: {task}"
+            )
         else:
             yield task
         return
@@ -315,7 +297,7 @@ FIELDS = ("JobID", "State", "Submit", "Eligible", "Start", "ElapsedRaw", "AllocC
 """sacct prints times as seconds since the epoch (see ``commands``), or as a word where there is none."""
 NOT_LOST = frozenset({QueueState.COMPLETED, QueueState.RUNNING})
 """The states of an attempt that has not ended, or has ended well."""
-_LINE = re.compile(rf"({TASK_ID.pattern})\|([A-Z_]+[^|]*)" + r"\|([^|]*)" * (len(FIELDS) - 2))
+_LINE = re.compile(rf"({slurm.TASK_ID.pattern})\|([A-Z_]+[^|]*)" + r"\|([^|]*)" * (len(FIELDS) - 2))
 
 
 def accounted_attempts(job_ids: Iterable[str]) -> list[Allocation] | None:
@@ -330,13 +312,13 @@ def accounted_attempts(job_ids: Iterable[str]) -> list[Allocation] | None:
     Raises:
         UserError: sacct is missing, did not answer, or refused.
     """
-    wanted = [job for job in dict.fromkeys(job_ids) if JOB_ID.fullmatch(job)]
+    wanted = [job for job in dict.fromkeys(job_ids) if slurm.JOB_ID.fullmatch(job)]
     if not wanted:
         return []
     command = ["sacct", "--duplicates", "--allocations", "--noheader", "--parsable2"]
     try:
-        printed = ask_slurm([*command, f"--jobs={','.join(wanted)}", f"--format={','.join(FIELDS)}"])
-    except SlurmRefusedError as refusal:
+        printed = slurm.ask_slurm([*command, f"--jobs={','.join(wanted)}", f"--format={','.join(FIELDS)}"])
+    except slurm.SlurmRefusedError as refusal:
         if NO_ACCOUNTING in refusal.reason:
             return None
         raise
@@ -345,7 +327,7 @@ def accounted_attempts(job_ids: Iterable[str]) -> list[Allocation] | None:
 
 def attempts_of(printed: str) -> list[Allocation]:
     """The attempts of sacct's lines."""
-    attempts = (_attempt(*line.groups()) for line in matching_lines(printed, _LINE, "sacct"))
+    attempts = (_attempt(*line.groups()) for line in slurm.matching_lines(printed, _LINE, "sacct"))
     return [attempt for attempt in attempts if attempt is not None]
 
 
@@ -372,7 +354,7 @@ def _gpus(resources: str) -> int | None:
     their sum.
     """
     pairs = [item.partition("=") for item in resources.split(",")]
-    counts = {name: count for name, _, number in pairs if (count := count_of(number)) is not None}
+    counts = {name: count for name, _, number in pairs if (count := slurm.count_of(number)) is not None}
     if "gres/gpu" in counts:
         return counts["gres/gpu"]
     kinds = [number for name, number in counts.items() if name.startswith("gres/gpu:")]

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mrt_hpc.backends.slurm.answers import minutes_of
-from mrt_hpc.backends.slurm.commands import run_slurm
+from mrt_hpc.backends.slurm.commands import minutes_of, run_slurm
 from mrt_hpc.backends.slurm.parameters import mebibytes
 from mrt_hpc.backends.slurm.site import Requeue, SlurmSite
 from mrt_hpc.errors import UserError, word

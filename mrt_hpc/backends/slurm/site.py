@@ -220,7 +220,7 @@ class SlurmSite(Site):
 
     def image_digest(self) -> str | None:
         """The checksum of the image, from the file beside it that `mrt-hpc container build` writes, or of the image
-        itself, which takes a second a gigabyte. A run remembers it (see :mod:`mrt_hpc.submit.software`).
+        itself, which takes a second a gigabyte. A run remembers it (see :mod:`mrt_hpc.submit.submission`).
         """
         if (image := self.image_file()) is None:
             return None

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mrt_hpc.attempt.gpus import is_slice
-from mrt_hpc.backends.slurm import answers
-from mrt_hpc.backends.slurm.answers import minutes_of, seconds_of
-from mrt_hpc.backends.slurm.commands import run_slurm
+from mrt_hpc.backends.slurm import commands
+from mrt_hpc.backends.slurm.commands import minutes_of, run_slurm, seconds_of
 from mrt_hpc.errors import UserError
 
 ANSWER_S = 20.0
@@ -278,7 +277,7 @@ def survey(user: User | None = None, ask: Ask = ask) -> Survey:
             problems[shlex.join(command)] = f"{error.what}: {said}" if said else error.what
             return None
 
-    version, config = answers.version(answer(VERSION) or ""), answer(CONFIG)
+    version, config = commands.version(answer(VERSION) or ""), answer(CONFIG)
     listing, nodes = answer(PARTITIONS), answer(NODES) or ""
     partitions = None if listing is None else parse_partitions(listing, nodes)
     settings = None if config is None else parse_settings(config)
@@ -305,7 +304,7 @@ def survey(user: User | None = None, ask: Ask = ask) -> Survey:
 
 def parse_settings(text: str) -> ClusterSettings:
     """The settings, from ``scontrol show config``."""
-    settings = answers.settings(text)
+    settings = commands.settings(text)
     parameters = settings.get("SelectTypeParameters")
     return ClusterSettings(
         name=value_of(settings.get("ClusterName", "")) or "",
@@ -328,7 +327,7 @@ def parse_settings(text: str) -> ClusterSettings:
 def parse_partitions(listing: str, nodes: str = "") -> dict[str, PartitionFacts]:
     """The partitions by their names, from the lines of :data:`PARTITIONS` and of :data:`NODES`."""
     kinds = parse_nodes(nodes)
-    partitions = (parse_partition(fields, kinds) for fields in answers.partitions(listing))
+    partitions = (parse_partition(fields, kinds) for fields in commands.partitions(listing))
     return {partition.name: partition for partition in partitions}
 
 
@@ -357,7 +356,7 @@ def parse_partition(fields: Mapping[str, str], kinds: Mapping[str, Sequence[Node
 def parse_nodes(text: str) -> dict[str, list[NodeKind]]:
     """The kinds of nodes by partition, from lines as ``gpu|gpu:a100:4(S:0-1)|8|64|512000``."""
     kinds_of: dict[str, list[NodeKind]] = {}
-    for line in answers.matching_lines(text, _NODES, "sinfo"):
+    for line in commands.matching_lines(text, _NODES, "sinfo"):
         partition, gres, count, cpus, memory = line.groups()
         gpus = gpus_of_node(gres)
         whole = {name: number for name, number in gpus.items() if not is_slice(name)}
@@ -375,7 +374,7 @@ def gpus_of_node(gres: str) -> dict[str, int]:
         name, *words = gpu.partition("(")[0].strip().split(":")
         if name == "gpu":
             kind = [word for word in words if word != "no_consume"]
-            count = answers.count_of(kind[-1]) if kind else None
+            count = commands.count_of(kind[-1]) if kind else None
             key = ":".join(kind if count is None else kind[:-1])
             counts[key] = counts.get(key, 0) + (1 if count is None else count)
     return {key: count for key, count in counts.items() if count}
@@ -383,7 +382,7 @@ def gpus_of_node(gres: str) -> dict[str, int]:
 
 def parse_associations(text: str) -> Iterator[Association]:
     """The associations, from the lines of :func:`associations_command`."""
-    for line in answers.matching_lines(text, _ASSOCIATION, "sacctmgr"):
+    for line in commands.matching_lines(text, _ASSOCIATION, "sacctmgr"):
         account, partition, qos, default, submit, wall = line.groups()
         names = tuple(filter(None, qos.split(",")))
         yield Association(account, value_of(partition), names, value_of(default), _whole(submit), minutes_of(wall))
@@ -391,7 +390,7 @@ def parse_associations(text: str) -> Iterator[Association]:
 
 def parse_qos(text: str) -> Iterator[Qos]:
     """Every QOS, from the lines of :data:`QOS`."""
-    for line in answers.matching_lines(text, _QOS, "sacctmgr"):
+    for line in commands.matching_lines(text, _QOS, "sacctmgr"):
         name, wall, submit, grace, mode, preempts = line.groups()
         own_mode = "" if mode.lower() in ("", "cluster") else mode.upper()
         names = tuple(filter(None, preempts.split(",")))
@@ -401,7 +400,7 @@ def parse_qos(text: str) -> Iterator[Qos]:
 def default_account(text: str, user: str) -> str | None:
     """The default account of a user, from the line of :func:`default_account_command`."""
     line = re.compile(rf"{re.escape(user)}\|([^|\s]*)")
-    return next((value_of(match[1]) for match in answers.matching_lines(text, line, "sacctmgr")), None)
+    return next((value_of(match[1]) for match in commands.matching_lines(text, line, "sacctmgr")), None)
 
 
 def _whole(text: str) -> int | None:

@@ -18,8 +18,7 @@ from submitit.core.utils import DelayedSubmission
 
 from mrt_hpc.attempt.ledger import submissions
 from mrt_hpc.attempt.placement import Placement
-from mrt_hpc.backends.slurm.answers import squeue_format, squeue_records
-from mrt_hpc.backends.slurm.commands import run_slurm
+from mrt_hpc.backends.slurm.commands import run_slurm, squeue_format, squeue_records
 from mrt_hpc.backends.slurm.environment import slurm_task
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.layout import RunLayout

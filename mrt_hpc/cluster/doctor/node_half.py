@@ -36,9 +36,8 @@ from mrt_hpc.recipe.kinds import VERIFIERS, VerifierSettings
 from mrt_hpc.recipe.lock import installed_version
 from mrt_hpc.recipe.user_code import import_from
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.retries import list_directory, wait_until
 from mrt_hpc.run.typed_file import typed
-from mrt_hpc.run.waiting import wait_until
 
 ROUNDS = 3
 """How often a file goes to the login node and back."""

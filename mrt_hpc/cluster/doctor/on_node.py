@@ -13,8 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mrt_hpc.backends.slurm.answers import submitted_id
-from mrt_hpc.backends.slurm.commands import SlurmRefusedError, run_slurm
+from mrt_hpc.backends.slurm.commands import SlurmRefusedError, run_slurm, submitted_id
 from mrt_hpc.backends.slurm.containers import folders_read, with_models_bound
 from mrt_hpc.backends.slurm.parameters import as_sbatch_reads, python_command, require_plain_path, sbatch_parameters
 from mrt_hpc.backends.slurm.queue import cancel, queue_states
@@ -29,9 +28,8 @@ from mrt_hpc.plan.jobs import Job, JobResources, Role
 from mrt_hpc.recipe.user_code import origin
 from mrt_hpc.run.atomic import write_json, write_text
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.retries import list_directory, wait_until
 from mrt_hpc.run.typed_file import UnreadableError, read_typed
-from mrt_hpc.run.waiting import wait_until
 
 JOB_MINUTES = 8
 """The time limit of the job; it takes one to three minutes."""

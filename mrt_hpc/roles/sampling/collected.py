@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
-from mrt_hpc.algorithms.starts import StartContext
+from mrt_hpc.algorithms.base import StartContext
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes

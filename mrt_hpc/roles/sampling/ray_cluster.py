@@ -24,7 +24,7 @@ from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.ray_node import LOOPBACK, RayNode, RayPlace, address_towards, answers, free_port
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.retries import wait_until
 
 LONGEST_LOOK_S = 0.5
 VISIBLE = "CUDA_VISIBLE_DEVICES"

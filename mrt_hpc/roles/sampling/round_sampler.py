@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from mrt_hpc.algorithms.base import algorithm_of
-from mrt_hpc.algorithms.starts import Starts
+from mrt_hpc.algorithms.base import Starts, algorithm_of
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.inference.sampler import Generator, RolloutPlan
 from mrt_hpc.inference.traces import PromptedGroup
@@ -23,8 +22,7 @@ from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel, ProverSession
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.sampling.collected import start_context
-from mrt_hpc.roles.sampling.grading import graded_in_order
-from mrt_hpc.roles.sampling.session import SamplingSession
+from mrt_hpc.roles.sampling.grading import SamplingSession, graded_in_order
 from mrt_hpc.roles.task.context import LONGEST_LOOK_S, Task, is_trained, positions_there
 from mrt_hpc.roles.task.peers import PeerStatus
 from mrt_hpc.run.archive import commit_sampled

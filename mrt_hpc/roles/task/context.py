@@ -25,16 +25,14 @@ from mrt_hpc.run.access import private_folder
 from mrt_hpc.run.archive import sampled_positions, unpack
 from mrt_hpc.run.events import EventKind, EventLog, Use, has_progressed
 from mrt_hpc.run.groups import complete_groups
-from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.leases import Holder
+from mrt_hpc.run.leases import Holder, Observer
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.process import end_or_kill
 from mrt_hpc.run.quarantine import set_aside
-from mrt_hpc.run.retries import list_directory, retrying
+from mrt_hpc.run.retries import list_directory, retrying, wait_until
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.turns import Turn, remove_abandoned
-from mrt_hpc.run.waiting import wait_until
 
 T = TypeVar("T")
 

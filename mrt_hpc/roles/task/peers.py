@@ -13,8 +13,8 @@ from enum import StrEnum
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.jobs import Job
 from mrt_hpc.recipe.sections import Resilience
-from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.leases import Observer
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task
 
 LOOK_EVERY_S = 1.0

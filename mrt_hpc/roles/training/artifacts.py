@@ -17,19 +17,17 @@ from typing import Any
 
 from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.plan.kept_weights import is_in_full, needed_versions
-from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.task.context import STATE, Task
 from mrt_hpc.run.archive import archive_groups
 from mrt_hpc.run.atomic import is_temporary, remove_leftovers, write_json
 from mrt_hpc.run.events import EventKind, Use
-from mrt_hpc.run.layout import RunLayout, collection_of
+from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.manifest import DamagedError, Manifest, read_manifest
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.quarantine import evaluated_with_others, younger_than
 from mrt_hpc.run.retries import RetryPolicy, list_directory, retrying
 from mrt_hpc.run.task_state import read_task
-from mrt_hpc.run.weights import is_delta, pinned_versions, prune, publish, published_versions
+from mrt_hpc.run.weights import is_delta, is_in_full, pinned_versions, prune_weights, publish, published_versions
 from mrt_hpc.run.weights_delta import TensorBytes, VersionKey, WeightsDelta, contents_of, delta_between, tensor_kinds
 from mrt_hpc.training import checkpoint, export, rendezvous
 from mrt_hpc.training.engine import TrainerEngine
@@ -365,8 +363,3 @@ def newest_good_checkpoint(task: Task) -> Path | None:
         task.set_aside([path], f"a damaged checkpoint: {damage.what} ({damage.where})")
 
     return checkpoint.good(task.layout.checkpoints, set_aside)
-
-
-def prune_weights(layout: RunLayout, recipe: Recipe, version: int) -> list[int]:
-    """Remove the weights versions that are not needed any more once ``version`` is published, and return them."""
-    return prune(layout, needed_versions(layout, recipe, version))

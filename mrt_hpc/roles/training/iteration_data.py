@@ -8,13 +8,13 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm, SupervisedAlgorithm
 from mrt_hpc.algorithms.batch import Batch, Learnt, batch_of
-from mrt_hpc.algorithms.samples import SampleSource
+from mrt_hpc.algorithms.samples import SampleSource, write_samples
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
@@ -31,7 +31,6 @@ from mrt_hpc.run.groups import Group, refuse_another_problem
 from mrt_hpc.run.manifest import DamagedError, unreadable
 from mrt_hpc.run.problems import draw_indices, read_problems
 from mrt_hpc.training.settings import NotFiniteError, TrainingSequence
-from mrt_hpc.training.supervised import write_samples
 
 log = logging.getLogger(__name__)
 
@@ -110,44 +109,6 @@ def _sequence(masked: MaskedTokens) -> TrainingSequence:
         mask=learnt,
         group=masked.id,
     )
-
-
-class IterationReader(Protocol):
-    """Makes the data of one iteration, when they are there."""
-
-    @property
-    def iteration(self) -> int:
-        """The number of the iteration."""
-
-    @property
-    def samplers(self) -> Peers:
-        """The tasks that sample for this iteration."""
-
-    def is_complete(self) -> bool:
-        """Look for new groups. Returns whether all are there."""
-
-    @property
-    def comparable(self) -> int | None:
-        """The position of a group, of those read so far, that the weights of this iteration have sampled; None where
-        there is none.
-        """
-
-    def group(self, position: int) -> Group:
-        """One group.
-
-        Raises:
-            UserError: it is not there, which the first rank has seen.
-        """
-
-    def data(self) -> Learnt:
-        """The data of the iteration, the same on every rank.
-
-        Raises:
-            UserError: it is not complete, which the first rank has seen.
-        """
-
-    def reopen_samplers(self) -> None:
-        """Make the tasks of inference run again where something is missing and none of them is left to sample it."""
 
 
 @dataclass
@@ -314,6 +275,10 @@ class SampleReader:
 
     def reopen_samplers(self) -> None:
         """Nothing is missing."""
+
+
+IterationReader = RolloutReader | SampleReader
+"""Makes the data of one iteration, when they are there."""
 
 
 def iteration_readers(task: Task) -> Callable[[int], IterationReader]:

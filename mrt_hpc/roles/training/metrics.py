@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,7 @@ from mrt_hpc.algorithms.batch import Batch, Learnt
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.mrt.progress import progress
 from mrt_hpc.run.records import FinishReason, GroupStatistics, Rollout
-
-if TYPE_CHECKING:  # tests and reports read metrics without torch
-    from mrt_hpc.training.update_statistics import UpdateStats
+from mrt_hpc.training.update_statistics import UpdateStats
 
 INFERENCE_PHASES = {"loading": Phase.LOADING, "generation": Phase.GENERATION, "grading": Phase.GRADING}
 TRAINER_PHASES = {
