@@ -19,12 +19,13 @@ from mrt_hpc.recipe.sections import HuggingFaceModel
 from mrt_hpc.roles.event_texts import happenings
 from mrt_hpc.roles.run_samples import prefix_curves, trace_samples
 from mrt_hpc.roles.task.context import Task
-from mrt_hpc.roles.tracking import log_evaluations, upload, write_event_files
+from mrt_hpc.roles.tracking import log_evaluations, write_event_files
 from mrt_hpc.run.archive import sampled_manifest, sampled_positions
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.events import Use
 from mrt_hpc.run.fork_record import read_fork
 from mrt_hpc.run.layout import RunLayout, collection_of
+from mrt_hpc.run.offline import upload
 
 log = logging.getLogger(__name__)
 

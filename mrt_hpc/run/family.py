@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 
 from mrt_hpc.errors import UserError, word
+from mrt_hpc.recipe.find import expanded
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.layout import FAMILY, RunLayout
 from mrt_hpc.run.typed_file import Whole, read_if_there
@@ -144,8 +145,8 @@ def arms_of(typed: Sequence[str]) -> tuple[list[str], list[str]]:
     Returns:
         What is no family; and each arm as ``NAME=RUN,RUN``.
     """
-    found = {text: read_family(Path(text).expanduser()) for text in typed}
-    families = {Path(text).expanduser(): family for text, family in found.items() if family is not None}
+    found = {text: read_family(expanded(text)) for text in typed}
+    families = {expanded(text): family for text, family in found.items() if family is not None}
     arms: dict[str, list[str]] = defaultdict(list)
     for root, family in families.items():
         for member in family.members:

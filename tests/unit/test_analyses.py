@@ -397,9 +397,10 @@ def test_the_tables_hold_every_budget_and_other_evaluations_are_refused() -> Non
     assert found.verdicts[2].startswith("accuracy at 128 tokens, worse against better: -0.667")
     both = {"a": (*BETTER.problems["a"], *WORSE.problems["a"]), "b": BETTER.problems["b"]}
     assert AccuracyAt(128, 3).values(replace(BETTER, problems=both)) == {"a": 0.5, "b": 1.0}
-    for other in (replace(WORSE, budgets=(64, 96, 127)), replace(WORSE, boundaries=Boundaries.CUTS)):
-        refused = refusal(analyse_extrapolation, [BETTER, other])
-        assert refused.advice == "mrt-hpc eval runs/worse --suite paper_extrapolation"
+    others = {"runs/better runs/worse": {"budgets": (64, 96, 127)}, "runs/worse": {"boundaries": Boundaries.CUTS}}
+    for models, other in others.items():
+        refused = refusal(analyse_extrapolation, [BETTER, replace(WORSE, **other)])
+        assert refused.advice == f"mrt-hpc eval {models} --suite paper_extrapolation"
 
 
 MEANT = {

@@ -30,7 +30,7 @@ class Size(NamedTuple):
 ROOMS: dict[str, Size] = {
     "algorithms": Size(720, 12),  # samples and starts are those of algorithms
     "analysis": Size(4680, 27),  # arms over seeds; the figures and tables of the paper; equivalence
-    "attempt": Size(1380, 12),  # claims are looked at back to one that held the run; who cancelled
+    "attempt": Size(1400, 12),  # claims are looked at back to one that held the run; who cancelled
     "backends": Size(2680, 23),
     "cli": Size(3360, 21),  # submit RUN, sweeps, judge, traces, check, names of other trainers
     "cluster": Size(2220, 15),
@@ -46,8 +46,8 @@ ROOMS: dict[str, Size] = {
     "plan": Size(1220, 6),
     "provers": Size(680, 12),
     "recipe": Size(2860, 19),  # faults told by own classes, and all at once; the user's data folder
-    "roles": Size(4380, 28),  # results and the upload stand with the roles that write them
-    "run": Size(2920, 26),
+    "roles": Size(4360, 28),  # results and the upload stand with the roles that write them
+    "run": Size(2940, 27),
     "submit": Size(1200, 9),  # files of examples and own verifiers are tried before the queue
     "training": Size(2440, 16),
     "view": Size(1260, 8),  # explain knows of `cancel`
@@ -62,6 +62,7 @@ SHORT: dict[str, str] = {
     "backends/local/site.py": "each back end has a site",
     "inference/ray_node_main.py": "the main module of a process",
     "recipe/choices.py": "imported without the classes of the registry",
+    "run/offline.py": "status reads it without the libraries of the upload",
     "run/seeds.py": "where every seed comes from",
 }
 """Files with fewer than 40 lines of code, each with the reason why it is a file."""
