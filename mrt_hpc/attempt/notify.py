@@ -1,7 +1,7 @@
 """Calls the command of the site profile that notifies the user of a run: how it has ended, and that it is stuck.
 
 The report is the last job of a run, and starts also where others have failed, so its task notifies of the end. The
-task that notices that a run is stuck notifies of that (see :mod:`mrt_hpc.attempt.notify`).
+task that notices that a run is stuck (a full disk, peers that do not run, a failure) notifies of that.
 
 One of many tasks and attempts notifies: there is a file for each cause. It is a link to a small file beside it that
 bears the name of the job: some filesystems link within one folder only. Of several tasks one succeeds in making it, and

@@ -1,4 +1,5 @@
-"""Estimates the hours of a plan: tokens from the recipe, seconds from the throughput, hours of each job.
+"""The tokens of a trace and the hours of a plan: tokens from the recipe, seconds from the throughput, hours of each
+job.
 
 An estimate for planning: it leaves out waiting in the queue, preemptions, the loading of weights and rollouts, and the
 draining of a batch at the end of a round. What it reckons with can be stated in the recipe (``expected``) and the site

@@ -1,5 +1,5 @@
 """The summary of one weights version on one benchmark. It follows from the samples alone, so two tasks that write it
-write the same.
+write the same; where the grader is another by then, their answers are judged again.
 """
 
 from __future__ import annotations

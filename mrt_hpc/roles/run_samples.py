@@ -1,5 +1,6 @@
 """Chooses sample traces of a run for its page, and reads them: evaluated ones of the first and the last version, and
-rollouts of the first, the middle and the last iteration. The same problems stand in all sources of a kind.
+rollouts of the first, the middle and the last iteration. The same problems stand in all sources of a kind. And those
+that a user asks for (``mrt-hpc traces``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The samples of a shard in the results folder: one that evaluations of all runs share, or one inside the run."""
+"""Stored samples of evaluations, in the results folder that evaluations of all runs share, or in one inside the run;
+and those of a shard among them.
+"""
 
 from __future__ import annotations
 

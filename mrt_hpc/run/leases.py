@@ -1,4 +1,5 @@
-"""Leases: which of several tasks samples a group of an iteration, or a problem of an evaluation.
+"""Heartbeats, and the leases that expire with them: which of several tasks samples a group of an iteration, or a
+problem of an evaluation.
 
 A lease is a file created exclusively, one a generation: ``00007.000`` is the first on group 7, ``00007.001`` the one
 after its holder was lost. It expires with its holder's heart and is never renewed or removed by hand, so the filesystem

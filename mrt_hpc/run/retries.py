@@ -1,5 +1,6 @@
 """Retries on a shared filesystem: wait while the disk is full, try again after a temporary error, and raise every other
-error. An action that is tried again must start from the beginning each time, as all writers of this package do.
+error. An action that is tried again must start from the beginning each time, as all writers of this package do. And the
+one way to wait for a condition (``wait_until``).
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ Untruncated, w_t rho_t is the ratio to the behaviour policy. So the gradient of 
 of mu, that of KL(pi || pi_ref) given each token's prefix, whatever mu is: E_mu[w_t rho_t D_t grad log pi].
 (A gradient through D_t would add a term of mean zero; one through the k3 estimator alone is that of KL(pi_ref || pi).)
 The statistics use the k3 estimator, exp(-D_t) + D_t - 1: never negative, and unbiased for tokens sampled from pi.
+
+``fuse`` gives the log-probabilities without whole logits.
 """
 
 from __future__ import annotations

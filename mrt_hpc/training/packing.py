@@ -5,7 +5,7 @@ attention, no real token attends to padding on its right; nothing has to be mask
 
 Packed: sequences lie end to end in one row, and only the sum of their lengths counts.
 
-Shared: as packed, and what sequences have in common from their start counts once (see ``prefixes``).
+Shared: as packed, and what sequences have in common from their start counts once (``SharedRow``).
 """
 
 from __future__ import annotations

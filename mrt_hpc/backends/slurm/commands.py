@@ -1,4 +1,6 @@
-"""Runs Slurm's commands with argument lists and deadlines, and turns failures into errors that say what to do."""
+"""Runs Slurm's commands with argument lists and deadlines, turns failures into errors that say what to do, and reads
+the answers, between which a site may print text of its own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Grading: from sampled traces and branches to rewards, values and the records of a group."""
+"""Grading: from sampled traces and branches to rewards, values and the records of a group; and the session that samples
+and grades."""
 
 from __future__ import annotations
 
