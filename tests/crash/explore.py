@@ -28,7 +28,7 @@ from damage import Damaging, Killed, Losing
 from disk import Crash, Recording, crashes, tree_after
 from file_calls import calls_seen_by
 from interleaving import AtCalls, AtRandom, Schedule, Simulation
-from network import SENT_TWICE, STALE, NetworkFilesystem
+from network import CALLS, STAYS, NetworkFilesystem
 from protocols import Protocol
 from tiny_training import ATTEMPTS, MEANWHILE
 
@@ -92,7 +92,7 @@ class Exploration:
         begin = Recording(self.layout.root)
         self.recorded()
         self.wanted = self.protocol.outcome(self.layout)
-        for mistake in (SENT_TWICE, STALE):
+        for mistake in CALLS:
             calls = self._mistaken(begin, NetworkFilesystem(mistake, at=0))
             for number in self.random.sample(range(1, calls + 1), min(most, calls)):
                 self._mistaken(begin, NetworkFilesystem(mistake, number))
@@ -105,6 +105,8 @@ class Exploration:
         with suppress(OSError, UserError), calls_seen_by(filesystem, self.layout.root):
             self.protocol.act(self.layout, promised.append)
         begin_process()
+        for closed in self.layout.root.rglob(f"{STAYS}*"):  # by the end of the process
+            closed.unlink()
         where = f"{self.protocol.name}: call {filesystem.at}, {filesystem.mistake}"
         self.found.violations += [f"{where}: {wrong}" for wrong in self._violations(promised)]
         self.found.states.add(where.encode())
