@@ -25,7 +25,7 @@ from mrt_hpc.plan.jobs import Job
 from mrt_hpc.recipe.load import SiteFile
 from mrt_hpc.recipe.site import SiteSettings
 from mrt_hpc.recipe.user_code import import_from, named_modules, origin, refuse_changeable
-from mrt_hpc.run.atomic import create_text, make_folder, write_json
+from mrt_hpc.run.atomic import create_text, write_json
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import NO_BEAT, Beat, Heart, read_beat
 from mrt_hpc.run.retries import list_directory
@@ -166,7 +166,6 @@ def _submission(path: Path) -> Submission:
 
 def record_cancellation(layout: RunLayout) -> None:
     """Record that the user has cancelled all that was submitted or started until now."""
-    make_folder(layout.jobs)  # it may be gone
     write_json(layout.jobs / _CANCELLED, asdict(Cancellation(time.time(), *_newest_numbers(layout))))
 
 

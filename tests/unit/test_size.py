@@ -30,7 +30,7 @@ class Size(NamedTuple):
 ROOMS: dict[str, Size] = {
     "algorithms": Size(720, 12),  # samples and starts are those of algorithms
     "analysis": Size(4680, 27),  # arms over seeds; the figures and tables of the paper; equivalence
-    "attempt": Size(1400, 12),  # claims are looked at back to one that held the run; who cancelled
+    "attempt": Size(1380, 12),  # claims are looked at back to one that held the run; who cancelled
     "backends": Size(2680, 23),
     "cli": Size(3360, 21),  # submit RUN, sweeps, judge, traces, check, names of other trainers
     "cluster": Size(2220, 15),
