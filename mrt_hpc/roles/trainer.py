@@ -36,8 +36,9 @@ from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.retries import wait_until
 from mrt_hpc.training import checkpoint, rendezvous
-from mrt_hpc.training.accelerator import Parked, choose_kernels, device, park, unpark
+from mrt_hpc.training.accelerator import choose_kernels, device
 from mrt_hpc.training.engine import TrainerEngine, build
+from mrt_hpc.training.host_memory import Parked, park, unpark
 from mrt_hpc.training.rendezvous import Ranks
 from mrt_hpc.training.settings import Objective, TrainerSettings
 from mrt_hpc.training.update_statistics import UpdateStats

@@ -17,6 +17,7 @@ from mrt_hpc.run.safetensors_file import is_finite, not_finite
 from mrt_hpc.run.weights_delta import TensorBytes, TensorKind
 from mrt_hpc.training.accelerator import deepspeed
 from mrt_hpc.training.engine import TrainerEngine
+from mrt_hpc.training.host_memory import to_host
 from mrt_hpc.training.rendezvous import on_rank_zero
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -100,7 +101,7 @@ def gather(trainer: TrainerEngine, dtype: torch.dtype) -> dict[str, torch.Tensor
         with deepspeed.zero.GatheredParameters([tensor], enabled=partitioned and hasattr(tensor, "ds_id")):
             if trainer.ranks.rank == 0:
                 kind = dtype if tensor.is_floating_point() else tensor.dtype
-                weights[name] = tensor.detach().to("cpu", kind, copy=True)
+                weights[name] = to_host(tensor, kind)
     return weights
 
 

@@ -18,6 +18,7 @@ from torch import distributed
 
 from mrt_hpc.training.accelerator import device
 from mrt_hpc.training.engine import TrainerEngine
+from mrt_hpc.training.host_memory import to_host
 
 WEIGHT = "weight"
 KEYS = (WEIGHT, "exp_avg", "exp_avg_sq")
@@ -68,14 +69,18 @@ class TrainedState:
         piece, shape = self._pieces[name], self.shapes[name]
         if not self._engine.zero_optimization():
             assert piece is not None
-            return self._local(piece, key).view(shape).cpu() if self._ranks.rank == rank else None
-        # Each element is the sum of one rank's bits and the others' zeros: exact, unlike a sum of floats.
-        # The sum is on the device where ranks exchange tensors; the tensors of an offloaded optimiser are elsewhere.
-        bits = torch.zeros(math.prod(shape), dtype=torch.int32, device=device())
-        if piece is not None:
-            bits[piece.start : piece.start + piece.count] = self._local(piece, key).view(torch.int32)
-        distributed.reduce(bits, rank)
-        return bits.view(torch.float32).view(shape).cpu() if self._ranks.rank == rank else None
+            whole = self._local(piece, key)
+        else:
+            # Each element is the sum of one rank's bits and the others' zeros: exact, unlike a sum of floats. The sum
+            # is on the device where ranks exchange tensors; the tensors of an offloaded optimiser are elsewhere.
+            bits = torch.zeros(math.prod(shape), dtype=torch.int32, device=device())
+            if piece is not None:
+                bits[piece.start : piece.start + piece.count] = self._local(piece, key).view(torch.int32)
+            distributed.reduce(bits, rank)
+            whole = bits.view(torch.float32)
+        if self._ranks.rank != rank:
+            return None
+        return (to_host(whole) if whole.is_cuda else whole).view(shape)
 
     def put(self, name: str, key: str, value: torch.Tensor) -> None:
         """Copy this process's piece out of a whole tensor; call ``synchronise`` after the last one."""

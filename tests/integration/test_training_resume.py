@@ -19,9 +19,10 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.weights_delta import VersionKey, chain_to, delta_between, put_together
 from mrt_hpc.training import checkpoint, export, policy
-from mrt_hpc.training.accelerator import deepspeed, park, unpark
+from mrt_hpc.training.accelerator import deepspeed
 from mrt_hpc.training.agreement import make_small
 from mrt_hpc.training.engine import TrainerEngine, build, deepspeed_config
+from mrt_hpc.training.host_memory import park, unpark
 from mrt_hpc.training.policy import load_policy, parameter_count
 from mrt_hpc.training.rendezvous import Ranks, join
 from mrt_hpc.training.settings import Objective

@@ -49,7 +49,7 @@ ROOMS: dict[str, Size] = {
     "roles": Size(4360, 28),  # results and the upload stand with the roles that write them
     "run": Size(2940, 27),
     "submit": Size(1200, 9),  # files of examples and own verifiers are tried before the queue
-    "training": Size(2440, 16),
+    "training": Size(2480, 17),  # copies between a GPU and the host, fast, have a file
     "view": Size(1260, 8),  # explain knows of `cancel`
 }
 CLASSES_TWICE: set[str] = set()
@@ -62,6 +62,7 @@ SHORT: dict[str, str] = {
     "backends/local/site.py": "each back end has a site",
     "inference/ray_node_main.py": "the main module of a process",
     "recipe/choices.py": "imported without the classes of the registry",
+    "training/accelerator.py": "the one place that imports DeepSpeed",
     "run/offline.py": "status reads it without the libraries of the upload",
     "run/seeds.py": "where every seed comes from",
 }

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
-from mrt_hpc.training.accelerator import _storages, device, park, unpark
+from mrt_hpc.training.accelerator import device
 from mrt_hpc.training.engine import TrainerEngine
+from mrt_hpc.training.host_memory import _storages, park, unpark
 from mrt_hpc.training.settings import TrainingSequence
 from steps.engines import batch, digest, engine, model, timed
 from steps.record import Record
@@ -35,7 +36,7 @@ def turn(trainer: TrainerEngine, learnt: list[TrainingSequence]) -> dict[str, An
     digests = [digest(storage) for storage in storages]
     held = held_gib()
     parked, park_s = timed(lambda: park(kind))
-    content = sum(one.content.nbytes() for one in parked) / 2**30
+    content = sum(one.content.nbytes for one in parked) / 2**30
     left = held_gib()
     _, unpark_s = timed(lambda: unpark(parked))
     return {
