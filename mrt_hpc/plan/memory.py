@@ -330,13 +330,14 @@ def _gradients(setting: TrainerSetting) -> float:
 
 
 def _offloaded(states: TrainerMemory, setting: TrainerSetting) -> TrainerMemory:
-    """The optimiser's states, and from stage 2 on the gradients, lie in the memory of the node; without a GPU this is
-    the same memory, with a copy of the gradients more.
+    """The optimiser's states, and at stage 3 the gradients, lie in the memory of the node; without a GPU this is the
+    same memory, with a copy of the gradients more. At stage 2 DeepSpeed sums the gradients up on the GPU, and has the
+    largest parameter there once more.
     """
     copied = 4 / setting.ranks * setting.shape.parameters
     if not setting.on_gpu:
         return replace(states, gradients=states.gradients + copied)
-    gradients = 0.0 if setting.stage >= 2 else states.gradients
+    gradients = 0.0 if setting.stage == 3 else states.gradients + setting.width * setting.shape.largest
     return replace(states, optimizer=0.0, gradients=gradients, host=states.optimizer + copied)
 
 

@@ -29,10 +29,10 @@ TIGHT = 0.9
 """The share of the memory above which a role may fail: an estimate is right within some 15 %."""
 CPU_LIBRARIES_GIB = 0.75
 """What a trainer without a GPU takes before it loads a model: torch, DeepSpeed and transformers."""
-GPU_LIBRARIES_GIB = 1.0
-"""What CUDA and NCCL take of a GPU before a model is loaded."""
-PARKED_TRAINER_GIB = 1.0
-"""What a colocated trainer leaves on a GPU while the server uses it: its CUDA context, and the buffers of NCCL."""
+GPU_LIBRARIES_GIB = 1.7
+"""What a trainer takes of a GPU beside its tensors: its CUDA context, and the buffers of NCCL, measured on an H100. A
+colocated trainer keeps it while the server uses the GPU.
+"""
 SLEEPING_SERVER_GIB = 3.0
 """What a colocated server leaves on a GPU while the trainer uses it: the same, and its CUDA graphs. It was not measured
 on a GPU.
@@ -285,7 +285,7 @@ def _servers(
         return
     for server, taken in memories:
         limit = gpu.gib * recipe.serving.gpu_memory_utilization * server.share
-        limit -= max(0.0, limit + PARKED_TRAINER_GIB - gpu.gib) if _takes_turns(recipe) else 0.0
+        limit -= max(0.0, limit + GPU_LIBRARIES_GIB - gpu.gib) if _takes_turns(recipe) else 0.0
         source = f"serving.gpu_memory_utilization of {gpu.gib:g} GiB ({gpu.source})"
         parts, note = _server_parts(taken), _note(server, taken)
         yield RoleFit(role, server.name, "GPU", parts, taken.least / memory.GIB, limit, source, gpu.known, note)

@@ -20,6 +20,7 @@ def cases(tiny: bool) -> list[Case]:
         Case(small, 2, 1, tokens),
         Case(small, 2, 1, tokens, choices=RECIPE),
         Case(small, 2, 1, tokens, choices={**RECIPE, "offload_optimizer": True}),
+        Case(small, 3, 1, tokens, choices={**RECIPE, "offload_optimizer": True}),
         Case(large, 3, 1, tokens, choices=RECIPE),
     ]
 
