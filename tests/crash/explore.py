@@ -40,7 +40,7 @@ from mrt_hpc.training import checkpoint, export
 IN_MEMORY = Path("/dev/shm")
 RESUMPTIONS, SUBSETS = 5, 120
 MOST_NAPS = 2000  # of a whole exploration, which may try again what fails
-NETWORK, DAMAGES = 40, 100  # mistakes of a network filesystem, and damages, of a protocol
+NETWORK, DAMAGES = 25, 100  # mistakes of a network filesystem, and damages, of a protocol
 AGAIN = 5  # crash states of a resumption
 ATTEMPTS_AT_MOST = 4  # at a protocol with damaged files
 

@@ -140,7 +140,7 @@ class Training(Protocol):
     """
 
     name = "training"
-    states = 560
+    states = 420
     last = 2
     changes: tuple[str, ...] = ()
 
