@@ -330,15 +330,23 @@ def _gradients(setting: TrainerSetting) -> float:
 
 
 def _offloaded(states: TrainerMemory, setting: TrainerSetting) -> TrainerMemory:
-    """The optimiser's states, and at stage 3 the gradients, lie in the memory of the node; without a GPU this is the
-    same memory, with a copy of the gradients more. At stage 2 DeepSpeed sums the gradients up on the GPU, and has the
-    largest parameter there once more.
+    """The optimiser's states lie in the memory of the node, with the gradients of the optimiser's step. DeepSpeed sums
+    gradients up on the GPU where weights have 16 bits, up to stage 2, and in stage 1; otherwise on the node. Up to
+    stage 2 it also keeps a buffer as large as the largest parameter on the GPU, and a copy of the weights on the node.
+    Without a GPU all of this is the same memory.
     """
-    copied = 4 / setting.ranks * setting.shape.parameters
+    count, ranks, width = setting.shape.parameters, setting.ranks, setting.width
+    of_the_step = 4 / ranks * count
     if not setting.on_gpu:
-        return replace(states, gradients=states.gradients + copied)
-    gradients = 0.0 if setting.stage == 3 else states.gradients + setting.width * setting.shape.largest
-    return replace(states, optimizer=0.0, gradients=gradients, host=states.optimizer + copied)
+        return replace(states, gradients=states.gradients + of_the_step)
+    host = states.optimizer + of_the_step
+    if setting.stage == 3:
+        return replace(states, optimizer=0.0, gradients=0.0, host=host + states.gradients)
+    host += width / ranks * count
+    buffer = width * setting.shape.largest
+    if setting.stage == 1 or width == 2:
+        return replace(states, optimizer=0.0, gradients=states.gradients + buffer, host=host)
+    return replace(states, optimizer=0.0, gradients=buffer, host=host + states.gradients)
 
 
 def _scoring(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:

@@ -30,8 +30,8 @@ TIGHT = 0.9
 CPU_LIBRARIES_GIB = 0.75
 """What a trainer without a GPU takes before it loads a model: torch, DeepSpeed and transformers."""
 GPU_LIBRARIES_GIB = 1.7
-"""What a trainer takes of a GPU beside its tensors: its CUDA context, and the buffers of NCCL, measured on an H100. A
-colocated trainer keeps it while the server uses the GPU.
+"""What a trainer takes of a GPU beside its tensors: its CUDA context, and the buffers of NCCL, measured with one rank
+on an H100. A colocated trainer keeps it while the server uses the GPU.
 """
 SLEEPING_SERVER_GIB = 3.0
 """What a colocated server leaves on a GPU while the trainer uses it: the same, and its CUDA graphs. It was not measured

@@ -3,8 +3,8 @@ between two updates, so that a vLLM server can use that memory.
 
 Copies go through two pinned pieces, one of which the GPU fills while the cores empty the other. With an H100 and 16
 cores that was 13 times as fast as a copy into memory that is not pinned, and 4 times as fast on the way back
-(``tests/benchmarks/results/gpu``). Pinned memory for all of it would be no help: torch rounds it up to a power of two
-and keeps it, which could be twice the trainer's state.
+(``tests/benchmarks/results/README.md``). Pinned memory for all of it would be no help: torch rounds it up to a power
+of two and keeps it, which could be twice the trainer's state.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import gc
 from dataclasses import dataclass
 
 import torch
+
+from mrt_hpc.training.accelerator import synchronize
 
 PIECE = 64 * 2**20
 """Bytes of a pinned piece."""
@@ -26,7 +28,7 @@ def to_host(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Ten
         dtype: of the copy; that of the tensor where it is None.
     """
     tensor = tensor.detach()
-    if not tensor.is_cuda:
+    if not tensor.is_cuda or tensor.numel() < 2:  # one number may keep strides with which it has no view of bytes
         return tensor.to("cpu", dtype or tensor.dtype, copy=True)
     source = tensor.to(dtype or tensor.dtype).contiguous()
     copy = torch.empty(source.shape, dtype=source.dtype)
@@ -34,7 +36,7 @@ def to_host(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Ten
     return copy
 
 
-# Not the tensors of an idle trainer are moved but the memory below them, so views of one buffer stay views of it: this
+# What moves is the memory below the tensors of an idle trainer, so views of one buffer stay views of it: this
 # works in the same way for every stage of ZeRO and every optimiser. DeepSpeed's own ``offload_states`` accepts, at
 # stage 3, only its own fused Adam, which has to be compiled on the node.
 
@@ -56,10 +58,11 @@ def park(device_type: str) -> list[Parked]:
     Args:
         device_type: as in ``cuda``.
     """
+    synchronize()  # work of other streams may still write
     parked = [_parked(storage) for storage in _storages(device_type)]
     if device_type == "cuda":
         # cuBLAS works in 64 MiB of torch's memory that Python does not see. They lie among what is freed here, and
-        # kept 5 to 7 GiB of it on the GPU.
+        # kept some 4 GiB of it on the GPU.
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
     return parked
@@ -71,6 +74,7 @@ def unpark(parked: list[Parked]) -> None:
         moved = parked.pop()
         moved.storage.resize_(moved.content.nbytes)
         _copy_in(moved.content, _bytes_of(moved.storage))
+    synchronize()  # streams of ZeRO 3 read without waiting for the one that copies
 
 
 def _parked(storage: torch.UntypedStorage) -> Parked:

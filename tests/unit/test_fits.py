@@ -115,13 +115,17 @@ def test_bytes_a_parameter_by_hand(precision: Precision, stage: int, ranks: int,
 
 def test_offloaded_states_lie_in_the_memory_of_the_node() -> None:
     shape = memory.shape_of(QWEN_1_5B)
-    moved, partitioned = (
-        memory.trainer_memory(trainer(shape, ranks=4, zero_stage=stage, offload_optimizer=True)) for stage in (2, 3)
+    moved, wide, partitioned = (
+        memory.trainer_memory(trainer(shape, ranks=4, offload_optimizer=True, zero_stage=stage, precision=precision))
+        for stage, precision in ((2, Precision.BF16), (2, Precision.FP32), (3, Precision.BF16))
     )
     assert memory.trainer_memory(trainer(shape, ranks=4, zero_stage=2)).host == 0
-    assert (moved.optimizer, partitioned.optimizer, partitioned.gradients) == (0, 0, 0)
+    assert (moved.optimizer, wide.optimizer, partitioned.optimizer, partitioned.gradients) == (0, 0, 0, 0)
     assert moved.gradients == PARAMETERS * 4 / 4 + 2 * shape.largest  # DeepSpeed sums them up on the GPU
-    assert moved.host == PARAMETERS * (12 + 4) / 4
+    assert wide.gradients == 4 * shape.largest
+    assert moved.host == PARAMETERS * (12 + 4 + 2) / 4
+    assert wide.host == PARAMETERS * (12 + 4 + 4 + 4) / 4
+    assert partitioned.host == PARAMETERS * (12 + 4 + 4) / 4
 
 
 def test_activations_by_hand() -> None:
