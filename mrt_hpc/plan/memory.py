@@ -339,14 +339,14 @@ def _offloaded(states: TrainerMemory, setting: TrainerSetting) -> TrainerMemory:
     of_the_step = 4 / ranks * count
     if not setting.on_gpu:
         return replace(states, gradients=states.gradients + of_the_step)
-    host = states.optimizer + of_the_step
-    if setting.stage == 3:
-        return replace(states, optimizer=0.0, gradients=0.0, host=host + states.gradients)
-    host += width / ranks * count
-    buffer = width * setting.shape.largest
-    if setting.stage == 1 or width == 2:
-        return replace(states, optimizer=0.0, gradients=states.gradients + buffer, host=host)
-    return replace(states, optimizer=0.0, gradients=buffer, host=host + states.gradients)
+    summed_on_gpu = setting.stage == 1 or (setting.stage == 2 and width == 2)
+    buffer, copy = (width * setting.shape.largest, width / ranks * count) if setting.stage < 3 else (0.0, 0.0)
+    return replace(
+        states,
+        optimizer=0.0,
+        gradients=buffer + (states.gradients if summed_on_gpu else 0.0),
+        host=states.optimizer + of_the_step + copy + (0.0 if summed_on_gpu else states.gradients),
+    )
 
 
 def _scoring(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:

@@ -62,9 +62,9 @@ SHORT: dict[str, str] = {
     "backends/local/site.py": "each back end has a site",
     "inference/ray_node_main.py": "the main module of a process",
     "recipe/choices.py": "imported without the classes of the registry",
-    "training/accelerator.py": "the one place that imports DeepSpeed",
     "run/offline.py": "status reads it without the libraries of the upload",
     "run/seeds.py": "where every seed comes from",
+    "training/accelerator.py": "the one place that imports DeepSpeed",
 }
 """Files with fewer than 40 lines of code, each with the reason why it is a file."""
 
