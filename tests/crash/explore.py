@@ -35,6 +35,7 @@ from tiny_training import ATTEMPTS, MEANWHILE
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run import archive, atomic, weights_delta
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.leases import Heart
 from mrt_hpc.training import checkpoint, export
 
 IN_MEMORY = Path("/dev/shm")
@@ -245,10 +246,13 @@ def begin_process() -> None:
 
 @contextmanager
 def in_memory() -> Iterator[Path]:
-    """A folder in memory; during the block, what the package does in threads is done one after the other."""
+    """A folder in memory; during the block, what the package does in threads is done one after the other, and a heart
+    beats once: more beats would come between any two steps, in each run between others.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for module in (atomic, checkpoint, export, weights_delta):
             patch.setattr(module, "ThreadPoolExecutor", OneAfterTheOther)
+        patch.setattr(Heart, "_run", lambda _: None)
         patch.setattr(time, "sleep", Naps().nap)
         atomic._sync_pool.cache_clear()
         place = IN_MEMORY if IN_MEMORY.is_dir() else None

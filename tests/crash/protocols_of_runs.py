@@ -186,7 +186,7 @@ class Ledger(Protocol):
     """What is submitted: each job that the queue has accepted is recorded before the next one is sent."""
 
     name = "ledger"
-    states = 750
+    states = 450
 
     def make(self, layout: RunLayout) -> None:
         create_or_open(layout.root, *recipe_and_plan())
@@ -244,7 +244,7 @@ class Damage(Groups):
     """A damaged group of an archive is set aside and sampled again; the others stay."""
 
     name = "damage"
-    states = 200
+    states = 450
 
     def make(self, layout: RunLayout) -> None:
         run_of(layout.root, *CHANGES, recipe="small_world/grpo")
@@ -267,7 +267,7 @@ class Stored(Protocol):
     """Samples of an evaluation in a results folder, the shard that is made of them, and its summary."""
 
     name = "stored samples"
-    states = 500
+    states = 600
     problems = range(2)
     grader = "0123456789abcdef"
 
