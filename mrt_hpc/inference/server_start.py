@@ -14,13 +14,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
-import torch
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.compiled_code import KEPT, CompiledCode
@@ -61,8 +61,15 @@ _DECIDE_NO_CODE = ("model", "uds", "host", "port", "seed")
 _OF_ONE_SERVER = ("VLLM_API_KEY", "VLLM_RPC_BASE_PATH", "VLLM_CACHE_ROOT", "VLLM_HOST_IP")
 
 
+@cache
 def on_cpu() -> bool:
-    """Return whether vLLM will run without an accelerator on this machine."""
+    """Return whether vLLM will run without an accelerator on this machine. A build of torch for CPUs has that in its
+    version, and is not imported for it: that would take each start of a task a second.
+    """
+    if version("torch").endswith("+cpu"):
+        return True
+    import torch
+
     return not torch.cuda.is_available()
 
 

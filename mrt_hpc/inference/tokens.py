@@ -197,16 +197,23 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
     Raises:
         UserError: there is none that can be read, or it has no tokenizer.json and cannot be converted to one.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # not needed to find where a thought ends
+    from transformers import PreTrainedTokenizerFast  # not needed to find where a thought ends
 
-    kind = PreTrainedTokenizerFast if (directory / "tokenizer.json").is_file() else AutoTokenizer
     try:
+        kind = PreTrainedTokenizerFast if (directory / "tokenizer.json").is_file() else _converting()
         tokenizer = kind.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # the libraries raise various errors for damaged files
         raise _no_tokenizer(directory, f"{type(error).__name__}: {error}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise _no_tokenizer(directory, f"{type(tokenizer).__name__} is not a fast tokenizer")
     return tokenizer
+
+
+def _converting() -> Any:
+    """The class that converts other files: it imports torch, which takes a task two seconds at each start."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 def _no_tokenizer(directory: Path, reason: str) -> UserError:

@@ -53,6 +53,10 @@ def import_of(room: str) -> str:
 
 LOOKS = [*HEAVY, "pyarrow"]
 MAIN = "import os; os.environ['PATH'] = ''; from mrt_hpc.cli.main import main; main(%r, standalone_mode=False)"
+TOKENIZER = (
+    "from mrt_hpc.domains.small_world import STARTING_MODEL; from mrt_hpc.inference.tokens import load_tokenizer; "
+    "load_tokenizer(STARTING_MODEL)"
+)
 LOADS = {
     **{room: (import_of(room), HEAVY) for room in ("recipe", "run", "mrt", "plan", "algorithms")},
     "help": (HELP, [*LOOKS, "numpy", "pydantic"]),
@@ -62,6 +66,8 @@ LOADS = {
     # submitit is loaded where sbatch texts are made, and pyarrow where records are read, and not before
     **{m: (f"import mrt_hpc.{m}", LOOKS) for m in ("cli.status", "cli.submit", "view.explain", "view.run_list")},
     **{m: (f"import mrt_hpc.{m}", LOOKS) for m in ("backends.slurm.backend", "backends.local.backend")},
+    # a task that samples has torch from the process of its server
+    "sampling": (f"import mrt_hpc.roles.inference, mrt_hpc.roles.evaluation; {TOKENIZER}", ["torch", "sympy"]),
 }
 
 
