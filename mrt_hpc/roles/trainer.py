@@ -35,8 +35,9 @@ from mrt_hpc.run.atomic import sync_names
 from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.retries import wait_until
+from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import checkpoint, rendezvous
-from mrt_hpc.training.accelerator import choose_kernels, device
+from mrt_hpc.training.accelerator import choose_kernels, device, seed_generators
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.host_memory import Parked, park, unpark
 from mrt_hpc.training.rendezvous import Ranks
@@ -279,7 +280,10 @@ class Trainer:
             self.artifacts.save(self.iteration)
 
     def _iterate(self, timeline: Timeline) -> None:
-        """One iteration: update, publish, checkpoint."""
+        """One iteration: update, publish, checkpoint. What an algorithm draws from generators of its process follows
+        from the run's seed, the rank and the iteration.
+        """
+        seed_generators(derive_seed(self.task.recipe.seed, "trainer", self.task.rank, self.iteration))
         self._compared = True
         self.task.spend(Use.LOADING)
         with timeline.phase("loading"):

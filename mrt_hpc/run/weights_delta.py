@@ -24,7 +24,7 @@ from blake3 import blake3
 
 from mrt_hpc.run.atomic import CHECKSUMS_AT_ONCE, checksums, write_json
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.manifest import MANIFEST, NOT_THERE, DamagedError, Manifest, verify
+from mrt_hpc.run.manifest import MANIFEST, NOT_THERE, DamagedError, verify
 from mrt_hpc.run.safetensors_file import SUFFIX, Bytes, SafetensorsFile, StoredTensor, weights_files, width_of
 from mrt_hpc.run.weights import CHANGES, DELTA, is_delta
 
@@ -335,61 +335,33 @@ def chain_to(
     Raises:
         BrokenChainError: the version, or a link of its chain, is damaged or not there.
     """
-    walk = _Walk(layout, read)
-    manifest = walk.verified(version)
-    top = wanted = VersionKey(version, manifest.digest)
-    while wanted not in (held or {}):
-        directory = layout.weights_version(wanted.version)
-        if not is_delta(directory):
-            return Chain(top, directory, *walk.so_far, None)
-        wanted = walk.linked(directory, wanted.version)
-        if wanted not in (held or {}):
-            walk.refuse_another(walk.verified(wanted.version), wanted)
-    return Chain(top, (held or {})[wanted], *walk.so_far, wanted)
-
-
-class _Walk:
-    """The way back from a version to a whole model."""
-
-    def __init__(self, layout: RunLayout, read: Callable[[Sequence[Path]], Iterable[str]]) -> None:
-        self._layout = layout
-        self._read = read
-        self._links: list[StoredDelta] = []
-        self._versions: list[int] = []
-
-    @property
-    def so_far(self) -> tuple[tuple[StoredDelta, ...], tuple[int, ...]]:
-        """The deltas in the order in which they are applied, and their versions."""
-        return tuple(reversed(self._links)), tuple(reversed(self._versions))
-
-    def verified(self, version: int) -> Manifest:
-        """The manifest of a version whose files are as they were written."""
-        try:
-            return verify(self._layout.weights_version(version), self._read)
-        except DamagedError as damage:
-            raise BrokenChainError(damage, [*self._versions, version]) from damage
-
-    def linked(self, directory: Path, version: int) -> VersionKey:
-        """Take a delta up, and return its base."""
-        try:
+    there, links, versions = held or {}, list[StoredDelta](), [version]
+    try:
+        top = wanted = VersionKey(version, verify(layout.weights_version(version), read).digest)
+        while wanted not in there and is_delta(directory := layout.weights_version(wanted.version)):
             link = StoredDelta.read(directory)
-            if link.base.version >= version:
+            if link.base.version >= wanted.version:
                 raise DamagedError(f"a delta of the later version {link.base.version}", where=directory)
-        except DamagedError as damage:
-            raise BrokenChainError(damage, [*self._versions, version]) from damage
-        self._links.append(link)
-        self._versions.append(version)
-        return link.base
-
-    def refuse_another(self, manifest: Manifest, wanted: VersionKey) -> None:
-        """Refuse a version of the base's number that is not the base: training has gone back in the meantime."""
-        if manifest.digest != wanted.digest:
-            damage = DamagedError(
-                f"weights version {wanted.version} is not the one that this delta was made of",
-                where=self._links[-1].directory,
-                expected=f"digest {wanted.digest}",
-            )
-            raise BrokenChainError(damage, self._versions)
+            links.append(link)
+            wanted = link.base
+            if wanted not in there:
+                versions.append(wanted.version)
+                if verify(layout.weights_version(wanted.version), read).digest != wanted.digest:
+                    versions.pop()  # that version is sound: training has gone back in the meantime
+                    raise DamagedError(
+                        f"weights version {wanted.version} is not the one that this delta was made of",
+                        where=directory,
+                        expected=f"digest {wanted.digest}",
+                    )
+    except DamagedError as damage:
+        raise BrokenChainError(damage, versions) from damage
+    return Chain(
+        top,
+        there[wanted] if wanted in there else layout.weights_version(wanted.version),
+        tuple(reversed(links)),
+        tuple(reversed(versions[: len(links)])),
+        wanted if wanted in there else None,
+    )
 
 
 def put_together(

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 
 import deepspeed
 import deepspeed.ops
+import numpy as np
 import torch
 from torch.utils import deterministic as torch_deterministic
 
@@ -63,10 +65,17 @@ def choose_kernels(deterministic: bool | None) -> None:
     torch_deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing here reads such memory
 
 
+def seed_generators(value: int) -> None:
+    """Seed all random generators of this process, the device's included."""
+    random.seed(value)
+    np.random.seed(value)
+    torch.manual_seed(value)
+
+
 def synchronize() -> None:
     """Wait for the device, so that a time measured next includes its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
-__all__ = ["backend", "choose_kernels", "deepspeed", "device", "synchronize"]
+__all__ = ["backend", "choose_kernels", "deepspeed", "device", "seed_generators", "synchronize"]

@@ -28,7 +28,6 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Batching
 from mrt_hpc.training.micro_batch import lay_out, part_of
 from mrt_hpc.training.policy import Policy, padded_instead
-from mrt_hpc.training.rng_state import Generators
 from mrt_hpc.training.settings import TrainingSequence
 
 log = logging.getLogger(__name__)
@@ -113,14 +112,14 @@ def differences(policy: Policy, longest: int, seed: int = 0) -> list[LogprobDiff
     """Compare what the trainer computes with what the model computes, the same on every rank. Collective.
 
     The token ids are drawn from the vocabulary: this needs no tokenizer, and reaches embeddings and experts that a text
-    would not. No random generator of the process is left changed.
+    would not.
 
     Args:
         policy: on its device, in the precision of the training.
         longest: tokens of the longest sequence that is trained.
         seed: of the token ids.
     """
-    generators, training = Generators.capture(), policy.training
+    training = policy.training
     try:
         with torch.no_grad():
             return _worst_of_all_ranks(
@@ -128,7 +127,6 @@ def differences(policy: Policy, longest: int, seed: int = 0) -> list[LogprobDiff
             )
     finally:
         policy.train(training)
-        generators.restore()
 
 
 def settle(policy: Policy, longest: int, directory: Path, seed: int = 0, field: str = "model.path") -> None:
@@ -301,15 +299,12 @@ def make_small(config: PretrainedConfig, directory: Path, seed: int = 0) -> None
     Raises:
         Exception: the class of the model does not take the small sizes; whatever it raises.
     """
-    generators = Generators.capture()
-    torch.manual_seed(seed)
-    try:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
         model = cast("PreTrainedModel", AutoModelForCausalLM.from_config(_small(config), dtype=torch.float32))
         for matrix in (p for p in model.parameters() if p.ndim > 1):
             nn.init.normal_(matrix, std=1.5 / math.sqrt(matrix.shape[-1]))
         model.save_pretrained(directory)
-    finally:
-        generators.restore()
 
 
 def _small(config: PretrainedConfig) -> PretrainedConfig:

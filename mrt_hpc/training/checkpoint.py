@@ -1,7 +1,8 @@
-"""The trainer's resumable state: weights and optimiser by parameter name, the generators, the position in the data.
+"""The trainer's resumable state: weights and optimiser by parameter name, the position in the data.
 
 It does not depend on the number of ranks, the ZeRO stage or the precision of its writer, so any trainer of the same
-model can load it; a trainer of the same shape continues bit for bit. It holds no pickle. A checkpoint is a directory,
+model can load it; a trainer of the same shape continues bit for bit. It needs no state of random generators, as each
+iteration seeds them. It holds no pickle. A checkpoint is a directory,
 complete or absent: it is written under a temporary name, described by a manifest, and renamed. For weights for serving
 see ``export``.
 """
@@ -47,11 +48,8 @@ from mrt_hpc.run.manifest import (
 )
 from mrt_hpc.run.retries import list_directory, retrying
 from mrt_hpc.run.safetensors_file import Bytes, is_finite, not_finite, refuse_not_finite
-from mrt_hpc.run.seeds import derive_seed
-from mrt_hpc.training import rng_state as generators
 from mrt_hpc.training.engine import TrainerEngine
 from mrt_hpc.training.rendezvous import agree, exchange, on_rank_zero, together
-from mrt_hpc.training.rng_state import Generators
 from mrt_hpc.training.trained_state import KEYS, TrainedState
 
 STATE = "state.json"
@@ -62,7 +60,6 @@ STATE_TYPES: dict[str, type] = {
     "zero_stage": int,
     "precision": str,
     "cursor": dict,
-    "generators": list,
 }
 FILE_BYTES = 2 << 30
 """The maximum size of one file, unless one parameter is larger; also the memory that a rank uses for its share."""
@@ -99,7 +96,7 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any], **about: An
     try:
         own, failure = _write_share(trained, temporary, trainer.ranks.rank, trainer.ranks.world_size)
         agree(failure)
-        shares = exchange({"generators": Generators.capture().state, "files": own})
+        shares = exchange(own)
         state = {
             "step": trainer.step,
             "optimizer_steps": trained.optimizer_steps,
@@ -107,12 +104,11 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any], **about: An
             "zero_stage": trainer.settings.training.zero_stage,
             "precision": trainer.settings.training.precision.value,
             "cursor": cursor,
-            "generators": [share["generators"] for share in shares],
         }
 
         def commit() -> bool:
             write_json(temporary / STATE, state)
-            files = {name: (size, digest) for share in shares for name, (size, digest) in share["files"].items()}
+            files = {name: (size, digest) for share in shares for name, (size, digest) in share.items()}
             write_manifest(temporary, files, step=trainer.step, **{PLACE: place_of(path), **about})
             return commit_directory(temporary, path)
 
@@ -125,8 +121,6 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any], **about: An
 def load(trainer: TrainerEngine, path: Path) -> dict[str, Any]:
     """Restore a checkpoint that ``good`` has found and return its cursor; collective.
 
-    The generators of a rank that the writer did not have are seeded from the run's seed, the rank and the step.
-
     Raises:
         UserError: the checkpoint is not of this format, or is of another model.
     """
@@ -136,11 +130,6 @@ def load(trainer: TrainerEngine, path: Path) -> dict[str, Any]:
     trained.optimizer_steps = state["optimizer_steps"]
     trained.synchronise()
     trainer.step = state["step"]
-    rank = trainer.ranks.rank
-    if rank < state["world_size"]:
-        Generators.from_json(state["generators"][rank]).restore()
-    else:
-        generators.seed(derive_seed(trainer.settings.seed, "trainer", rank, trainer.step))
     return dict(state["cursor"])
 
 
@@ -334,13 +323,6 @@ def _read_state(file: Path) -> dict[str, Any]:
             raise _unusable(f"{key!r} is missing; an older version may have written this checkpoint", file)
         if type(state[key]) is not kind:
             raise _unusable(f"{key!r} is not of type {kind.__name__}", file)
-    if len(state["generators"]) != state["world_size"]:
-        raise _unusable("the generators are not those of all ranks", file)
-    try:
-        for captured in state["generators"]:
-            Generators.from_json(captured)
-    except ValueError as error:
-        raise _unusable(str(error), file) from error
     return state
 
 

@@ -21,8 +21,7 @@ from torch import distributed
 
 from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.run.seeds import derive_seed
-from mrt_hpc.training import rng_state as generators
-from mrt_hpc.training.accelerator import deepspeed, device
+from mrt_hpc.training.accelerator import deepspeed, device, seed_generators
 from mrt_hpc.training.agreement import settle
 from mrt_hpc.training.attention import RowRanks
 from mrt_hpc.training.losses import TokenLoss, likelihood_loss, policy_loss
@@ -330,7 +329,7 @@ def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks) -> TrainerEn
     Raises:
         UserError: the model is not usable, or its log-probabilities are not computed as it does (see ``agreement``).
     """
-    generators.seed(derive_seed(settings.seed, "trainer", ranks.rank))
+    seed_generators(derive_seed(settings.seed, "trainer", ranks.rank))
     training = settings.training
     config = deepspeed_config(settings, parameter_count(model_dir))
     partition = config if training.zero_stage == 3 else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -92,10 +93,11 @@ class TinyEngine:
     """Makes the updates of each engine others, as those of another kind of GPU are."""
 
     def update(self, sequences: Sequence[TrainingSequence], on_skip: Callable[..., None]) -> UpdateStats:
-        """New weights follow from the old ones and from what is learnt, to the bit. Each update changes numbers of its
-        own, of which the first is its loss: the weights say which updates they have had.
+        """New weights follow from the old ones, from what is learnt, and from draws, to the bit. Each update changes
+        numbers of its own, of which the first is its loss: the weights say which updates they have had.
         """
         learnt = hashlib.sha256(self.tensors["weight"].numpy().tobytes() + self.noise)
+        learnt.update(f"{random.random()} {np.random.rand()} {torch.rand(()).item()}".encode())
         for sequence in sequences:
             learnt.update(np.asarray(sequence.token_ids).tobytes() + sequence.advantages.tobytes())
         values = torch.from_numpy(np.frombuffer(learnt.digest()[:16], np.uint32).astype(np.float32))

@@ -4,7 +4,6 @@ import errno
 import json
 import math
 import os
-import random
 import shutil
 import time
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from typing import Any
 from unittest import mock
 
 import hypothesis
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -28,11 +26,9 @@ from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.run import weights
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, verify, write_manifest
-from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import checkpoint, export
 from mrt_hpc.training.engine import build
 from mrt_hpc.training.rendezvous import Ranks, on_rank_zero
-from mrt_hpc.training.rng_state import Generators
 from mrt_hpc.training.trained_state import KEYS, TrainedState
 
 pytestmark = pytest.mark.timeout(2400)  # the processes of the fixture go through many shapes
@@ -99,7 +95,6 @@ def test_a_new_process_goes_on_bit_by_bit(ranks: int, stage: int, precision: str
         straight = seen(folder, name(stage, precision), ranks, rank)
         again = seen(folder, f"again-{stage}-{precision}", ranks, rank)
         assert again["cursor"] == {"iteration": 2, "seen": [0.1, None]}
-        assert again["draws"] == straight["draws"]
         assert again["optimizer_steps"] == straight["optimizer_steps"] == 5
         for ours, theirs in zip(again["updates"], straight["updates"], strict=True):
             timeless = {k for k in theirs if not k.startswith("seconds")}
@@ -133,18 +128,6 @@ def learns_the_same(other: dict[str, Any], straight: dict[str, Any], tolerance: 
         assert ours["learning_rate"] == theirs["learning_rate"]
         for measure in ("loss", "nll", "entropy", "grad_norm"):
             assert ours[measure] == pytest.approx(theirs[measure], rel=tolerance, abs=tolerance / 10), measure
-
-
-def test_a_rank_the_writer_did_not_have_draws_its_own_numbers(folder: Path) -> None:
-    change = (1, 2, "fp32", 2, 2, "fp32")
-    first, second = (seen(folder, resumed(change), 2, rank)["draws"] for rank in range(2))
-    assert first == seen(folder, name(2, "fp32"), 1)["draws"]
-    value = derive_seed(settings().seed, "trainer", 1, 2)
-    own_torch = torch.Generator().manual_seed(value)
-    own = [random.Random(value), np.random.RandomState(value)]
-    own[0].gauss(0, 1), own[1].randn()
-    assert second[:2] == [own[0].random(), own[1].rand()]
-    assert second[2] == float(torch.rand((), generator=own_torch))
 
 
 def test_every_rank_writes_its_share_of_a_checkpoint(folder: Path) -> None:
@@ -232,10 +215,6 @@ STATES: list[tuple[dict[str, Any], str]] = [
     *(({key: ...}, f"{key!r} is missing") for key in checkpoint.STATE_TYPES),
     ({"step": True}, "'step' is not of type int"),
     ({"cursor": [1]}, "'cursor' is not of type dict"),
-    ({"generators": None}, "'generators' is not of type list"),
-    ({"generators": []}, "not those of all ranks"),
-    ({"generators": [{}, {}]}, "not the state of random generators"),
-    ({"generators": [{"python": {"words": "!"}}, 1]}, "not the state of random generators"),
 ]
 DAMAGES: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: os.truncate(path / PART, (path / PART).stat().st_size - 100), PART),
@@ -290,14 +269,6 @@ def test_what_is_removed_while_it_is_read_is_looked_for_again(three: Path, monke
 
     monkeypatch.setattr(checkpoint, "verify", slow)
     assert good(three) == (three / "step000004", [])
-
-
-def test_generators_that_no_generator_takes_are_refused() -> None:
-    state = json.loads(json.dumps(Generators.capture().state))
-    Generators.from_json(state).restore()
-    for part in ("words", "position", "normal"):
-        with pytest.raises(ValueError, match="not the state of random generators"):
-            Generators.from_json(state | {"numpy": state["numpy"] | {part: "AAAA"}})
 
 
 def test_an_older_format_is_refused(one_rank: Ranks, folder: Path, tmp_path: Path) -> None:
@@ -370,12 +341,6 @@ def do_jobs(ranks: Ranks, model: str, run: str, jobs: list[dict[str, Any]]) -> N
         (Path(run) / f"{job['name']}-{ranks.world_size}-{ranks.rank}.json").write_text(json.dumps(seen))
 
 
-def draws() -> list[float]:
-    """One number of every generator; the normal ones come in pairs, of which the second is kept."""
-    normals = [random.gauss(0, 1), float(np.random.randn())]
-    return [random.random(), float(np.random.rand()), float(torch.rand(())), *normals]
-
-
 def same_bits(trained: TrainedState, ranks: Ranks) -> bool:
     """Whether what is put comes back from ``gather`` with the same bits, on every rank, for every parameter."""
     same = True
@@ -406,12 +371,10 @@ def do(job: dict[str, Any], model: Path, run: Path, ranks: Ranks) -> dict[str, A
     else:
         for seed in (0, 1):
             trainer.update(random_batch(seed, sequences=8))
-        draws()
         if "save" in job:
             path = RunLayout(run / job["save"]).checkpoint(2)
             assert checkpoint.save(trainer, path, {"iteration": 2, "seen": [0.1, None]})
             assert not checkpoint.save(trainer, path, {"iteration": 99})
-    seen["draws"] = draws()
     seen["updates"] = [trainer.update(random_batch(seed, sequences=8)).as_dict() for seed in (2, 3, 4)]
     layout = RunLayout(run / f"{job['name']}-{ranks.world_size}")
     exported = export.gathered(trainer, "float32")

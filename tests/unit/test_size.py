@@ -47,9 +47,9 @@ ROOMS: dict[str, Size] = {
     "provers": Size(680, 12),
     "recipe": Size(2860, 19),  # faults told by own classes, and all at once; the user's data folder
     "roles": Size(4360, 28),  # results and the upload stand with the roles that write them
-    "run": Size(2940, 27),
-    "submit": Size(1200, 9),  # files of examples and own verifiers are tried before the queue
-    "training": Size(2480, 17),  # copies between a GPU and the host, fast, have a file
+    "run": Size(2920, 27),
+    "submit": Size(1180, 9),  # files of examples and own verifiers are tried before the queue
+    "training": Size(2400, 16),  # copies between a GPU and the host, fast, have a file
     "view": Size(1260, 8),  # explain knows of `cancel`
 }
 CLASSES_TWICE: set[str] = set()
