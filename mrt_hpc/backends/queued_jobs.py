@@ -108,19 +108,24 @@ def live_jobs(layout: RunLayout) -> dict[str, LiveJob]:
     return live
 
 
-def refuse_live_jobs(layout: RunLayout, what: str, advice: str) -> None:
+def refuse_live(layout: RunLayout, therefore: str) -> None:
     """Refuse what must not be done to a run while its tasks may write.
 
     Args:
         layout: the run directory.
-        what: the refusal, in a sentence.
-        advice: what to type next.
+        therefore: what is not done, as ``so nothing is removed``.
 
     Raises:
         UserError: a task is queued or running, or a queue cannot be asked.
     """
-    if live := live_jobs(layout):
-        raise UserError(what, value=", ".join(live), where=layout.root, advice=advice)
+    process = ledger.local_process(layout)
+    if live := [f"process {process.pid}"] if process is not None else [*live_jobs(layout)]:
+        raise UserError(
+            f"tasks of the run are queued or running, {therefore}",
+            value=", ".join(live),
+            where=layout.root,
+            advice=f"wait for their end (mrt-hpc status {layout.word}), or mrt-hpc cancel {layout.word}",
+        )
 
 
 @dataclass(frozen=True)

@@ -173,11 +173,12 @@ def clean(run: Path, what: tuple[str, ...], yes: bool) -> None:
       mrt-hpc clean runs/mrt-online
       mrt-hpc clean runs/mrt-online --what checkpoints --what logs --yes
     """
+    from mrt_hpc.backends.queued_jobs import refuse_live
     from mrt_hpc.recipe.lock import read_lock
-    from mrt_hpc.submit.cleaning import Removable, refuse_live, removals, remove
+    from mrt_hpc.submit.cleaning import NOTHING_REMOVED, Removable, removals, remove
 
     layout, plan = open_run(run)
-    refuse_live(layout)
+    refuse_live(layout, NOTHING_REMOVED)
     recipe, asked = read_lock(layout.recipe_lock), tuple(map(Removable, what))
     removals_found = removals(layout, plan, recipe, asked)
     if not removals_found:

@@ -94,6 +94,19 @@ comes to an end as well, and a busy machine ends nothing that computes.
 """
 
 
+class VerdictStatus(StrEnum):
+    """How a verdict came about."""
+
+    GRADED = "graded"
+    """The verifier compared the answer with the gold answer."""
+    NO_ANSWER = "no_answer"
+    """There was no answer to grade."""
+    TIMED_OUT = "timed_out"
+    """The answer hung: its process was killed at the time limit."""
+    MALFORMED = "malformed"
+    """No expression could be read, or reading it raised an error, exhausted the memory or crashed the process."""
+
+
 @dataclass
 class Lane:
     """Grader processes, started when they are first needed, and again when they break."""
@@ -107,20 +120,23 @@ class Lane:
     pool: ProcessPool | None = field(default=None, init=False)
     unfinished: set[ProcessFuture[tuple[Judgement, float]]] = field(default_factory=set, init=False)
 
-    async def judge(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
-        """The judgement of one pair, and the processor seconds that it took.
+    async def judge(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float] | VerdictStatus:
+        """The judgement of one pair and the processor seconds that it took, or why there is none: it took too long, or
+        its process ended otherwise.
 
         A pool breaks when its fork server is killed, or a process without a task; it is then replaced.
 
         Raises:
-            TimeoutError: it took too long on the clock.
-            ProcessExpired: its process was ended at the limit of processor seconds, or otherwise.
             UserError: the processes cannot be started, or are killed again and again.
         """
         for _ in range(REPLACEMENTS + 1):
             pool = self.started()
             try:
                 return await asyncio.wrap_future(self._schedule(pool, answer, gold, limit_s))
+            except TimeoutError:
+                return VerdictStatus.TIMED_OUT
+            except ProcessExpired as end:
+                return VerdictStatus.TIMED_OUT if end.exitcode == -signal.SIGPROF else VerdictStatus.MALFORMED
             except BrokenProcessPool as error:
                 self._replace(pool, error)
         raise UserError(
@@ -227,19 +243,6 @@ SLOW_NICENESS = 5
 LOGGED_CHARS = 80
 
 
-class VerdictStatus(StrEnum):
-    """How a verdict came about."""
-
-    GRADED = "graded"
-    """The verifier compared the answer with the gold answer."""
-    NO_ANSWER = "no_answer"
-    """There was no answer to grade."""
-    TIMED_OUT = "timed_out"
-    """The answer hung: its process was killed at the time limit."""
-    MALFORMED = "malformed"
-    """No expression could be read, or reading it raised an error, exhausted the memory or crashed the process."""
-
-
 @dataclass(frozen=True)
 class Verdict:
     """The grading of one pair."""
@@ -259,7 +262,7 @@ NO_ANSWER = Verdict(0.0, VerdictStatus.NO_ANSWER, 0.0)
 class GradingLane(Protocol):
     """Grader processes with a queue of pairs: a :class:`Lane`, or one on several nodes."""
 
-    async def judge(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
+    async def judge(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float] | VerdictStatus:
         """See :meth:`Lane.judge`."""
         ...
 
@@ -403,18 +406,13 @@ class GraderPool:
         """The judgement and its processor seconds, or why there is none: a second attempt follows a short first one,
         and one whose process was lost.
         """
-        failure = VerdictStatus.TIMED_OUT
+        judged: tuple[Judgement, float] | VerdictStatus = VerdictStatus.TIMED_OUT
         for lane, limit_s in self._attempts(answer):
-            try:
-                return await lane.judge(answer, gold, limit_s)
-            except TimeoutError:
-                failure = VerdictStatus.TIMED_OUT
-            except ProcessExpired as end:
-                past_limit = end.exitcode == -signal.SIGPROF
-                failure = VerdictStatus.TIMED_OUT if past_limit else VerdictStatus.MALFORMED
-            if failure is VerdictStatus.TIMED_OUT and limit_s == self.time_limit_s:
+            judged = await lane.judge(answer, gold, limit_s)
+            hung = judged is VerdictStatus.TIMED_OUT
+            if not isinstance(judged, VerdictStatus) or (hung and limit_s == self.time_limit_s):
                 break
-        return failure
+        return judged
 
     def _attempts(self, answer: str) -> tuple[tuple[GradingLane, float], ...]:
         """Where an answer is graded, one attempt after the other, and for how many processor seconds."""

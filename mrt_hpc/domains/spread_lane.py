@@ -14,24 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from pebble import ProcessExpired
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mrt_hpc.domains.base import Judgement, Verifier
-from mrt_hpc.domains.grader_queue import REPLACEMENTS, START_LIMIT_S, Lane
+from mrt_hpc.domains.grader_queue import REPLACEMENTS, START_LIMIT_S, Lane, VerdictStatus
 from mrt_hpc.errors import ExitCode, UserError
 
 MOST_AT_A_TIME = 100_000
 """Pairs that one actor holds: they wait in its lane, which grades some at a time."""
-
-
-@dataclass(frozen=True)
-class NotJudged:
-    """Why a pair has no judgement. Errors lose what they say on their way between the processes of Ray."""
-
-    exit_code: int | None
-    """The exit code of the grader process; None for a pair that took too long on the clock."""
 
 
 class NodeGrader:
@@ -44,14 +35,14 @@ class NodeGrader:
         self.lane = Lane(verifier, processes, memory_limit_bytes, niceness)
         self.lane.started()
 
-    async def judge(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float] | NotJudged | UserError:
-        """What :meth:`Lane.judge` returns or raises."""
+    async def judge(
+        self, answer: str, gold: str, limit_s: float
+    ) -> tuple[Judgement, float] | VerdictStatus | UserError:
+        """What :meth:`Lane.judge` returns or raises: errors lose what they say on their way between the processes of
+        Ray.
+        """
         try:
             return await self.lane.judge(answer, gold, limit_s)
-        except TimeoutError:
-            return NotJudged(None)
-        except ProcessExpired as end:
-            return NotJudged(end.exitcode)
         except UserError as error:
             return error
 
@@ -76,24 +67,25 @@ class SpreadLane:
     unfinished: Counter[int] = field(default_factory=Counter, init=False)
     """The number of pairs that each of them is grading."""
 
-    async def judge(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
-        """The judgement of one pair by the node that has the fewest, and the processor seconds that it took.
+    async def judge(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float] | VerdictStatus:
+        """The judgement of one pair by the node that has the fewest, as of :meth:`Lane.judge`.
 
         Raises:
-            TimeoutError: it took too long on the clock.
-            ProcessExpired: its process was ended at the limit of processor seconds, or otherwise.
             UserError: the processes cannot be started, or are killed again and again, or their node is lost.
         """
         graders = self.started()
         least = min(range(len(graders)), key=self.unfinished.__getitem__)
         self.unfinished[least] += 1
+        outcome: tuple[Judgement, float] | VerdictStatus | UserError
         try:
             outcome = await graders[least].judge.remote(answer, gold, limit_s)
         except RayActorError as error:
             raise self._lost(self.nodes[least], error) from error
         finally:
             self.unfinished[least] -= 1
-        return _judgement(outcome)
+        if isinstance(outcome, UserError):
+            raise outcome
+        return outcome
 
     def started(self) -> list[Any]:
         """The actors; started where they are not.
@@ -147,18 +139,3 @@ class SpreadLane:
             advice="raise grading.memory_limit_gib, or lower grading.processes",
             exit_code=ExitCode.RETRYABLE,
         )
-
-
-def _judgement(outcome: tuple[Judgement, float] | NotJudged | UserError) -> tuple[Judgement, float]:
-    """What the lane of a node returned, or raised.
-
-    Raises:
-        Exception: as :meth:`Lane.judge` does.
-    """
-    if isinstance(outcome, UserError):
-        raise outcome
-    if not isinstance(outcome, NotJudged):
-        return outcome
-    if outcome.exit_code is None:
-        raise TimeoutError
-    raise ProcessExpired("a grader process of another node ended", outcome.exit_code)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mrt_hpc.analysis.measures import read_summary
 from mrt_hpc.attempt.ledger import claimed
-from mrt_hpc.backends.queued_jobs import refuse_live_jobs
+from mrt_hpc.backends.queued_jobs import refuse_live
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import Benchmark
 from mrt_hpc.roles.evaluation_summary import Regrader, changed_verdicts, summary_of
@@ -58,11 +58,7 @@ def regrade_run(layout: RunLayout, show: Callable[[str], None]) -> list[Regraded
     """
     experiment = read_experiment(layout)
     with claimed(layout, experiment.resilience.heartbeat_limit_s):
-        refuse_live_jobs(
-            layout,
-            "tasks of the run are queued or running",
-            f"wait for their end (mrt-hpc status {layout.word}), or mrt-hpc cancel {layout.word}",
-        )
+        refuse_live(layout, "so nothing is judged again")
         units = [_regrade(layout, experiment, *unit, show) for unit in finished(layout, experiment)]
     return [unit for unit in units if unit is not None]
 

@@ -10,10 +10,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from mrt_hpc.analysis.measures import is_evaluated
-from mrt_hpc.attempt.ledger import claimed, local_process
+from mrt_hpc.attempt.ledger import claimed
 from mrt_hpc.attempt.run_progress import is_done
-from mrt_hpc.backends.queued_jobs import refuse_live_jobs
-from mrt_hpc.errors import UserError
+from mrt_hpc.backends.queued_jobs import refuse_live
 from mrt_hpc.plan.jobs import Plan, Role
 from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.run.atomic import is_temporary, remove_whole
@@ -40,6 +39,7 @@ class Removable(StrEnum):
 
 USUAL = (Removable.CHECKPOINTS, Removable.WEIGHTS, Removable.SET_ASIDE, Removable.PARTS)
 """What is removed where nothing was asked for by name."""
+NOTHING_REMOVED = "so nothing is removed"
 OF_LOGS = frozenset({".log", ".out", ".err"})
 """The endings of log files. Beside them Slurm's job scripts have their place."""
 
@@ -149,30 +149,10 @@ def remove(
         UserError: a task of the run is queued or running, or a queue cannot be asked.
     """
     with claimed(layout, recipe.resilience.heartbeat_limit_s):
-        refuse_live(layout)
+        refuse_live(layout, NOTHING_REMOVED)
         now = {path for removal in removals(layout, plan, recipe, asked) for path in removal.paths}
         agreed = [path for removal in shown for path in removal.paths if path in now]
         freed = frees(agreed)
         for path in agreed:
             remove_whole(path)
     return freed
-
-
-def refuse_live(layout: RunLayout) -> None:
-    """Refuse to clean a run of which a task is queued or running.
-
-    Raises:
-        UserError: there is one, or a queue cannot be asked.
-    """
-    if (process := local_process(layout)) is not None:
-        raise UserError(
-            "the run is running on this machine, so nothing is removed",
-            value=f"process {process.pid}",
-            where=layout.root,
-            advice=f"wait for its end (mrt-hpc status {layout.word}), or mrt-hpc cancel {layout.word}",
-        )
-    refuse_live_jobs(
-        layout,
-        "tasks of the run are queued or running, so nothing is removed",
-        f"wait for their end (mrt-hpc status {layout.word}), or mrt-hpc cancel {layout.word}",
-    )

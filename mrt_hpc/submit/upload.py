@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mrt_hpc.attempt.ledger import claimed
-from mrt_hpc.backends.queued_jobs import refuse_live_jobs
+from mrt_hpc.backends.queued_jobs import refuse_live
 from mrt_hpc.errors import ExitCode, UserError, word
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import Recipe
@@ -47,7 +47,7 @@ def upload_run(layout: RunLayout, show: Callable[[str], None]) -> Uploaded:
         raise _no_tracking(layout, recipe)
     command = wandb_command()
     with claimed(layout, recipe.resilience.heartbeat_limit_s):
-        _refuse_live(layout)
+        refuse_live(layout, "and may still write what would be uploaded")
         files = _attach_report(layout, recipe, show)
         waiting = waiting_directories(layout)
         if waiting:
@@ -120,11 +120,3 @@ def _no_tracking(layout: RunLayout, recipe: Recipe) -> UserError:
     else:
         what, advice = "this run does not track with W&B", "submit it again with --set tracking.wandb=true"
     return UserError(what, where=layout.root, expected="tracking.wandb: true in its recipe", advice=advice)
-
-
-def _refuse_live(layout: RunLayout) -> None:
-    refuse_live_jobs(
-        layout,
-        "tasks of the run are queued or running, and may still write what would be uploaded",
-        f"mrt-hpc sync {layout.word} when they have ended (mrt-hpc status {layout.word})",
-    )
