@@ -91,14 +91,13 @@ def _reckoned(run: Path) -> Reckoning:
     from mrt_hpc.backends.queued_jobs import accounts
     from mrt_hpc.recipe.lock import look_at_lock
     from mrt_hpc.run.evaluation_settings import evaluation_settings
-    from mrt_hpc.run.events import EventStream
+    from mrt_hpc.run.events import event_faults
     from mrt_hpc.run.typed_file import UnreadableError
 
     layout, plan = open_run(run)
     recipe = look_at_lock(layout.recipe_lock)
     known, unread = accounts(layout)
-    (events := EventStream(layout.events)).new()
-    unread += events.faults
+    unread += event_faults(layout.events)
     spent = spending(layout, plan, recipe, known)
     if not recipe.trains:
         return Reckoning(spent, (), (*unread, *spent.notes))

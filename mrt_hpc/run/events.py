@@ -243,8 +243,13 @@ def _events_in(directory: Path, pattern: str) -> Iterator[dict[str, Any]]:
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
     """The events of one process; a line that is none is passed over."""
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    return (event for line in lines if (event := _event(line, [])) is not None)
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
+        try:
+            event = event_of(line)
+        except ValueError:
+            continue
+        if event is not None:
+            yield event
 
 
 def event_of(line: bytes) -> dict[str, Any] | None:
@@ -267,6 +272,20 @@ def event_of(line: bytes) -> dict[str, Any] | None:
     if missing := [name for name in needed if event.get(name) is None]:
         raise ValueError(f"{event['kind']} without {', '.join(missing)}")
     return event
+
+
+def event_faults(directory: Path) -> Iterator[str]:
+    """A line for each file of events that is none, or that holds events that were damaged."""
+    for path in list_directory(directory, "*.jsonl"):
+        if not path.is_file():
+            yield f"the events of a process cannot be read: it is no file ({path})"
+            continue
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            try:
+                event_of(line)
+            except ValueError as error:
+                yield f"an event is damaged, and is not counted: {error} ({path}, line {number})"
+                break
 
 
 # -- event stream ------------------------------------------------------------------------------------------------------
@@ -315,7 +334,7 @@ class EventStream:
     """Whether a line is decoded; the last new one of a file always is. Of a run of thousands of tasks nearly all events
     are of one or two kinds, which few readers need one by one.
     """
-    _faults: dict[str, str] = field(default_factory=dict, init=False)
+    faults: dict[str, str] = field(default_factory=dict, init=False)
     """What is wrong with the first damaged event of a file, by its name."""
     _read: dict[str, int] = field(default_factory=dict, init=False)
     """Bytes read of each file, by its name."""
@@ -330,11 +349,6 @@ class EventStream:
         """
         events = [event for name in sorted(self._grown()) for event in self._new_of(name)]
         return sorted(events, key=lambda event: event.time)
-
-    @property
-    def faults(self) -> list[str]:
-        """A line for each file of which a damaged event was read."""
-        return [f"an event is damaged: {why} ({self.directory / name})" for name, why in sorted(self._faults.items())]
 
     def processes(self) -> list[Process]:
         """The processes whose events have been read."""
@@ -362,7 +376,7 @@ class EventStream:
                     self._ended.add(name)
                 yield ProcessEvent(process, event)
         if faults:
-            self._faults[name] = faults[0]
+            self.faults[name] = faults[0]
 
 
 def _names(directory: Path) -> list[str]:
