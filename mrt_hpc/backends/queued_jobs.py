@@ -116,7 +116,8 @@ def refuse_live(layout: RunLayout, therefore: str) -> None:
         therefore: what is not done, as ``so nothing is removed``.
 
     Raises:
-        UserError: a task is queued or running, or a queue cannot be asked.
+        UserError: a task is queued or running, a process of this machine submits or runs the run, or a queue cannot be
+            asked.
     """
     process = ledger.local_process(layout)
     if live := [f"process {process.pid}"] if process is not None else [*live_jobs(layout)]:
@@ -226,9 +227,15 @@ def cancel_run(layout: RunLayout) -> Iterator[str]:
         What was done, a sentence each.
 
     Raises:
-        UserError: there is nothing to cancel, a queue cannot be asked, the process does not end, or another user can
-            change which process and which jobs the run says are its own.
+        UserError: there is nothing to cancel, a queue cannot be asked, the process does not end, or the records of the
+            run's process and jobs are gone, or can be changed by another user.
     """
+    if not layout.jobs.is_dir():
+        raise NothingToCancelError(
+            "the records of the run's jobs are gone, so nothing is cancelled",
+            where=layout.jobs,
+            advice="on Slurm squeue --me lists your jobs, and scancel JOB_ID ends one",
+        )
     refuse_changeable(layout.jobs, "nothing is cancelled that this folder names", "ask its owner to cancel the run")
     process, queues = ledger.local_process(layout), job_queues(layout, ledger.current_submissions(layout))
     if process is not None:
@@ -278,7 +285,7 @@ def cancel_queued(layout: RunLayout, queue: JobQueue) -> Collection[str]:
 
 
 class NothingToCancelError(UserError):
-    """No job of the run is queued, and no process of this machine runs it."""
+    """No job of the run is known to be queued, and no process of this machine to run it."""
 
 
 def nothing_to_cancel(layout: RunLayout) -> NothingToCancelError:

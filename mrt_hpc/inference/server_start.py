@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -29,7 +29,7 @@ from mrt_hpc.inference.server_control import CONTROL_TIMEOUT_S, READ_LOG, Addres
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, LONGEST_SOCKET_FOLDER, OWNER_VARIABLE, folder_variables
 from mrt_hpc.run.access import ON_LOOPBACK
 from mrt_hpc.run.atomic import make_folder
-from mrt_hpc.run.process import import_path
+from mrt_hpc.run.process import import_path, loading
 from mrt_hpc.run.retries import wait_until
 
 if TYPE_CHECKING:
@@ -66,9 +66,11 @@ def on_cpu() -> bool:
     """Return whether vLLM will run without an accelerator on this machine. A build of torch for CPUs has that in its
     version, and is not imported for it: that would take each start of a task a second.
     """
-    if version("torch").endswith("+cpu"):
-        return True
-    import torch
+    with contextlib.suppress(PackageNotFoundError):
+        if version("torch").endswith("+cpu"):
+            return True
+    with loading():
+        import torch
 
     return not torch.cuda.is_available()
 

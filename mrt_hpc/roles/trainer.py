@@ -280,10 +280,11 @@ class Trainer:
             self.artifacts.save(self.iteration)
 
     def _iterate(self, timeline: Timeline) -> None:
-        """One iteration: update, publish, checkpoint. What an algorithm draws from generators of its process follows
-        from the run's seed, the rank and the iteration.
+        """One iteration: update, publish, checkpoint.
+
+        What an algorithm draws in ``learnt`` follows from the run's seed and the iteration, the same on all ranks.
         """
-        seed_generators(derive_seed(self.task.recipe.seed, "trainer", self.task.rank, self.iteration))
+        seed_generators(derive_seed(self.task.recipe.seed, "trainer", self.iteration))
         self._compared = True
         self.task.spend(Use.LOADING)
         with timeline.phase("loading"):

@@ -269,7 +269,9 @@ class StoredDelta:
             gaps, differences = packed[: part.gaps].tobytes(), packed[part.gaps :].tobytes()
             apply_changes(data, BitChanges(part.count, part.gap_width, gaps, differences), width)
         except (*NOT_THERE, ValueError) as error:  # another task may have set it aside meanwhile
-            raise DamagedError(f"the changes of tensor {name} do not fit: {error}", where=self.directory) from error
+            raise DamagedError(
+                f"the changes of tensor {name} cannot be applied: {error}", where=self.directory
+            ) from error
 
 
 def contents_of(tensors: Sequence[TensorBytes]) -> str:

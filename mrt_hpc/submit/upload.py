@@ -47,7 +47,7 @@ def upload_run(layout: RunLayout, show: Callable[[str], None]) -> Uploaded:
         raise _no_tracking(layout, recipe)
     command = wandb_command()
     with claimed(layout, recipe.resilience.heartbeat_limit_s):
-        refuse_live(layout, "and may still write what would be uploaded")
+        refuse_live(layout, "so nothing is uploaded")
         files = _attach_report(layout, recipe, show)
         waiting = waiting_directories(layout)
         if waiting:

@@ -247,7 +247,8 @@ def begin_process() -> None:
 @contextmanager
 def in_memory() -> Iterator[Path]:
     """A folder in memory; during the block, what the package does in threads is done one after the other, and a heart
-    beats once: more beats would come between any two steps, in each run between others.
+    beats once, but in a simulation, which has its own clock: more beats would come between any two steps, in each run
+    between others.
     """
     with pytest.MonkeyPatch.context() as patch:
         for module in (atomic, checkpoint, export, weights_delta):

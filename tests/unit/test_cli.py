@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -177,9 +178,11 @@ def test_the_log_of_a_role_is_not_hidden_by_that_of_its_server(run: RunLayout) -
     assert "inference --server" in typed("logs", run.root, "inference", exits=2).stderr
 
 
-def test_cancel_of_a_run_on_another_machine_says_where(run: RunLayout) -> None:
+def test_cancel_of_a_run_on_another_machine_or_without_its_records_says_what_to_do(run: RunLayout) -> None:
     (run.jobs / "local-00001.json").write_text(json.dumps({"pid": 12, "started": "5", "host": "elsewhere"}))
     assert "'elsewhere'" in typed("cancel", run.root, exits=ExitCode.FATAL).stderr
+    shutil.rmtree(run.jobs)
+    assert "squeue --me" in typed("cancel", run.root, exits=ExitCode.FATAL).stderr
 
 
 @pytest.mark.parametrize(

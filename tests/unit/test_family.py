@@ -106,10 +106,13 @@ def test_a_member_with_nothing_to_cancel_keeps_no_other(cluster: Path, tmp_path:
     root = tmp_path / "family"
     in_a_process("submit", QUICKSTART, "--run", root, "--site", cluster, "--sweep", "seed=0..1")
     (tmp_path / "bin" / "queue").write_text(squeue_prints())
-    for member in runs_of(root):
-        assert f"{member}: no job" not in typed("cancel", root).output
-        shutil.rmtree(member / "jobs")
-        (member / "jobs").mkdir()  # as before it was submitted
+    first, second = runs_of(root)
+    assert f"{first}: no job" not in typed("cancel", root).output
+    shutil.rmtree(first / "jobs")
+    said = typed("cancel", root).output
+    assert f"{first}: the records" in said and f"{second}: no job" not in said
+    shutil.rmtree(second / "jobs")
+    (second / "jobs").mkdir()  # as before it was submitted
     assert "no job and no process" in typed("cancel", root, exits=2).stderr
 
 

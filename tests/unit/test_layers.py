@@ -53,9 +53,11 @@ def import_of(room: str) -> str:
 
 LOOKS = [*HEAVY, "pyarrow"]
 MAIN = "import os; os.environ['PATH'] = ''; from mrt_hpc.cli.main import main; main(%r, standalone_mode=False)"
-TOKENIZER = (
+SAMPLING = (
+    "import mrt_hpc.roles.inference, mrt_hpc.roles.evaluation; from importlib.metadata import version; "
     "from mrt_hpc.domains.small_world import STARTING_MODEL; from mrt_hpc.inference.tokens import load_tokenizer; "
-    "load_tokenizer(STARTING_MODEL)"
+    "from mrt_hpc.inference.server_start import on_cpu; load_tokenizer(STARTING_MODEL); "
+    "version('torch').endswith('+cpu') and on_cpu()"
 )
 LOADS = {
     **{room: (import_of(room), HEAVY) for room in ("recipe", "run", "mrt", "plan", "algorithms")},
@@ -66,8 +68,8 @@ LOADS = {
     # submitit is loaded where sbatch texts are made, and pyarrow where records are read, and not before
     **{m: (f"import mrt_hpc.{m}", LOOKS) for m in ("cli.status", "cli.submit", "view.explain", "view.run_list")},
     **{m: (f"import mrt_hpc.{m}", LOOKS) for m in ("backends.slurm.backend", "backends.local.backend")},
-    # a task that samples has torch from the process of its server
-    "sampling": (f"import mrt_hpc.roles.inference, mrt_hpc.roles.evaluation; {TOKENIZER}", ["torch", "sympy"]),
+    # a task that samples needs torch only to look for a GPU, where its build can use one
+    "sampling": (SAMPLING, ["torch", "sympy"]),
 }
 
 

@@ -31,7 +31,7 @@ ROOMS: dict[str, Size] = {
     "algorithms": Size(720, 12),  # samples and starts are those of algorithms
     "analysis": Size(4680, 27),  # arms over seeds; the figures and tables of the paper; equivalence
     "attempt": Size(1380, 12),  # claims are looked at back to one that held the run; who cancelled
-    "backends": Size(2680, 23),
+    "backends": Size(2700, 23),  # cancel says what to type where the records of the jobs are gone
     "cli": Size(3360, 21),  # submit RUN, sweeps, judge, traces, check, names of other trainers
     "cluster": Size(2220, 15),
     "datasets": Size(1200, 6),
@@ -40,14 +40,14 @@ ROOMS: dict[str, Size] = {
     "evaluate": Size(840, 7),  # what a run takes for granted of own classes, for `check`
     "hub": Size(100, 1),
     "images": Size(200, 1),
-    "inference": Size(2420, 19),  # what a recipe asks of a server stands once, for `serve` and the roles
+    "inference": Size(2440, 19),  # what a recipe asks of a server; torch only to look for a GPU
     "modes": Size(400, 6),
     "mrt": Size(560, 14),
     "plan": Size(1220, 6),
     "provers": Size(680, 12),
     "recipe": Size(2860, 19),  # faults told by own classes, and all at once; the user's data folder
     "roles": Size(4360, 28),  # results and the upload stand with the roles that write them
-    "run": Size(2920, 27),
+    "run": Size(2940, 27),
     "submit": Size(1180, 9),  # files of examples and own verifiers are tried before the queue
     "training": Size(2400, 16),  # copies between a GPU and the host, fast, have a file
     "view": Size(1260, 8),  # explain knows of `cancel`

@@ -164,7 +164,7 @@ def test_what_does_not_come_to_the_published_contents_is_refused(layout: RunLayo
     chain = chain_to(layout, 2)
     link = chain.links[0]
     wrong = {name: replace(part, count=part.count + 1) for name, part in link.parts.items()}
-    with pytest.raises(DamagedError, match="do not fit"):
+    with pytest.raises(DamagedError, match="cannot be applied"):
         put_together(replace(chain, links=(replace(link, parts=wrong),)), tmp_path / "made")
 
 
@@ -173,7 +173,7 @@ def test_what_another_task_sets_aside_meanwhile_is_damage(layout: RunLayout, tmp
     chain = chain_to(layout, 3)
     shutil.rmtree(chain.start if gone == "the whole model" else chain.links[-1].directory)
     (tmp_path / "made").mkdir()
-    with pytest.raises(DamagedError, match=r"not there|do not fit"):
+    with pytest.raises(DamagedError, match=r"not there|cannot be applied"):
         put_together(chain, tmp_path / "made")
 
 
