@@ -1,11 +1,11 @@
 """``mrt-hpc container``: build, check and enter the container images of tasks."""
 
-from __future__ import annotations
-
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from mrt_hpc.cli.options import console_of, table_of
 from mrt_hpc.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from mrt_hpc.backends.slurm.site import Container
+    from mrt_hpc.backends.slurm.site import Container, SlurmSite
 
 
 @click.group(short_help="Build, check and enter container images.")
@@ -29,6 +29,10 @@ def container() -> None:
       mrt-hpc container check images/mrt-hpc-cuda.sif
       mrt-hpc container shell images/mrt-hpc-cuda.sif
     """
+
+
+CPUS, MEMORY_GIB, MINUTES = 4, 16, 120
+"""What a build on a compute node asks for: installing the environment and compressing the image take most of it."""
 
 
 executable = click.option("--executable", default="apptainer", show_default=True, help="The command of Apptainer.")
@@ -106,7 +110,6 @@ def _build_on_node(site: str | None, arguments: list[str]) -> None:
     """
 
     from mrt_hpc.backends.sites import find_site
-    from mrt_hpc.backends.slurm.containers import srun_command
     from mrt_hpc.backends.slurm.site import required
 
     profile = required(find_site(site))
@@ -132,10 +135,9 @@ def check(image: Path | None, site: str | None, executable: str) -> None:
       mrt-hpc container check
       mrt-hpc container check mrt-hpc-cuda.sif
     """
-    from mrt_hpc.backends.slurm.containers import profile_with_image
     from mrt_hpc.images import check_image
 
-    profile = profile_with_image(image, site)
+    profile = _profile_with_image(image, site)
     how = _container(image, None if profile is None else profile.container, executable)
     results = check_image(how) if profile is None else check_image(how, profile.setup, profile.environment)
     table = table_of(how.image, "what", "", "seen", "what to type")
@@ -158,17 +160,16 @@ def shell(image: Path | None, site: str | None, executable: str) -> None:
       mrt-hpc container shell mrt-hpc-cuda.sif
     """
 
-    from mrt_hpc.backends.slurm.containers import profile_with_image
     from mrt_hpc.images import require_apptainer
 
-    profile = profile_with_image(image, site)
+    profile = _profile_with_image(image, site)
     how = _container(image, None if profile is None else profile.container, executable)
     require_apptainer(how.executable)
     gpus = Path("/proc/driver/nvidia").is_dir()
     os.execvp(how.executable, how.words("shell", str(Path.cwd()), gpus=gpus))
 
 
-def _container(image: Path | None, kept: Container | None, executable: str) -> Container:
+def _container(image: Path | None, kept: "Container | None", executable: str) -> "Container":
     """The image that is meant, as a site profile has it.
 
     Raises:
@@ -185,3 +186,42 @@ def _container(image: Path | None, kept: Container | None, executable: str) -> C
             advice="mrt-hpc container check IMAGE",
         )
     return kept
+
+
+def _profile_with_image(image: Path | None, name: str | None) -> "SlurmSite | None":
+    """The site profile that is named, or the user's default where no image is named either; None where that is no
+    cluster.
+
+    Args:
+        image: the image that the user has named.
+        name: of the profile, or its path.
+
+    Raises:
+        UserError: there is no such profile, or the one that is named is no Slurm cluster.
+    """
+    from mrt_hpc.backends.sites import find_site
+    from mrt_hpc.backends.slurm.site import SlurmSite, required
+
+    if name is not None:
+        return required(find_site(name))
+    default = find_site(None) if image is None else None
+    return default if isinstance(default, SlurmSite) else None
+
+
+def srun_command(site: "SlurmSite", arguments: Sequence[str]) -> list[str]:
+    """The command that runs ``mrt-hpc`` with these arguments on a compute node, after the site's setup lines.
+
+    Args:
+        site: the profile.
+        arguments: of mrt-hpc, without ``--on-node``.
+    """
+    from mrt_hpc.backends.slurm.site import as_word
+
+    minutes = min(MINUTES, site.max_time_minutes or MINUTES)
+    asked = {"account": site.account, "qos": site.qos, "partition": site.partitions.cpu, **site.sbatch}
+    options = [as_word(name, value) for name, value in asked.items() if value is not None]
+    memory = [f"--mem={MEMORY_GIB}G"] if site.memory_request else []
+    python = shlex.join([site.python or sys.executable, "-m", "mrt_hpc.cli.main", *arguments])
+    script = "\n".join([*site.setup, "export PYTHONSAFEPATH=1", f"exec {python}"])
+    return ["srun", *options, *memory, "--ntasks=1", f"--cpus-per-task={CPUS}", f"--time={minutes}",
+            "--job-name=mrt-hpc-container", "bash", "-c", script]  # fmt: skip

@@ -10,8 +10,8 @@ import pytest
 from slurm_submissions import job, plan
 
 from mrt_hpc.backends.slurm.arrays import sbatch_texts, submit_arrays
-from mrt_hpc.backends.slurm.containers import with_models_bound
 from mrt_hpc.backends.slurm.environment import SlurmTask
+from mrt_hpc.backends.slurm.parameters import with_models_bound
 from mrt_hpc.backends.slurm.queue import queue_states
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.errors import UserError

@@ -17,9 +17,9 @@ from mrt_hpc import images
 from mrt_hpc.attempt.python_look import PythonLook
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm import site as site_module
-from mrt_hpc.backends.slurm.containers import srun_command
 from mrt_hpc.backends.slurm.parameters import python_command
 from mrt_hpc.backends.slurm.site import Container, SlurmSite, checksum_file
+from mrt_hpc.cli.container import srun_command
 from mrt_hpc.images import ARGUMENTS, KINDS, ImageAsked, build_command, build_image, make_tree
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe

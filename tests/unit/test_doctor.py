@@ -22,8 +22,8 @@ import mrt_hpc
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm import survey
 from mrt_hpc.backends.slurm.arrays import ArrayExecutor
-from mrt_hpc.backends.slurm.containers import srun_command
 from mrt_hpc.backends.slurm.site import SlurmSite, required
+from mrt_hpc.cli.container import srun_command
 from mrt_hpc.cluster import filesystems
 from mrt_hpc.cluster.doctor import local_checks, node_half
 from mrt_hpc.cluster.doctor.checks import CheckResult, CheckVerdict

@@ -16,7 +16,7 @@ from mrt_hpc.analysis.named_models import named_models
 from mrt_hpc.attempt.entry import load_task
 from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.backends.slurm.containers import folders_read
+from mrt_hpc.backends.slurm.parameters import folders_read
 from mrt_hpc.cli.plan import awaited_models, missing_inputs
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import UserError

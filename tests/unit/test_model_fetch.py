@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 from run_of import run_of
 from safetensors.numpy import save
 
-from mrt_hpc.backends.slurm.containers import folders_read
+from mrt_hpc.backends.slurm.parameters import folders_read
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.evaluate.asked_models import models_asked
 from mrt_hpc.hub import fetch_model

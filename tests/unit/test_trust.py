@@ -18,8 +18,8 @@ from evaluated import BENCHMARK, commit_all, run_directory
 
 from mrt_hpc.attempt.ledger import record_site, record_submission, recorded_site, remember_site
 from mrt_hpc.backends.sites import chosen_site, find_site
-from mrt_hpc.backends.slurm.containers import srun_command
 from mrt_hpc.backends.slurm.site import SlurmSite
+from mrt_hpc.cli.container import srun_command
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import look_at_lock, read_lock

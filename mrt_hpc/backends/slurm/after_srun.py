@@ -9,8 +9,6 @@ again with the word ``abandoned`` if none of those tasks is in the queue any mor
 not start the task again.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace

@@ -5,8 +5,6 @@ only the ids of other jobs differ, which appear as ``{job name}`` until they are
 :mod:`mrt_hpc.backends.slurm.task` are the only ones that import submitit.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

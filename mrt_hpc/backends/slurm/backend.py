@@ -1,7 +1,5 @@
 """The back end for Slurm: each job of the plan is one sbatch call."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from mrt_hpc.attempt.python_look import PythonLookError, look_at_python, no_task
 from mrt_hpc.backends.backend import Backend, JobOrder, Objections, QueuedTask, StartEstimate, WaitReason
 from mrt_hpc.backends.slurm import cluster_limits, queue, reasons
 from mrt_hpc.backends.slurm.commands import ignored_options
-from mrt_hpc.backends.slurm.containers import with_models_bound
+from mrt_hpc.backends.slurm.parameters import with_models_bound
 from mrt_hpc.backends.slurm.site import SlurmSite, unknown_options
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import Job, Plan

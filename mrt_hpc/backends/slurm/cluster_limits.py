@@ -1,7 +1,5 @@
 """Finds where a plan or a site profile exceeds the limits of its cluster."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -2,8 +2,6 @@
 the answers, between which a site may print text of its own.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -2,11 +2,10 @@
 run: tasks read it before anything heavy is imported, and the job script in between.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from mrt_hpc.errors import UserError
 
@@ -52,7 +51,7 @@ class SlurmTask:
         return f"{self.task_id}.{self.restarts}"
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> SlurmTask | None:
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self | None:
         """The task this process belongs to, or None outside Slurm.
 
         Raises:

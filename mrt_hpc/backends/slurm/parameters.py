@@ -1,6 +1,6 @@
-"""Makes of a job and a site profile sbatch's parameters and the command line of a task. Pure; imports no submitit."""
-
-from __future__ import annotations
+"""Makes of a job and a site profile sbatch's parameters, the command line of a task, and the folders that its container
+binds. Pure, but for the look into these folders; imports no submitit.
+"""
 
 import hashlib
 import re
@@ -17,6 +17,8 @@ from mrt_hpc.backends.slurm.environment import BEGAN_AT, ENDS_AT
 from mrt_hpc.backends.slurm.site import Container, GpuRequest, Requeue, SlurmSite
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.jobs import Job, JobResources
+from mrt_hpc.recipe.hub_models import cache_of, is_hub_name
+from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.run.access import CACHES, CACHES_FOLDER
 from mrt_hpc.run.layout import RunLayout
 
@@ -286,3 +288,32 @@ def fill_in_ids(text: str, job: Job, ids: Mapping[str, str]) -> str:
         raise ValueError(f"the script of {job.name} does not wait for {token}")
     filled = _TOKEN.sub(lambda match: ids.get(match[1], f"{{{match[1]}}}"), token)
     return text.replace(line, f"--dependency={filled}\n", 1)
+
+
+# -- folders that containers bind --------------------------------------------------------------------------------------
+
+
+def with_models_bound(site: SlurmSite, recipe: Experiment) -> SlurmSite:
+    """Return the site with the folders that the recipe's tasks read added to its container's binds; a site without a
+    container is returned unchanged."""
+    if site.container is None:
+        return site
+    given = {bind.partition(":")[0] for bind in site.container.binds}
+    more = tuple(folder for folder in folders_read(recipe) if folder not in given)
+    return site.model_copy(
+        update={"container": site.container.model_copy(update={"binds": (*site.container.binds, *more)})}
+    )
+
+
+def folders_read(recipe: Experiment) -> list[str]:
+    """The folders of the models, of the prover's model and of results, and those that the
+    files of models are links into: a snapshot of a download holds nothing else. Of a model in the hub's cache it is the
+    whole cache, where a link may lead to another link.
+    """
+    published = [model.run for model in recipe.models if model.run is not None]  # a version to come has no folder yet
+    named = (*recipe.model_directories.values(), *published)
+    folders = [Path(path) for path in named if not is_hub_name(path)]
+    behind = {file.resolve().parent for folder in folders if folder.is_dir() for file in folder.iterdir()}
+    behind |= {cache for folder in folders if (cache := cache_of(folder)) is not None}
+    results = set() if recipe.evaluation.results is None else {str(Path(recipe.evaluation.results).absolute())}
+    return sorted({str(folder.absolute()) for folder in folders} | {str(folder) for folder in behind} | results)

@@ -5,8 +5,6 @@ when accounting still shows the attempt before a requeue); sacct is right about 
 accounting: squeue then says for some minutes how a job has ended.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

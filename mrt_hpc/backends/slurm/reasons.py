@@ -4,8 +4,6 @@ Slurm has more than a hundred reasons. Those that users of a cluster meet are li
 and QOS, which are most of the others, are read from the parts of their names.
 """
 
-from __future__ import annotations
-
 import re
 
 from mrt_hpc.backends.backend import Hold, WaitReason

@@ -1,7 +1,5 @@
 """The profile of a Slurm cluster."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal

@@ -3,8 +3,6 @@ and the QOS. A submission asks for the limits only; ``mrt-hpc init`` and ``mrt-h
 command that is missing, or that refuses, leaves its part of a :class:`Survey` empty, and ``problems`` says why.
 """
 
-from __future__ import annotations
-
 import grp
 import os
 import pwd
@@ -13,6 +11,7 @@ import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from mrt_hpc.attempt.gpus import is_slice
 from mrt_hpc.backends.slurm import commands
@@ -166,7 +165,7 @@ class User:
     groups: frozenset[str] = frozenset()
 
     @classmethod
-    def current(cls) -> User:
+    def current(cls) -> Self:
         """The user of this process. A user or group without a name is known by its number."""
         groups = {os.getegid(), *os.getgroups()}
         user = _name(lambda number: pwd.getpwuid(number).pw_name, os.geteuid())

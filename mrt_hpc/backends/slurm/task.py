@@ -4,8 +4,6 @@ submitit pickles for an array only two strings, no part of the run itself. One p
 takes its index from Slurm. Roles are idempotent, so no state is passed from one attempt to the next.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import time
@@ -35,7 +33,7 @@ class TaskCall:
 
     run_dir: str
     job_name: str
-    role: RoleFunction | None = None
+    role: "RoleFunction | None" = None
     """As of :func:`mrt_hpc.attempt.entry.run_task`."""
 
     def __call__(self) -> None:

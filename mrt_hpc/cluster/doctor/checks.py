@@ -1,7 +1,5 @@
 """What a check says: a verdict, what was seen, and the remedy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -47,10 +45,10 @@ class DoctorCheck:
     """One check."""
 
     name: str
-    look: Callable[[Situation], Iterable[CheckResult]]
+    look: "Callable[[Situation], Iterable[CheckResult]]"
     """Gives no result where the check does not apply."""
 
-    def results(self, situation: Situation) -> list[CheckResult]:
+    def results(self, situation: "Situation") -> list[CheckResult]:
         """The results of this check; an error that a submission would show is a result too."""
         try:
             results = list(self.look(situation))

@@ -1,7 +1,5 @@
 """All checks, in the order in which their results are shown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from mrt_hpc.cluster.doctor import local_checks, node_checks, slurm_checks

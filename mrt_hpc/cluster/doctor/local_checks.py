@@ -1,7 +1,5 @@
 """Checks of this machine: the Python and the image of the tasks, scratch, and the limits that jobs inherit."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil
@@ -14,8 +12,7 @@ from pathlib import Path
 import mrt_hpc
 from mrt_hpc.attempt.gpus import OLDEST_DRIVER
 from mrt_hpc.attempt.python_look import PythonLookError, look_at_python, no_sampling
-from mrt_hpc.backends.slurm.containers import folders_read
-from mrt_hpc.backends.slurm.parameters import require_plain_path
+from mrt_hpc.backends.slurm.parameters import folders_read, require_plain_path
 from mrt_hpc.cluster.doctor.checks import CheckResult, doubtful, fails, not_checked, ok
 from mrt_hpc.cluster.doctor.node_half import LIMITS
 from mrt_hpc.cluster.doctor.situation import Situation

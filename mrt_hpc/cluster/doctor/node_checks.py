@@ -1,7 +1,5 @@
 """Checks of compute nodes, by what their half of the doctor has answered."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -213,14 +211,6 @@ def _readable(facts: NodeFacts) -> Iterator[CheckResult]:
             "move it to a filesystem that compute nodes see, or add it to container.binds in the site profile",
             about="model and files",
         )
-    if facts.hub_cache_problem:
-        yield doubtful(
-            f"the Hugging Face cache {facts.hub_cache} cannot be read: {facts.hub_cache_problem}",
-            "set HF_HOME in environment of the site profile to a folder that compute nodes read",
-            about="Hugging Face cache",
-        )
-    elif facts.hub_cache:
-        yield ok(f"{facts.node} reads {facts.hub_cache}", about="Hugging Face cache")
 
 
 def _gpu(situation: Situation, facts: NodeFacts) -> CheckResult:

@@ -5,8 +5,6 @@ how long files take between this node and the login node, waits for the signals 
 has seen into FOLDER, which lies on the filesystem of the run directory.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -112,9 +110,6 @@ class NodeFacts:
     """Soft and hard limits by name; -1 for none."""
     unreadable: dict[str, str] = field(default_factory=dict)
     """Why a folder or file cannot be read, by its path."""
-    hub_cache: str = ""
-    hub_cache_problem: str = ""
-    """Why the cache of the Hugging Face hub cannot be read; empty text if it can, or if there is none."""
     refusals: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Why a verifier cannot judge there, and what to do, by its type."""
     gpu_view: dict[str, Any] | None = None
@@ -135,7 +130,6 @@ def facts(folder: Path, name: str, order: NodeOrder) -> NodeFacts:
     received = listen()
     trips, skew_s = exchange(folder, name)
     temporary = Path(tempfile.gettempdir())
-    cache = hub_cache()
     view, gpu_problem = _gpus() if order.asks_gpus else (None, "")
     before = unreadable(library := Path(os.__file__).parent)
     (folder / f"{name}.{LISTENING}").touch()
@@ -154,8 +148,6 @@ def facts(folder: Path, name: str, order: NodeOrder) -> NodeFacts:
         shared_memory_bytes=_shared_memory(),
         limits={limit: resource.getrlimit(number) for limit, number in LIMITS.items()},
         unreadable={path: problem for path in order.folders if (problem := unreadable(Path(path)))},
-        hub_cache=str(cache) if cache.is_dir() else "",
-        hub_cache_problem=unreadable(cache) if cache.is_dir() else "",
         refusals=dict(refusals(order)),
         gpu_view=view,
         gpu_problem=gpu_problem,
@@ -252,12 +244,6 @@ def unreadable(path: Path) -> str:
     except OSError as error:
         return f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
     return ""
-
-
-def hub_cache() -> Path:
-    """The folder in which the Hugging Face hub keeps what it has fetched."""
-    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
 
 
 def refusals(order: NodeOrder) -> Iterator[tuple[str, tuple[str, str]]]:

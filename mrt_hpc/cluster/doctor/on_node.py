@@ -2,8 +2,6 @@
 :mod:`mrt_hpc.cluster.doctor.node_half`. This side answers its files, sends it signals, and waits with a deadline.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import time
@@ -14,8 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from mrt_hpc.backends.slurm.commands import SlurmRefusedError, run_slurm, submitted_id
-from mrt_hpc.backends.slurm.containers import folders_read, with_models_bound
-from mrt_hpc.backends.slurm.parameters import as_sbatch_reads, python_command, require_plain_path, sbatch_parameters
+from mrt_hpc.backends.slurm.parameters import (
+    as_sbatch_reads,
+    folders_read,
+    python_command,
+    require_plain_path,
+    sbatch_parameters,
+    with_models_bound,
+)
 from mrt_hpc.backends.slurm.queue import cancel, queue_states
 from mrt_hpc.backends.slurm.queued_as import differences, queued_fields
 from mrt_hpc.backends.slurm.site import SlurmSite, as_word
@@ -82,7 +86,7 @@ def ask_nodes(situation: Situation, wait_s: float, show: Callable[[str], None]) 
         return tuple(job.answer() for job in jobs)
 
 
-def _end(jobs: list[NodeJob]) -> None:
+def _end(jobs: "list[NodeJob]") -> None:
     """Cancel the jobs that have not answered, and wait until none writes into the folder any more."""
     cancel([job.id for job in jobs if job.id and not job.known.facts])
     ids = [job.id for job in jobs if job.id]
@@ -94,7 +98,7 @@ def _end(jobs: list[NodeJob]) -> None:
         )
 
 
-def _wait(jobs: list[NodeJob], wait_s: float) -> None:
+def _wait(jobs: "list[NodeJob]", wait_s: float) -> None:
     """Serve the jobs until each has answered or ended, or the time is over."""
 
     def served() -> bool:

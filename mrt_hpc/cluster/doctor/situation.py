@@ -1,7 +1,5 @@
 """What the checks look at: site profile, recipe, run directory, the survey of the cluster and the answers of nodes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +15,7 @@ from mrt_hpc.plan.jobs import Job, Plan
 from mrt_hpc.recipe.schema import Recipe
 
 
-def situation_of(site: Site, recipe: Recipe | None, root: Path) -> Situation:
+def situation_of(site: Site, recipe: Recipe | None, root: Path) -> "Situation":
     """The situation without the answers of nodes; the cluster is surveyed where the profile is that of one."""
     return Situation(site, recipe, root, survey() if isinstance(site, SlurmSite) else None)
 
@@ -33,7 +31,7 @@ class Situation:
     """The run directory, which need not exist yet."""
     cluster: Survey | None = None
     """None for a site that is no Slurm cluster."""
-    answers: tuple[NodeAnswer, ...] = ()
+    answers: "tuple[NodeAnswer, ...]" = ()
     """What compute nodes answered; empty unless they were asked."""
 
     @property

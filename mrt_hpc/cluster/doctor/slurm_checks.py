@@ -1,7 +1,5 @@
 """Checks of the cluster and of the site profile, by what Slurm's commands say."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
