@@ -4,8 +4,6 @@ The hub's client downloads: files that are in the cache are not fetched again, a
 stopped. Only what serving and training need is fetched, and no weights in other formats.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,8 +33,8 @@ def fetch_model(model: HubModel, cache: Path | None = None, endpoint: str | None
         endpoint: address of the hub; None takes the variable HF_ENDPOINT, else the public one.
 
     Raises:
-        UserError: the client is not installed, the hub refuses or cannot be reached, the model has no safetensors, or a
-            file differs from the hub's checksum.
+        UserError: the hub refuses or cannot be reached, the model has no safetensors, or a file differs from the hub's
+            checksum.
     """
     cached = CachedModel(model, cache or cache_directory())
     elsewhere = (
@@ -107,14 +105,10 @@ def hub_errors(asked: str, elsewhere: str) -> Iterator[None]:
         elsewhere: what to do where this node has no network.
 
     Raises:
-        UserError: the client is not installed, the hub refuses or cannot be reached, or a file arrived incomplete.
+        UserError: the hub refuses or cannot be reached, or a file arrived incomplete.
     """
-    try:
-        from huggingface_hub import errors
-    except ModuleNotFoundError as error:
-        raise lacking(
-            error, "the client of the hub is not installed", "huggingface-hub, which only fetching needs"
-        ) from error
+    from huggingface_hub import errors
+
     try:
         yield
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
@@ -145,12 +139,6 @@ def hub_errors(asked: str, elsewhere: str) -> Iterator[None]:
             advice="the same command again: it fetches only what is missing",
             exit_code=ExitCode.RETRYABLE,
         ) from error
-
-
-def lacking(error: ModuleNotFoundError, what: str, package: str) -> UserError:
-    """The error of a light installation: what is said of it, and the package with the words for who needs it."""
-    advice = f"type the command with the .venv that env/setup makes, or: pip install {package.partition(',')[0]}"
-    return UserError(what, value=error.name, expected=f"the package {package}", advice=advice)
 
 
 def _first_line(error: BaseException) -> str:

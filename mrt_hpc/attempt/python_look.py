@@ -1,7 +1,5 @@
 """Starts a Python as a task would, on this machine or in an image, and reports what it has."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json
@@ -148,7 +146,9 @@ def samples_on_gpus_only() -> str | None:
     return sys.executable if needs_gpus(installed_version("vllm")) else None
 
 
-def no_sampling(recipe: Experiment, on_gpus_only: Callable[[], str | None] = samples_on_gpus_only) -> UserError | None:
+def no_sampling(
+    recipe: "Experiment", on_gpus_only: Callable[[], str | None] = samples_on_gpus_only
+) -> UserError | None:
     """The refusal of a recipe with servers that get no GPU from a vLLM that needs one.
 
     Args:
@@ -183,15 +183,21 @@ def no_tasks_here() -> UserError | None:
     )
 
 
+FETCHING = {"huggingface_hub": "huggingface-hub", "datasets": "datasets"}
+"""What is installed to use a package that a light installation may have besides, for models and data sets."""
+
+
 def light_installation(error: ModuleNotFoundError) -> UserError | None:
-    """The error of a command that needs a package which the Python of this process lacks, where that is a light
-    installation; None where it has all that tasks need, and the error has another cause.
+    """The error of a command that needs a package which the Python of this process lacks: one that fetches, or any in a
+    light installation. None where the Python has all that tasks need, and the error has another cause.
     """
-    if not missing_here():
+    package = (error.name or "").partition(".")[0]
+    if package not in FETCHING and not missing_here():
         return None
     return UserError(
-        f"this command needs the package {error.name}, which this installation does not have",
+        f"this command needs the package {package}, which this installation does not have",
         value=sys.executable,
         expected="the packages that env/setup installs",
-        advice="type it with the .venv/bin/mrt-hpc of a checkout, or in an image: mrt-hpc container shell IMAGE",
+        advice=(f"pip install {FETCHING[package]}; or " if package in FETCHING else "")
+        + "type it with the .venv/bin/mrt-hpc of a checkout, or in an image: mrt-hpc container shell IMAGE",
     )

@@ -6,8 +6,6 @@ data set and knows the conventions of the hub. The rows are read here: that libr
 answer 007 becomes 7, and keeps ten digits of the numbers of a JSON list.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -20,7 +18,7 @@ from typing import Any
 
 from mrt_hpc.datasets.columns import is_part
 from mrt_hpc.errors import UserError
-from mrt_hpc.hub import hub_errors, lacking
+from mrt_hpc.hub import hub_errors
 from mrt_hpc.recipe.hub_models import PREFIX
 
 _NAME = re.compile(
@@ -102,7 +100,7 @@ def _of_hub(name: str, options: Selection) -> DataSource:
     """The files of one split, downloaded as they are at the commit that the revision names now.
 
     Raises:
-        UserError: the hub's client is not installed, the hub cannot be reached, or it has no such data set or part.
+        UserError: the hub cannot be reached, or it has no such data set or part.
     """
     repository, asked = hub_name(name, options)
     by_hand = f"hf download --repo-type dataset {repository} --local-dir FOLDER"
@@ -161,14 +159,11 @@ def choose(path: str, asked: Selection, where: str, commit: str | None = None) -
         commit: that of a data set of the hub.
 
     Raises:
-        UserError: the library is not installed, there are no data files, the choice is open, or there is no such part.
+        UserError: there are no data files, the choice is open, or there is no such part.
     """
-    try:
-        from datasets import exceptions, load_dataset_builder
-        from yaml import YAMLError
-    except ModuleNotFoundError as error:
-        needed = "datasets, which only folders and data sets of the hub need"
-        raise lacking(error, "the library of data sets is not installed", needed) from error
+    from datasets import exceptions, load_dataset_builder
+    from yaml import YAMLError
+
     try:
         config = load_dataset_builder(path, asked.config, revision=commit).config
     except (exceptions.DatasetsError, ValueError, YAMLError) as error:

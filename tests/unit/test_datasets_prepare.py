@@ -20,7 +20,7 @@ import mrt_hpc
 from mrt_hpc.datasets.columns import Asked, BadRowError, Columns, find_columns, gold_answer, problem_text
 from mrt_hpc.datasets.conversion import Order, Sample, SourceRecord, prepare, record_file
 from mrt_hpc.datasets.named import BY_NAME, SOURCES, NamedSource, fetch_command, fetch_data
-from mrt_hpc.datasets.sources import Selection, choose, hub_name, open_source
+from mrt_hpc.datasets.sources import Selection, choose, hub_name
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.problems import read_problems
@@ -334,13 +334,13 @@ def test_the_files_of_a_split(
 
 
 def test_a_folder_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = set_of(["data/train.jsonl", "data/test.jsonl"])
+    set_of(["data/train.jsonl", "data/test.jsonl"])
     prepared("set", "--split", "test")
     assert read_problems(OUT) == PROBLEMS
     record = SourceRecord.read(record_file(OUT))
     assert (record.config, record.split, [f.name for f in record.files]) == ("default", "test", ["data/test.jsonl"])
     monkeypatch.setitem(sys.modules, "datasets", None)  # as in a light installation
-    assert "pip install datasets" in str(refusal(open_source, place, Selection()).advice)
+    assert "pip install datasets; or type it with" in prepared("set", "--force", code=ExitCode.FATAL)
 
 
 def test_names_of_the_hub() -> None:
