@@ -4,8 +4,6 @@ The module has their names, units and round trip, and reads those of a run; ``ro
 shows them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -264,8 +262,6 @@ def sampler_mismatch(trainer: Mapping[str, float], where: str) -> str | None:
 class RunCost(Record):
     """The resources that the run has used."""
 
-    hardware: str | None = None
-    """The hardware in words, as in ``8 x H100, 2 nodes``."""
     wall_seconds: float | None = None
     """The seconds from the first task's start to the last one's end."""
     generated_tokens: int | None = None

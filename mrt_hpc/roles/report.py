@@ -1,14 +1,13 @@
 """The report role: it writes all that the run has measured as report.md, plots and a page, and says what is missing."""
 
-from __future__ import annotations
-
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mrt_hpc.analysis.measures import IterationMetrics, Measurements, RunCost, RunFile, RunSummary, read_measurements
-from mrt_hpc.analysis.report.content import RoleUse, RunRecord
+from mrt_hpc.analysis.report.content import RunRecord
 from mrt_hpc.analysis.report.render import write_markdown, write_page
 from mrt_hpc.analysis.spending import Spending, spending
 from mrt_hpc.errors import UserError
@@ -129,8 +128,10 @@ def records_of(layout: RunLayout, recipe: Experiment, measured: Measurements, na
             for model, summary in zip(recipe.models, summaries, strict=True)
         ]
     recipe_text = layout.recipe_lock.read_text()
-    first = replace(records[0], roles=role_uses(spent), happenings=happenings(layout), recipe=recipe_text)
-    return [first, *records[1:]]
+    counted = Counter(attempt.role for attempt in spent.attempts)
+    attempts = {role: counted[role] for role in Role if role in counted}
+    first = replace(records[0], hours=tuple(spent.rows), attempts=attempts, happenings=happenings(layout))
+    return [replace(first, recipe=recipe_text), *records[1:]]
 
 
 def with_samples(layout: RunLayout, recipe: Experiment, record: RunRecord) -> RunRecord:
@@ -184,23 +185,6 @@ def evaluation_table(recipe: Experiment) -> dict[str, str]:
     if how.results is not None:
         table["results folder"] = how.results
     return table
-
-
-def role_uses(spent: Spending) -> tuple[RoleUse, ...]:
-    """The resources that the attempts of each role have used."""
-    used = [(role, [attempt for attempt in spent.attempts if attempt.role is role]) for role in Role]
-    return tuple(
-        RoleUse(
-            role=role,
-            attempts=len(mine),
-            hours=sum(row.hours for row in spent.rows if row.role is role),
-            gpu_hours=sum(row.gpu_hours for row in spent.rows if row.role is role),
-            cpu_hours=sum(row.core_hours for row in spent.rows if row.role is role),
-            by_use={str(row.use): (row.hours, row.gpu_hours, row.core_hours) for row in spent.rows if row.role is role},
-        )
-        for role, mine in used
-        if mine
-    )
 
 
 def measurements(layout: RunLayout, recipe: Experiment) -> Measurements:

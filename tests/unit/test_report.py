@@ -23,7 +23,7 @@ from mrt_hpc.analysis.intervals import IntervalEstimate
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase, RunCost, RunFile, RunSummary
 from mrt_hpc.analysis.number_formats import cell, duration, number, percent, points
 from mrt_hpc.analysis.report import content
-from mrt_hpc.analysis.report.content import Boundary, Happening, RoleUse, RunRecord, SampleProblem, SampleTrace
+from mrt_hpc.analysis.report.content import Boundary, Happening, RunRecord, SampleProblem, SampleTrace
 from mrt_hpc.analysis.report.plots import OVER_SEEDS, over_seeds, progress_stages
 from mrt_hpc.analysis.report.render import render_page, script_hash, write_markdown
 from mrt_hpc.analysis.report.run_sections import sections
@@ -31,10 +31,13 @@ from mrt_hpc.analysis.rows import mean_of, mean_rows, sample, summarise_evaluati
 from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, prefix_curve
 from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.inference.tokens import StoredTokens
+from mrt_hpc.plan.hours import UseHours
+from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.roles.report import measurements, run_names, write_report
 from mrt_hpc.roles.run_samples import prefix_curves
 from mrt_hpc.run.archive import read_sampled, sampled_positions
+from mrt_hpc.run.events import Use
 from mrt_hpc.run.groups import part_file
 from mrt_hpc.run.layout import RunLayout
 
@@ -187,13 +190,26 @@ LONG = RunSummary(
         evaluated(0, "y", "1001"), evaluated(7, "y", "3112").model_copy(update={"regret_tokens": "all"}),
     ),
     missing=("metrics of iterations 14-39 of 40",),
-    cost=RunCost(hardware="2 cores", wall_seconds=4000, generated_tokens=1234567, gpu_hours=5.0),
+    cost=RunCost(wall_seconds=4000, generated_tokens=1234567, gpu_hours=5.0),
     files=(RunFile(what="last weights", path="weights/v000030"),), settings={"group size": "8"},
     versions={"torch": "2"}, upload="1 directory", upload_command="wandb sync x",
 )  # fmt: skip
 HAPPENINGS = tuple(Happening(86400.0 * n, f"kind {n % 2}", "t", str(n)) for n in range(3))
-ROLES = tuple(RoleUse(role, 2, 2.0, 2.0, 8.0, {"work": (1.5, 1.5, 6.0)}) for role in ("inference", "trainer", "report"))
-RUN = RunRecord("long", LONG, ROLES, HAPPENINGS, recipe="a: 1", prefixes=(prefixes(0, 1, 2), prefixes(7, 1, 2)))
+ROLES = (Role.INFERENCE, Role.TRAINER, Role.REPORT)
+HOURS = tuple(
+    UseHours(role, use, n + 1.0, 2.0 * n + k, 8.0 * n + 4.0)
+    for n, role in enumerate(ROLES)
+    for k, use in enumerate((Use.WAITING, Use.LOST))
+)
+RUN = RunRecord(
+    "long",
+    LONG,
+    HOURS,
+    dict.fromkeys(ROLES, 2),
+    HAPPENINGS,
+    recipe="a: 1",
+    prefixes=(prefixes(0, 1, 2), prefixes(7, 1, 2)),
+)
 ON_OTHERS = (evaluated(0, "x", "34144122", names="ijklmnop"), evaluated(9, "x", "34144122"))
 OTHER = replace(record(name="other", evaluations=ON_OTHERS, algorithm="grpo"), prefixes=(prefixes(9, 1, 2, 4),))
 FIRST = (evaluated(0, "x", "04"), evaluated(0, "y", "21"), evaluated(0, "z", "4"))

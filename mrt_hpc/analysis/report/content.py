@@ -3,8 +3,6 @@
 It also chooses the sample traces that fit on a page, and makes texts of any origin fit for it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -13,26 +11,14 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.analysis.measures import RunSummary
+from mrt_hpc.plan.hours import UseHours
+from mrt_hpc.plan.jobs import Role
+
 if TYPE_CHECKING:
     from mrt_hpc.analysis.episode_progress import EpisodeProgress
     from mrt_hpc.analysis.figures import LineFigure
-    from mrt_hpc.analysis.measures import RunSummary
     from mrt_hpc.analysis.scaling import ScalingCurve
-
-
-@dataclass(frozen=True)
-class RoleUse:
-    """The resources that the attempts of one role have used."""
-
-    role: str
-    attempts: int
-    hours: float
-    """Wall time of all its attempts together."""
-    gpu_hours: float
-    cpu_hours: float
-    """Core hours."""
-    by_use: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
-    """The same by use: hours, GPU-hours and core hours, which add up to those above."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +41,9 @@ class PrefixCurves:
     benchmark: str
     version: int
     problems: int
-    progress: tuple[EpisodeProgress, ...] = ()
+    progress: "tuple[EpisodeProgress, ...]" = ()
     """The progress by episode; empty where not all prefixes have a value."""
-    votes: tuple[ScalingCurve, ...] = ()
+    votes: "tuple[ScalingCurve, ...]" = ()
     """[maj@p]_j, a curve each p; empty where no answers were forced at some prefix."""
 
 
@@ -68,14 +54,17 @@ class RunRecord:
     name: str
     """No two runs or models of a report have the same."""
     summary: RunSummary
-    roles: tuple[RoleUse, ...] = ()
+    hours: tuple[UseHours, ...] = ()
+    """The hours by role and use; those of a role stand together."""
+    attempts: Mapping[Role, int] = field(default_factory=dict)
+    """The number of attempts at the tasks of each role."""
     happenings: tuple[Happening, ...] = ()
     """The happenings, sorted by time."""
     recipe: str = ""
     """The resolved recipe as YAML."""
-    traces: tuple[SampleTrace, ...] = ()
+    traces: "tuple[SampleTrace, ...]" = ()
     """The traces in the order in which they are taken until the page is full."""
-    problems: Mapping[str, SampleProblem] = field(default_factory=dict)
+    problems: "Mapping[str, SampleProblem]" = field(default_factory=dict)
     """The problems by the names that the traces give."""
     choice: tuple[str, ...] = ()
     """How the traces were chosen, and what could not be read, a sentence each."""
@@ -140,7 +129,7 @@ class Plot:
     """A figure with its numbers. ``report.md`` shows it if it has the name of a file."""
 
     caption: str
-    figure: LineFigure
+    figure: "LineFigure"
     table: Table
     """All its points."""
 

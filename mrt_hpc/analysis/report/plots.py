@@ -3,8 +3,6 @@
 Those with the name of a file are in ``report.md`` too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -302,7 +300,7 @@ def _quality(records: Sequence[RunRecord]) -> Plot | None:
     return _trends("Quality of the traces", caption, "share of the traces", lines, "quality", percent=True)
 
 
-def _curve(records: Sequence[RunRecord], curve: _Curve) -> Plot | None:
+def _curve(records: Sequence[RunRecord], curve: "_Curve") -> Plot | None:
     lines = []
     for record in records:
         for name, value in curve.measures.items():

@@ -4,8 +4,6 @@ What a model wrote reaches the page in two ways: tables are escaped, and traces 
 into the page as texts. A content security policy refuses every other script, and every request.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Iterator, Sequence

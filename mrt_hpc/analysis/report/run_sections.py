@@ -1,7 +1,5 @@
 """The sections of a report and their tables; several runs stand side by side."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +12,7 @@ from mrt_hpc.analysis.report.content import Column, Listing, ReportSection, RunR
 from mrt_hpc.analysis.report.plots import labelled, learning_plots, prefix_progress_plots, progress_plots, time_plots
 from mrt_hpc.analysis.report.result_sections import CHANGE, GAIN, RUN, VERSION, name_before, results
 from mrt_hpc.analysis.rows import phase_totals, sample
+from mrt_hpc.plan.hours import UseHours
 
 MOST_ROWS = 12
 """Rows of the table of iterations: the first, the last, and others evenly between."""
@@ -147,7 +146,6 @@ def _totals(records: Sequence[RunRecord]) -> Table:
     gpu_unit, gpu_scale = _unit(total.gpu_hours for total in every)
     core_unit, core_scale = _unit(total.cpu_hours for total in every)
     rows = {
-        "hardware": [total.hardware or DASH for total in every],
         "wall time": [duration(total.wall_seconds) for total in every],
         "tokens generated for training, branches included": [count(total.generated_tokens) for total in every],
         f"GPU-{gpu_unit}": [_scaled(total.gpu_hours or None, gpu_scale) for total in every],
@@ -184,11 +182,11 @@ def _hour_columns(uses: Sequence[tuple[float, float, float]]) -> tuple[tuple[Col
 def _phases(records: Sequence[RunRecord]) -> Table:
     """GPU-hours of training are shared out by the time of its phases."""
     rows = []
-    by_gpus = any(use.gpu_hours for record in records for use in record.roles)
+    by_gpus = any(row.gpu_hours for record in records for row in record.hours)
     for record in records:
-        gpu_hours = sum(use.gpu_hours for use in record.roles if use.role in ("inference", "trainer", "colocated"))
+        gpu_hours = sum(row.gpu_hours for row in record.hours if row.role in ("inference", "trainer", "colocated"))
         for phase, seconds, share in phase_totals(record.summary.iterations):
-            used = (number(share * gpu_hours) if record.roles else DASH,) if by_gpus else ()
+            used = (number(share * gpu_hours) if record.hours else DASH,) if by_gpus else ()
             rows.append((str(phase), record.name, duration(seconds), percent(share), *used))
     note = (
         "The GPU-hours of the jobs that sample and train, shared out by the time of the phases: in every phase, all "
@@ -199,28 +197,37 @@ def _phases(records: Sequence[RunRecord]) -> Table:
     return Table("Training by phase", columns, tuple(rows), note if by_gpus else "", folded=True)
 
 
+Named = tuple[tuple[str, ...], Sequence[UseHours]]
+"""The first cells of a row, and the hours that it adds up."""
+
+
+def _of_hours(title: str, first: Sequence[Column], named: Sequence[Named], note: str = "") -> Table:
+    summed = [
+        (sum(row.hours for row in of_row), sum(row.gpu_hours for row in of_row), sum(row.core_hours for row in of_row))
+        for _, of_row in named
+    ]
+    columns, cells = _hour_columns(summed)
+    rows = tuple((*names, *hours) for (names, _), hours in zip(named, cells, strict=True))
+    return Table(title, (*first, *columns), rows, note, folded=True)
+
+
 def _roles(records: Sequence[RunRecord]) -> Table:
-    named = [(record.name, use) for record in records for use in record.roles]
-    columns, cells = _hour_columns([(use.hours, use.gpu_hours, use.cpu_hours) for _, use in named])
-    rows = tuple((use.role, name, count(use.attempts), *hours) for (name, use), hours in zip(named, cells, strict=True))
-    return Table("Jobs by role", (Column("role"), RUN, Column("attempts"), *columns), rows, folded=True)
+    named = [
+        ((str(role), record.name, count(attempts)), [row for row in record.hours if row.role is role])
+        for record in records
+        for role, attempts in record.attempts.items()
+    ]
+    return _of_hours("Jobs by role", (Column("role"), RUN, Column("attempts")), named)
 
 
 def _uses(records: Sequence[RunRecord]) -> Table:
-    named = [
-        ((what, use.role, record.name), hours)
-        for record in records
-        for use in record.roles
-        for what, hours in use.by_use.items()
-    ]
-    columns, cells = _hour_columns([hours for _, hours in named])
-    rows = tuple((*names, *hours) for (names, _), hours in zip(named, cells, strict=True))
+    named = [((str(row.use), str(row.role), record.name), [row]) for record in records for row in record.hours]
     note = (
         "The uses of a role add up to its hours. Lost is the work of attempts that did not end well, since their last "
         "result that stays. These are the hours by the run's events; mrt-hpc cost RUN takes those of the cluster's "
         "accounting where there is one."
     )
-    return Table("Time by use", (Column("use"), Column("role", numeric=False), RUN, *columns), rows, note, folded=True)
+    return _of_hours("Time by use", (Column("use"), Column("role", numeric=False), RUN), named, note)
 
 
 def faults(records: Sequence[RunRecord]) -> ReportSection:
