@@ -8,8 +8,6 @@ bears the name of the job: some filesystems link within one folder only. Of seve
 it takes neither a block nor an inode, of which a full disk has none.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.attempt.ledger import recorded_site, submissions
 from mrt_hpc.attempt.run_progress import is_done, reason
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.jobs import DependencyKind, Plan, Role, read_plan
+from mrt_hpc.plan.jobs import DependencyKind, Plan, Role, few_names, read_plan
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.events import finished_parts
 from mrt_hpc.run.layout import RunLayout
@@ -237,7 +235,7 @@ def patience_of(layout: RunLayout, job: str, full_disk_minutes: float) -> RetryP
     return RetryPolicy(full_limit_s=full_disk_minutes * 60, watch=DiskWatch(layout, job))
 
 
-def sign_for(task: Task) -> None:
+def sign_for(task: "Task") -> None:
     """Prepare what a task needs to notify of a full disk."""
     if task.rank == 0:
         try:
@@ -249,7 +247,7 @@ def sign_for(task: Task) -> None:
 # -- peers that do not run
 
 
-def fruitless_waits(task: Task, before: TaskRecord) -> tuple[int, int]:
+def fruitless_waits(task: "Task", before: TaskRecord) -> tuple[int, int]:
     """How often in a row a task has returned its nodes, with this time, because its peers do not run, while the
     segment has finished nothing; and the number of parts that the segment has finished.
 
@@ -266,7 +264,7 @@ def fruitless_waits(task: Task, before: TaskRecord) -> tuple[int, int]:
 _PEERS = (Role.INFERENCE, Role.TRAINER)
 
 
-def notify_after(task: Task) -> None:
+def notify_after(task: "Task") -> None:
     """Called when an attempt has ended and its record is written: notify that its peers do not run, where this was the
     last of several attempts; and take back that the disk was full, where the attempt has finished something.
     """
@@ -314,7 +312,7 @@ def notify_failure(layout: RunLayout, name: str, index: int, record: TaskRecord)
         log.warning("whether the run is stuck could not be found out: %s", error)
         return
     if not goes_on:
-        reason_text = f"task {index} of {name} has failed for good, so {_listed(lost)} cannot start: {reason(record)}"
+        reason_text = f"task {index} of {name} has failed for good, so {few_names(lost)} cannot start: {reason(record)}"
         notify_stuck(layout, name, f"failed.{name}", reason_text)
 
 
@@ -333,7 +331,3 @@ def _report_is_next(plan: Plan, layout: RunLayout, failed: set[str]) -> bool:
     over = {TaskState.DONE, TaskState.FAILED}
     awaited = {wait.job for job in plan.jobs if job.role is Role.REPORT for wait in job.after} - failed
     return all(is_done(layout, plan.job(name), over) for name in awaited)
-
-
-def _listed(jobs: list[str]) -> str:
-    return ", ".join(jobs) if len(jobs) <= 3 else f"{', '.join(jobs[:3])} and {len(jobs) - 3} more"

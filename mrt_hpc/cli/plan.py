@@ -1,7 +1,5 @@
 """``mrt-hpc plan``."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -35,7 +33,7 @@ from mrt_hpc.plan.hours import (
     plan_cost,
     throughput,
 )
-from mrt_hpc.plan.jobs import Job, Plan
+from mrt_hpc.plan.jobs import Job, Plan, few_names
 from mrt_hpc.plan.memory_fit import Fits, RoleFit, fits, unfit
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.schema import EvaluationRecipe, Experiment, Recipe
@@ -51,8 +49,6 @@ if TYPE_CHECKING:
 
 TABLE_WIDTH = 140
 """The columns that the table of jobs needs to print every name in one piece."""
-FEW_NAMES = 3
-"""Names of jobs in one sentence, at most."""
 
 
 def print_plan(
@@ -87,7 +83,7 @@ def print_plan(
         print_whole(plan, asked, chosen, layout, "submit")
 
 
-def print_whole(plan: Plan, recipe: Experiment, chosen: ChosenSite, layout: RunLayout, command: str) -> None:
+def print_whole(plan: Plan, recipe: Experiment, chosen: "ChosenSite", layout: RunLayout, command: str) -> None:
     """Print a plan: its jobs, hours and memory, what the command would refuse or change, and what is doubtful.
 
     Args:
@@ -180,7 +176,7 @@ def print_missing(console: Console, recipe: Experiment, command: str) -> None:
         warn(console, f"{command} will refuse", sentence, whole=True)
 
 
-def print_objections(console: Console, plan: Plan, recipe: Experiment, chosen: ChosenSite, command: str) -> None:
+def print_objections(console: Console, plan: Plan, recipe: Experiment, chosen: "ChosenSite", command: str) -> None:
     """Print what the place of the jobs refuses, and what is doubtful there."""
     if (error := chosen.refusal()) is not None:
         warn(console, f"{command} will refuse", f"{error.what}; {error.advice}")
@@ -227,13 +223,7 @@ def start_lines(plan: Plan, estimates: Sequence[StartEstimate], now: float) -> I
         yield f"  {what}{alike} could start at {when} ({_until(at, now)})"
     for estimate in estimates:
         if estimate.at is None:
-            yield f"No start time for {_names(estimate.jobs)}: the answer of {estimate.asked} was {estimate.answer}"
-
-
-def _names(jobs: Sequence[str]) -> str:
-    """The first few of them."""
-    more = len(jobs) - FEW_NAMES
-    return ", ".join(jobs[:FEW_NAMES]) + (f" and {more} other job(s)" if more > 0 else "")
+            yield f"No start time for {few_names(estimate.jobs)}: the answer of {estimate.asked} was {estimate.answer}"
 
 
 def _until(at: float, now: float) -> str:

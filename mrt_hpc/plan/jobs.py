@@ -1,7 +1,6 @@
 """The plan: segments of job arrays with their dependencies and resources, as data."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -146,6 +145,16 @@ class Plan(PlanPart):
     def as_json(self) -> dict[str, Any]:
         """The form in plan.json."""
         return self.model_dump(mode="json")
+
+
+FEW = 3
+"""The names of jobs in one sentence, at most."""
+
+
+def few_names(jobs: Sequence[str]) -> str:
+    """The first names of jobs for a sentence, and how many other jobs there are."""
+    more = len(jobs) - FEW
+    return ", ".join(jobs[:FEW]) + (f" and {more} other job(s)" if more > 0 else "")
 
 
 def read_plan(path: Path) -> Plan:

@@ -1,7 +1,5 @@
 """Why a run, or a task of it, waits or has failed: in a sentence, with the next command to type."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections import Counter
@@ -12,7 +10,7 @@ from enum import IntEnum
 from mrt_hpc.attempt.run_progress import newest_metrics, reason, warnings, written
 from mrt_hpc.backends.backend import Hold, QueuedTask, QueueState
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.plan.jobs import DependencyKind, Job, Role
+from mrt_hpc.plan.jobs import DependencyKind, Job, Role, few_names
 from mrt_hpc.run.retries import PAUSED, SHORTAGES, Shortage
 from mrt_hpc.run.task_state import TaskRecord, TaskState
 from mrt_hpc.run.weights import published_versions
@@ -24,8 +22,6 @@ from mrt_hpc.view.run_look import IN_WORDS, RunLook, RunState
 
 
 NOTHING = "nothing"
-FEW_JOBS = 3
-"""The jobs that are named in one sentence, at most."""
 LOG_TAIL = 4096
 """The bytes at the end of a log that show what a task does now."""
 _NEXT = re.compile(r"^\s*next:\s+(?P<command>.+)$", re.MULTILINE)
@@ -361,7 +357,7 @@ def explain_run(look: RunLook, history: RunHistory) -> Statement:
     others = [_sentence(look, group) for group in groups[1:] if group[0].cause < Cause.LATER]
     later = Counter(explanation.job for explanation in explanations if explanation.cause is Cause.LATER)
     if later:
-        others.append(f"{sum(later.values())} task(s) wait for these: {_some(list(later))}.")
+        others.append(f"{sum(later.values())} task(s) wait for these: {few_names(list(later))}.")
     for name, why in look.queues.unreached.items():
         others.append(f"The queue was not reached ({name}: {why}); all else is from the run's files.")
     state = "is paused" if first[0].cause is Cause.FULL_DISK else IN_WORDS[look.state]
@@ -410,12 +406,6 @@ def grouped(explanations: Iterable[Explanation]) -> list[list[Explanation]]:
     for explanation in explanations:
         groups.setdefault((explanation.job, explanation.group), []).append(explanation)
     return sorted(groups.values(), key=lambda group: (group[0].cause, group[0].failed_at))
-
-
-def _some(jobs: Sequence[str]) -> str:
-    """The first few of them, and how many more there are."""
-    more = len(jobs) - FEW_JOBS
-    return ", ".join(jobs[:FEW_JOBS]) + (f" and {more} other job(s)" if more > 0 else "")
 
 
 def _sentence(look: RunLook, group: Sequence[Explanation]) -> str:
