@@ -6,8 +6,6 @@ name to :data:`mrt_hpc.recipe.kinds.ALGORITHMS`; or write a class in any module 
 ``algorithm: {type: my_module:MyAlgorithm}``.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -116,8 +114,9 @@ class RolloutAlgorithm(Algorithm):
     samples_rollouts: ClassVar[bool] = True
 
     @abstractmethod
-    def learnt(self, batch: Batch) -> Learnt:
-        """Return the sequences of an iteration, with the advantage of each token.
+    def learnt(self, batch: "Batch") -> "Learnt":
+        """Return the sequences of an iteration, with the advantage of each token. The random generators of Python,
+        NumPy and torch are seeded before, by the run's seed and the iteration.
 
         Args:
             batch: all rollouts of the iteration, with their branches and values.
@@ -150,8 +149,9 @@ class SupervisedAlgorithm(Algorithm):
     """
 
     @abstractmethod
-    def samples(self, source: SampleSource) -> Iterator[MaskedTokens]:
-        """Return all samples of the run, in an order that depends on the run directory alone.
+    def samples(self, source: "SampleSource") -> "Iterator[MaskedTokens]":
+        """Return all samples of the run, in an order that depends on the run directory alone. The random generators of
+        Python, NumPy and torch are seeded before, by the run's seed.
 
         Raises:
             UserError: the source of the samples is missing, or cannot be converted to tokens.

@@ -16,6 +16,7 @@ from samples import rollout, sampled
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
 from mrt_hpc.algorithms.batch import Batch
+from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.inference.traces import BoundaryPlan
 from mrt_hpc.provers.base import GradedBoundary
@@ -24,7 +25,7 @@ from mrt_hpc.recipe.kinds import ALGORITHMS
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.recipe.user_code import changed, own_code
-from mrt_hpc.roles.training.iteration_data import RolloutReader
+from mrt_hpc.roles.training.iteration_data import RolloutReader, Samples
 from mrt_hpc.run.groups import commit_group
 
 EXAMPLE = ROOT / "tests" / "examples" / "my_method.py"
@@ -71,6 +72,21 @@ def test_an_advantage_that_is_not_a_number_is_refused_with_its_place(recipe_file
     refused = refusal(RolloutReader(task_of(layout, TRAINER), 0, problem_ids=lambda: ["p-7"]).data)
     assert ":Spoiled" in refused.what and "adv" in refused.what
     assert (refused.where, refused.exit_code) == ("iteration 0, group p-7", ExitCode.FATAL)
+
+
+def test_samples_that_are_drawn_are_the_same_in_each_attempt_and_rank(tmp_path: Path) -> None:
+    (tmp_path / f"drawn_{tmp_path.name}.py").write_text(
+        "import random\nfrom mrt_hpc.algorithms.sft import SftSuffix\n\nclass Shuffled(SftSuffix):\n    type: str\n"
+        "    def samples(self, source):\n        found = list(super().samples(source))\n"
+        "        random.shuffle(found)\n        return iter(found)\n"
+    )
+    own = f"extends: small_world/sft_suffix\nalgorithm: {{type: 'drawn_{tmp_path.name}:Shuffled'}}\n"
+    (tmp_path / "mine.yaml").write_text(own)
+    recipe = load_recipe(tmp_path / "mine.yaml", ("data.samples=16", "algorithm.sequences_per_iteration=4"))
+    layout = run_of(tmp_path / "run", recipe=recipe)
+    shutil.copytree(STARTING_MODEL, layout.weights_version(0))
+    drawn = [Samples.of(task_of(layout, TRAINER, rank=rank)).digest for rank in (0, 1, 0)]
+    assert len(set(drawn)) == 1
 
 
 def naming(folder: Path, section: str, *lines: str) -> tuple[Path, int]:

@@ -1,7 +1,5 @@
 """The data of one iteration for the trainer: groups of rollouts as they are committed, or a part of given samples."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -30,6 +28,8 @@ from mrt_hpc.run.atomic import sync_names
 from mrt_hpc.run.groups import Group, refuse_another_problem
 from mrt_hpc.run.manifest import DamagedError, unreadable
 from mrt_hpc.run.problems import draw_indices, read_problems
+from mrt_hpc.run.seeds import derive_seed
+from mrt_hpc.training.accelerator import seed_generators
 from mrt_hpc.training.settings import NotFiniteError, TrainingSequence
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Samples:
     """The identity of all samples."""
 
     @staticmethod
-    def of(task: Task, version: int = 0) -> Samples:
+    def of(task: Task, version: int = 0) -> "Samples":
         """The samples of a run.
 
         Args:
@@ -60,6 +60,7 @@ class Samples:
         Raises:
             UserError: there is none to learn, or the chat template cannot distinguish turns by their position.
         """
+        seed_generators(derive_seed(task.recipe.seed, "samples", version))  # for what a class of the user draws
         algorithm, identity = as_kind(task.recipe.algorithm, SupervisedAlgorithm), hashlib.sha256()
         sequences, too_long = [], 0
         for masked in algorithm.samples(_source(task, version)):
