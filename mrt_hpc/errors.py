@@ -1,7 +1,5 @@
 """The error that users read, and the exit codes of commands and tasks."""
 
-from __future__ import annotations
-
 import shlex
 import traceback
 from collections.abc import Iterable
@@ -57,7 +55,7 @@ class UserError(Exception):
         expected: str | None = None,
         advice: str | None = None,
         exit_code: ExitCode = ExitCode.FATAL,
-        others: tuple[UserError, ...] = (),
+        others: "tuple[UserError, ...]" = (),
     ) -> None:
         self.what, self.value, self.where = what, value, where
         self.expected, self.advice, self.exit_code, self.others = expected, advice, exit_code, others
@@ -76,12 +74,12 @@ class UserError(Exception):
         facts = {"found": self.value, "in": self.where, "expected": self.expected}
         return "; ".join([self.what, *(f"{name} {fact}" for name, fact in facts.items() if fact is not None)])
 
-    def in_other_words(self, what: str, *, where: object = None, advice: str | None = None) -> UserError:
+    def in_other_words(self, what: str, *, where: object = None, advice: str | None = None) -> "UserError":
         """The same error in other words, with its value, what would have been right, and its exit code."""
         given = {name: fact for name, fact in (("where", where), ("advice", advice)) if fact is not None}
         return UserError(what, **{**self._facts(), **given})
 
-    def with_others(self, others: Iterable[UserError]) -> UserError:
+    def with_others(self, others: "Iterable[UserError]") -> "UserError":
         """The same error with others that a user has to correct too."""
         return UserError(self.what, **{**self._facts(), "others": (*self.others, *others)})
 

@@ -1,7 +1,5 @@
 """Builds a container image with Apptainer, and writes its checksum beside it. The image appears whole or not at all."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Learning to backtrack: an attempt, the step of highest value, and a right continuation from that step."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -91,7 +89,7 @@ class Backtracking(SupervisedAlgorithm):
             )
 
 
-def _attempt(group: Group, statements: dict[str, str], source: SampleSource) -> Attempt:
+def _attempt(group: "Group", statements: dict[str, str], source: SampleSource) -> Attempt:
     """Convert a collected trace to steps of text and the text after its thought."""
     (rollout,) = group.rollouts
     cuts = rollout.boundaries

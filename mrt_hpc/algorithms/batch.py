@@ -1,7 +1,5 @@
 """All rollouts of one iteration, and the training sequences made from them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -65,7 +63,7 @@ class Learnt:
     """The rollouts that the sequences were made from, which the trainer writes here; None where samples are learnt."""
 
 
-def batch_of(groups: Sequence[Group], question_ids: Callable[[], Sequence[int]] = list) -> Batch:
+def batch_of(groups: "Sequence[Group]", question_ids: Callable[[], Sequence[int]] = list) -> Batch:
     """Join the groups of an iteration, in an order that does not depend on the task that sampled each.
 
     Args:

@@ -1,7 +1,5 @@
 """GRPO: the outcome reward alone, compared within the group of a problem."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm

@@ -1,7 +1,5 @@
 """GRPO on an outcome reward that is smaller for long right answers."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """MRT in the paper's offline form: rollouts from the prefix of a stale trace, half continued, half forced to answer."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

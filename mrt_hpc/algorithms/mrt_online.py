@@ -1,7 +1,5 @@
 """MRT-online: the outcome advantage plus alpha times the progress of each episode."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated, ClassVar, Literal

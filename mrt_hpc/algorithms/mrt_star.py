@@ -1,7 +1,5 @@
 """MRT by likelihood: right traces whose episodes make progress."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -39,7 +37,7 @@ class MrtStar(SupervisedAlgorithm, Refreshed):
         """Return the progressing traces of every problem."""
         return (masked for group in source.collected() for masked in self._selected(group, source))
 
-    def _selected(self, group: Group, source: SampleSource) -> list[MaskedTokens]:
+    def _selected(self, group: "Group", source: SampleSource) -> list[MaskedTokens]:
         values = [values_of(group, r) for r in group.rollouts]
         rewards = [float(is_whole(r)) for r in group.rollouts]
         ranked = select_progressing(rewards, values, keep=None, threshold=self.threshold)
@@ -59,7 +57,7 @@ class MrtStar(SupervisedAlgorithm, Refreshed):
         check_keep(self.keep, recipe)
 
 
-def _cut(group: Group, rollout: Rollout, boundary: int, source: SampleSource) -> MaskedTokens | None:
+def _cut(group: "Group", rollout: Rollout, boundary: int, source: SampleSource) -> MaskedTokens | None:
     """Return the first episodes of a trace with the closing and answer of a right branch; the whole trace where nothing
     is cut off; None where no branch from there was right.
     """

@@ -1,7 +1,5 @@
 """Inputs of supervised algorithms: collected groups, files of samples, and the conversion from text to tokens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,7 +32,7 @@ class SampleSource:
     prompter: Prompter
     tokens: TokenBytes
     """The token bytes of the policy's tokenizer."""
-    collected: Callable[[], Iterator[Group]]
+    collected: "Callable[[], Iterator[Group]]"
     """A function that reads the groups collected with a weights version, one at a time, by the problems' positions; it
     raises UserError where some are missing.
     """
@@ -89,7 +87,7 @@ def trace_name(rollout: Rollout) -> str:
     return f"{rollout.problem_id}/{rollout.sample}"
 
 
-def values_of(group: Group, rollout: Rollout) -> np.ndarray:
+def values_of(group: "Group", rollout: Rollout) -> np.ndarray:
     """Return [k + 1] the values of a rollout's boundaries."""
     mine = {v.boundary: v.value for v in group.values if v.sample == rollout.sample}
     return np.array([mine[j] for j in range(len(rollout.boundaries))])

@@ -1,7 +1,5 @@
 """Learning given samples: whole conversations, or suffixes of a prefix that another model wrote."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 

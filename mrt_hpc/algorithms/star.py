@@ -1,7 +1,5 @@
 """STaR: the starting policy's right traces, learnt by likelihood."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
@@ -31,7 +29,7 @@ class Star(SupervisedAlgorithm, Refreshed):
         """Return the right traces of every problem."""
         return (source.trace(group.rollouts[i]) for group in source.collected() for i in self._kept(group))
 
-    def _kept(self, group: Group) -> list[int]:
+    def _kept(self, group: "Group") -> list[int]:
         return select_correct([float(is_whole(r)) for r in group.rollouts], keep=self.keep)
 
     def check(self, recipe: Recipe) -> None:

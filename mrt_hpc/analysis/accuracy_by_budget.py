@@ -5,8 +5,6 @@ of the extensions. The value there is how often a model answers right that is ma
 end before their budget use fewer tokens than it allows, so what they used stands beside it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,27 +1,20 @@
 """An analysis: its tables and figures, and their files."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.comparing import compare, verdict
 from mrt_hpc.analysis.figures import LineFigure, draw
-from mrt_hpc.analysis.intervals import holm
+from mrt_hpc.analysis.intervals import IntervalEstimate, MeanGain, holm
+from mrt_hpc.analysis.model_samples import ModelSamples
 from mrt_hpc.analysis.named_models import Arm
+from mrt_hpc.analysis.problem_measures import Measure
 from mrt_hpc.run.atomic import write_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mrt_hpc.analysis.intervals import IntervalEstimate, MeanGain
-    from mrt_hpc.analysis.model_samples import ModelSamples
-    from mrt_hpc.analysis.problem_measures import Measure
 
 Cell = str | int | float
 

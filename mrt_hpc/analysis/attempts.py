@@ -2,8 +2,6 @@
 problems, and the number of problems by the difference (paper, Figures 13 and 16).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -2,8 +2,6 @@
 what the comparison shows.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import statistics
@@ -94,7 +92,7 @@ class Comparison:
         """
         return self.scale * intervals.detectable(self.gain.error, self.gain.degrees, self.together)
 
-    def needed(self, difference: float) -> Needed | None:
+    def needed(self, difference: float) -> "Needed | None":
         """The problems, or the samples, that would show a difference between two models; None where the spread of
         gains is not known, as in a mean over benchmarks, and for arms of several runs: see ``seeds_needed``.
 

@@ -6,8 +6,6 @@ Intervals are percentiles of a bootstrap over problems, the same draws for all m
 truth in 92 to 94 % of simulated evaluations (``tests/benchmarks/bench_coverage.py``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -6,8 +6,6 @@ A trace that counts in both would put the progress that makes it right among the
 are as hard. Halves, and not all other traces: what one trace leaves of a problem's share of right ones depends on it.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

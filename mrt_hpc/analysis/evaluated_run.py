@@ -2,11 +2,10 @@
 of samples; weights version *i* of an evaluation on its own is model *i* of its recipe.
 """
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from mrt_hpc.analysis.model_samples import GRADER, SEED, ModelSamples, evaluated_problems
 from mrt_hpc.errors import UserError, word
@@ -54,7 +53,7 @@ class EvaluatedRun:
     """Whether the votes of forced answers are weighted by their likelihoods."""
 
     @classmethod
-    def looked_at(cls, typed: str) -> EvaluatedRun:
+    def looked_at(cls, typed: str) -> Self:
         """The run, or the evaluation on its own, in a directory, of which nothing is imported.
 
         Raises:
@@ -64,7 +63,7 @@ class EvaluatedRun:
         return cls(layout, look_at_lock(layout.recipe_lock), word(expanded(typed)))
 
     @classmethod
-    def open(cls, typed: str, *, trust: bool = False) -> EvaluatedRun:
+    def open(cls, typed: str, *, trust: bool = False) -> Self:
         """The run, or the evaluation on its own, in a directory. Its code is imported only where a benchmark is sampled
         in a way of the user's own: its class knows what the samples mean.
 

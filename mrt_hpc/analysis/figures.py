@@ -5,8 +5,6 @@ every axis. They are drawn without a display and without matplotlib's global fig
 same bytes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -101,7 +99,7 @@ class Line:
     label: str
     x: tuple[float, ...]
     """Ascending."""
-    y: tuple[IntervalEstimate, ...]
+    y: "tuple[IntervalEstimate, ...]"
     """Their means are drawn, and a band of those intervals that are finite."""
     colour: int | None = None
     """Its index among the colours, by default its place in the panel; the marker goes with it."""
@@ -117,7 +115,7 @@ class Line:
         return [y.mean for y in self.y]
 
 
-def line_of(label: str, x: Iterable[float], estimates: Iterable[IntervalEstimate]) -> Line:
+def line_of(label: str, x: Iterable[float], estimates: "Iterable[IntervalEstimate]") -> Line:
     """A line of estimates."""
     return Line(label, tuple(map(float, x)), tuple(estimates))
 
@@ -207,7 +205,7 @@ def _coloured(panel: Panel) -> Panel:
     return replace(panel, lines=tuple(lines))
 
 
-def _draw_panel(axes: Axes, panel: Panel, title: str) -> None:
+def _draw_panel(axes: "Axes", panel: Panel, title: str) -> None:
     axes.set(title=title, xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.level is not None:
         axes.axhline(panel.level, color="#4D4D4D", lw=1)
@@ -231,7 +229,7 @@ def _powers(low: float, high: float) -> LogLocator:
     return LogLocator(subs=(1.0,) if high / low > MOST_RATIO else (1.0, 2.0, 5.0))
 
 
-def _marks(axis: Axis, locator: Locator) -> None:
+def _marks(axis: "Axis", locator: Locator) -> None:
     """Plain numbers, with separators, where a locator puts them."""
     axis.set_major_locator(locator)
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
@@ -241,7 +239,7 @@ def _marks(axis: Axis, locator: Locator) -> None:
 # -- kinds of lines
 
 
-def _lines(axes: Axes, lines: Sequence[Line]) -> None:
+def _lines(axes: "Axes", lines: Sequence[Line]) -> None:
     """The means, and a band of those intervals that are finite."""
     for line in lines:
         axes.plot(line.x, line.means, markevery=-(-len(line.x) // MOST_MARKERS) or 1, **_look(line))
@@ -249,13 +247,13 @@ def _lines(axes: Axes, lines: Sequence[Line]) -> None:
             _band(axes, line)
 
 
-def _band(axes: Axes, line: Line) -> None:
+def _band(axes: "Axes", line: Line) -> None:
     low, high = [y.low for y in line.y], [y.high for y in line.y]
     finite = np.isfinite(low) & np.isfinite(high)
     axes.fill_between(line.x, low, high, where=finite, color=_colour(line), alpha=0.15, lw=0)
 
 
-def _error_bars(axes: Axes, lines: Sequence[Line]) -> None:
+def _error_bars(axes: "Axes", lines: Sequence[Line]) -> None:
     """A bar each interval. Lines stand a little beside each other, so that their bars can be seen."""
     every = [x for line in lines for x in line.x]
     shift = 0.006 * ((max(every) - min(every)) or 1.0)
@@ -268,7 +266,7 @@ def _error_bars(axes: Axes, lines: Sequence[Line]) -> None:
         )
 
 
-def _trends(axes: Axes, lines: Sequence[Line]) -> None:
+def _trends(axes: "Axes", lines: Sequence[Line]) -> None:
     """The values with their band, and over many of them a centred moving average, drawn stronger."""
     for line in lines:
         _band(axes, line)
@@ -285,7 +283,7 @@ def moving_average(values: Sequence[float], window: int) -> list[float]:
     return [float(np.mean(values[max(0, i - half) : i + half + 1])) for i in range(len(values))]
 
 
-def _stack(axes: Axes, lines: Sequence[Line]) -> None:
+def _stack(axes: "Axes", lines: Sequence[Line]) -> None:
     """The values on top of each other."""
     x, colours = lines[0].x, [_colour(line) for line in lines]
     if len(x) > MOST_BARS:
@@ -327,5 +325,5 @@ def _legend(drawn: Figure, panels: Sequence[Panel]) -> None:
         drawn.legend([*entries.values()], [*entries], loc="outside lower center", ncols=columns)
 
 
-def _entry(kind: Kind, line: Line) -> Artist:
+def _entry(kind: Kind, line: Line) -> "Artist":
     return Patch(color=_colour(line)) if kind == "stack" else Line2D([], [], **_look(line))

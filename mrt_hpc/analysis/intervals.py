@@ -18,8 +18,6 @@ here varies over problems (Miller 2024, *Adding Error Bars to Evals*, clustered 
 ``tests/benchmarks/bench_coverage.py`` measures all of this; its table lies in ``tests/benchmarks/results/coverage``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

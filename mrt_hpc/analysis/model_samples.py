@@ -2,12 +2,10 @@
 values of the prefixes with the answers that were forced there.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Boundaries
@@ -255,7 +253,7 @@ def _mean(numbers: Iterable[float]) -> float:
 # -- from the records of an evaluation
 
 
-def evaluated_problems(parts: Iterable[Outcomes | Sampled], *, adds_stages: bool = False) -> EvaluatedProblems:
+def evaluated_problems(parts: "Iterable[Outcomes | Sampled]", *, adds_stages: bool = False) -> EvaluatedProblems:
     """The traces of each problem, in the order of their numbers, from the records of an evaluation. Of a sample with
     several rounds or budgets the last one counts.
 
@@ -271,7 +269,7 @@ def evaluated_problems(parts: Iterable[Outcomes | Sampled], *, adds_stages: bool
     return {problem: tuple(traces[sample] for sample in sorted(traces)) for problem, traces in traces_of.items()}
 
 
-def attempts_of(rollouts: Iterable[RolloutOutcome | Rollout]) -> Mapping[tuple[str, int], tuple[SampleAttempt, ...]]:
+def attempts_of(rollouts: "Iterable[RolloutOutcome | Rollout]") -> Mapping[tuple[str, int], tuple[SampleAttempt, ...]]:
     """The attempts of each sample in their order, by problem and by the number of the sample."""
     attempts: dict[tuple[str, int], list[SampleAttempt]] = defaultdict(list)
     for rollout in sorted(rollouts, key=lambda r: r.stage):
@@ -290,9 +288,7 @@ class _BoundaryRecords:
     """Those of a sample, by problem and number; none where the tokens of its rounds do not add up."""
 
     @classmethod
-    def of(
-        cls, part: Outcomes | Sampled, attempts: Mapping[tuple[str, int], tuple[SampleAttempt, ...]]
-    ) -> _BoundaryRecords:
+    def of(cls, part: "Outcomes | Sampled", attempts: Mapping[tuple[str, int], tuple[SampleAttempt, ...]]) -> Self:
         """The records of one shard; all records of a sample are in the same shard."""
         forced: dict[tuple[str, int, int], list[GradedAnswer]] = defaultdict(list)
         branches: Sequence[Branch | BranchOutcome] = part.branches
@@ -305,7 +301,7 @@ class _BoundaryRecords:
         values = {(value.problem_id, value.sample, value.boundary): value.value for value in part.values}
         return cls(values, forced, attempts)
 
-    def trace(self, rollout: RolloutOutcome | Rollout) -> EvaluatedTrace:
+    def trace(self, rollout: "RolloutOutcome | Rollout") -> EvaluatedTrace:
         """One trace with its boundaries."""
         attempts = self.attempts.get((rollout.problem_id, rollout.sample // rollout.stages), ())
         before = sum(attempt.tokens for attempt in attempts[:-1])

@@ -2,13 +2,12 @@
 (``EVALDIR``, ``EVALDIR@NAME``); and the arms of a comparison, which are made of them.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -276,7 +275,7 @@ class Arm:
     """[S] one for each training seed; one for a model that was named alone."""
 
     @classmethod
-    def of(cls, model: ModelSamples) -> Arm:
+    def of(cls, model: ModelSamples) -> Self:
         """The arm of one run."""
         return cls(model.name, (model,))
 
@@ -290,7 +289,7 @@ class Arm:
         """The least number of traces that a problem has in any run."""
         return min(run.fewest for run in self.runs)
 
-    def on(self, problems: Sequence[str]) -> Arm:
+    def on(self, problems: Sequence[str]) -> "Arm":
         """The arm with these problems alone, in this order; all runs have them."""
         runs = (replace(run, problems={problem: run.problems[problem] for problem in problems}) for run in self.runs)
         return replace(self, runs=tuple(runs))

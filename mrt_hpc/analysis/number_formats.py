@@ -1,7 +1,5 @@
 """How reports write numbers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -28,23 +26,23 @@ def points(difference: float) -> str:
     return f"{tenths:+.1f}".replace("-", "−")
 
 
-def share_text(estimate: IntervalEstimate) -> str:
+def share_text(estimate: "IntervalEstimate") -> str:
     """A share with its interval, where it has one: ``28.1 % (20.4 % to 37.3 %)``."""
     return with_ends(estimate, percent)
 
 
-def decimal_text(estimate: IntervalEstimate) -> str:
+def decimal_text(estimate: "IntervalEstimate") -> str:
     """A number of three decimals with its interval, where it has one: ``0.281 (0.204 to 0.373)``."""
     return with_ends(estimate, "{:.3f}".format)
 
 
-def with_ends(estimate: IntervalEstimate, written: Callable[[float], str]) -> str:
+def with_ends(estimate: "IntervalEstimate", written: Callable[[float], str]) -> str:
     """A number as it is written, with its interval, where it has one."""
     mean = written(estimate.mean)
     return f"{mean} ({written(estimate.low)} to {written(estimate.high)})" if math.isfinite(estimate.low) else mean
 
 
-def interval(estimate: IntervalEstimate) -> str:
+def interval(estimate: "IntervalEstimate") -> str:
     """A difference with its interval in percentage points: ``+1.3 (−0.4 to +3.0)``."""
     return f"{points(estimate.mean)} ({points(estimate.low)} to {points(estimate.high)})"
 

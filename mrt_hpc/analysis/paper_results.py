@@ -4,8 +4,6 @@ appendices: the command that makes each, and how its definition differs. ``mrt-h
 prints beside one's own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

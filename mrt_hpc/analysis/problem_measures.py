@@ -2,8 +2,6 @@
 traces by token, from which regret and efficiency are computed.
 """
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -11,9 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mrt_hpc.analysis.intervals import IntervalEstimate, mean_interval, mean_of_shares, pass_at_1, pass_at_k
+from mrt_hpc.analysis.intervals import FloatArray, IntervalEstimate, mean_interval, mean_of_shares, pass_at_1, pass_at_k
 from mrt_hpc.analysis.model_samples import Counted, EvaluatedBoundary, EvaluatedTrace, ModelSamples, evaluated_problems
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import TraceCurve, area_under_values
@@ -21,7 +18,6 @@ from mrt_hpc.mrt.votes import RIGHT, AnswerCounts, Representative, cleaned_answe
 from mrt_hpc.recipe.choices import Boundaries
 
 if TYPE_CHECKING:
-    FloatArray = NDArray[np.float64]
     from mrt_hpc.run.groups import Sampled
 
 
@@ -88,7 +84,7 @@ def curves_of(model: ModelSamples) -> dict[str, list[TraceCurve]]:
     return {problem: [curve_of(trace, model.counted) for trace in traces] for problem, traces in model.problems.items()}
 
 
-def valued_traces(parts: Iterable[Sampled], counted: Counted = "sampled") -> dict[str, list[TraceCurve]]:
+def valued_traces(parts: "Iterable[Sampled]", counted: Counted = "sampled") -> dict[str, list[TraceCurve]]:
     """The traces of each problem with the values of all their prefixes; those that were not valued are left out.
 
     Args:

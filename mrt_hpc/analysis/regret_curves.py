@@ -1,7 +1,5 @@
 """Normalised regret against the budget of tokens, past the budget of the training, and against voting."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -53,7 +51,7 @@ class ModelRegret:
         """[budgets] normalised regret: the mean over problems."""
         return tuple(intervals.mean_of_shares(regret) for regret in self.by_problem)
 
-    def above(self, other: ModelRegret) -> tuple[intervals.MeanGain, ...]:
+    def above(self, other: "ModelRegret") -> tuple[intervals.MeanGain, ...]:
         """[budgets] the difference of its regret to another model's, paired by problem; below 0 it is better."""
         return tuple(intervals.mean_gain([pair]) for pair in zip(other.by_problem, self.by_problem, strict=True))
 

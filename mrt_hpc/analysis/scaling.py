@@ -12,8 +12,6 @@ called as good as the last one only where its loss is shown to lie within a marg
 how often that is wrong.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@ account, its seconds and resources count, and the run's events say what they wer
 both. Every second of an attempt has one use, so the uses add up to the whole.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

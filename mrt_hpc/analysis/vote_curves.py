@@ -4,8 +4,6 @@
 Figure 3 and Appendix D). Beside them stand the complete samples of the same problems.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

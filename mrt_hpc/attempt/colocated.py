@@ -4,8 +4,6 @@ The first rank starts that process and is its parent. It has a rank of its own, 
 trainer, so it has its own file of events; its leases count as the task's, and its failure is the task's failure.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

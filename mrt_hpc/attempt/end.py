@@ -5,8 +5,6 @@ Without a queue the process that runs the plan asks here; on Slurm the job scrip
 example, cannot record its own outcome.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 from contextlib import suppress

@@ -6,8 +6,6 @@ imports the role and calls it; `record_after` makes of its end the new record of
 task is queued again: done, failed, asked to stop, nodes given back, or waiting for a job that does not run.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import logging

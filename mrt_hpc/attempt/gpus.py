@@ -3,8 +3,6 @@ warning, a hundred times slower. The check runs in a process of its own, because
 process that has used the driver cannot be forked safely.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import json

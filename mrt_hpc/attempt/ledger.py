@@ -4,8 +4,6 @@ kind are numbered, and a number is taken by creating its file exclusively: it sa
 several login nodes do not.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The rank of a process within its task, and the attempt that it belongs to."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

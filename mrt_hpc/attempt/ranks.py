@@ -1,7 +1,5 @@
 """The processes of one task on this machine: a child of this process for each rank."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Reads the progress of a run from its files alone, for local runs and runs on Slurm."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -8,8 +8,6 @@ attempt that has read an old list of them creates a number that is there already
 of a job at a time, so a later attempt of the same job does not wait.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import time
@@ -46,7 +44,7 @@ NO_CLAIM = TaskClaim(0, _OVER)
 
 
 @contextmanager
-def sole_attempt(task: Task) -> Iterator[None]:
+def sole_attempt(task: "Task") -> Iterator[None]:
     """Hold a task, and beat for it, during the block. An attempt of another job that is just ending is waited for.
 
     Raises:
@@ -115,7 +113,7 @@ def _end(claim: Path, limit_s: float) -> None:
         log.warning("another job for this task waits %g s, because %s keeps its attempt: %s", limit_s, claim, error)
 
 
-def _refused(task: Task) -> UserError:
+def _refused(task: "Task") -> UserError:
     return UserError(
         f"another job works on task {task.index} of {task.job.name}",
         where=task.layout.root,

@@ -10,8 +10,6 @@ mrt_hpc.attempt.ranks RUN JOB INDEX`` for each task, or what does the same. A ba
 itself, and the submitting command lasts as long as the run.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager

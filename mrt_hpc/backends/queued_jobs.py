@@ -4,13 +4,12 @@ cancelled.
 The run directory is enough: its ledger names the submitted jobs and their site profiles.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from mrt_hpc.analysis.spending import Accounts, Allocation
 from mrt_hpc.attempt import ledger
@@ -187,7 +186,7 @@ class _RunQueues:
     """A line for each submission whose record cannot be read."""
 
     @classmethod
-    def of(cls, layout: RunLayout) -> _RunQueues:
+    def of(cls, layout: RunLayout) -> Self:
         readable, faults = ledger.shown_submissions(layout)
         sent = ledger.latest_of(readable)
         ids = {job: [submission.job_id for submission in parts] for job, parts in sent.items()}

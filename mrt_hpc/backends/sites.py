@@ -1,7 +1,5 @@
 """Finding a site profile by its path or its name."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -216,7 +214,7 @@ class ChosenSite:
             f"{mine[0] if mine else LOCAL}{f', or with --site {LOCAL} on this machine' if mine else ''}",
         )
 
-    def checked(self) -> ChosenSite:
+    def checked(self) -> "ChosenSite":
         """The same, once it is seen that tasks may run there.
 
         Raises:

@@ -2,8 +2,6 @@
 generated before.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys
@@ -144,7 +142,7 @@ def generated(analysis: AnalysisAsked, how: Generation, needs: Needs) -> Path | 
     return None
 
 
-def suiting_recipe(analysis: AnalysisAsked, how: Generation, needs: Needs, asked: ModelsAsked) -> EvaluationRecipe:
+def suiting_recipe(analysis: AnalysisAsked, how: Generation, needs: Needs, asked: "ModelsAsked") -> "EvaluationRecipe":
     """Return the recipe of the evaluation on the one benchmark that the analysis is of.
 
     Raises:
@@ -268,7 +266,7 @@ def regret(
     """
     from mrt_hpc.analysis.regret_curves import MEANT, analyse_regret, analyse_regret_beyond, analyse_voting_regret
 
-    def analyse(models: list[ModelSamples]) -> Analysis:
+    def analyse(models: list[ModelSamples]) -> "Analysis":
         if against_voting:
             return analyse_voting_regret(models)
         counted = _counted(models, tokens)
@@ -311,7 +309,7 @@ def scaling(asked: AnalysisAsked, margin: float | None, by_episodes: bool, weigh
 
     needs = Needs(values=True, answers=True, boundaries=MEANT)
 
-    def analyse(models: list[ModelSamples]) -> Analysis:
+    def analyse(models: list[ModelSamples]) -> "Analysis":
         if by_episodes:
             return analyse_scaling_by_episodes(models)
         return analyse_scaling(models, MARGIN if margin is None else margin / 100)
@@ -406,7 +404,7 @@ def extrapolate(asked: AnalysisAsked) -> None:
 
 
 def _write(
-    asked: AnalysisAsked, needs: Needs, analyse: Callable[[list[ModelSamples]], Analysis], *, weighted: bool = False
+    asked: AnalysisAsked, needs: Needs, analyse: "Callable[[list[ModelSamples]], Analysis]", *, weighted: bool = False
 ) -> None:
     """Read the models, write the analysis, and print its summary and paths. Where a suite is named, what is not there
     yet is generated or queued before.
@@ -436,7 +434,7 @@ def _write(
         click.echo(path)
 
 
-def _read(named: Sequence[NamedModel], benchmark: str | None) -> list[ModelSamples]:
+def _read(named: "Sequence[NamedModel]", benchmark: str | None) -> list[ModelSamples]:
     """The samples of the models on one benchmark.
 
     Raises:
@@ -457,7 +455,7 @@ def _read(named: Sequence[NamedModel], benchmark: str | None) -> list[ModelSampl
     return models
 
 
-def _print_table(title: str, table: DataTable) -> None:
+def _print_table(title: str, table: "DataTable") -> None:
     shown = table_of(title, *table.columns)
     for row in table.rows:
         shown.add_row(*map(str, row))

@@ -1,7 +1,5 @@
 """``mrt-hpc compare`` and ``regrade``: tables of differences between models, and of verdicts that changed."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys
@@ -216,7 +214,7 @@ def regrade(runs: Sequence[Path]) -> None:
         click.echo(f"mrt-hpc report {word(run)} writes the report with these verdicts")
 
 
-def _table(regraded: Regraded) -> Table:
+def _table(regraded: "Regraded") -> Table:
     columns = ("problem", "sample", "gold", "answer before", "answer now", "reward before", "reward now")
     table = table_of("changed verdicts", *columns)
     for pair in regraded.changed:

@@ -1,11 +1,9 @@
 """``mrt-hpc cost``, and the table of hours by use and role."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from io import StringIO
 from pathlib import Path
@@ -21,8 +19,6 @@ from mrt_hpc.errors import word
 from mrt_hpc.run.atomic import write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from rich.table import Table
 
     from mrt_hpc.analysis.spending import PointPrice, Spending
@@ -75,8 +71,8 @@ def cost(run: Path, csv_file: Path | None, as_json: bool) -> None:
 class Reckoning:
     """The reckoning of a run, and what a reader has to know of it."""
 
-    spent: Spending
-    prices: Sequence[PointPrice]
+    spent: "Spending"
+    prices: "Sequence[PointPrice]"
     notes: Sequence[str]
 
     @property
@@ -109,7 +105,7 @@ def _reckoned(run: Path) -> Reckoning:
     return Reckoning(spent, prices(spent, measured.evaluations), (*unread, *measured.unreadable, *spent.notes))
 
 
-def as_csv(spent: Spending) -> str:
+def as_csv(spent: "Spending") -> str:
     """The hours by role and use. The time in the queue has rows of its own, without GPU-hours."""
     from mrt_hpc.plan.hours import UseHours
 
@@ -158,7 +154,7 @@ def _print(reckoned: Reckoning, run: Path) -> None:
     click.echo(f"mrt-hpc report {word(run)} writes the report, which has these hours by its events")
 
 
-def price_text(price: PointPrice, *, of_gpus: bool) -> str:
+def price_text(price: "PointPrice", *, of_gpus: bool) -> str:
     """What a point of accuracy on a benchmark has cost, in a sentence."""
     versions = f"{price.benchmark}, weights version {price.first} to {price.last}: {price.gain:+.1f} points"
     hours, of_what = (price.gpu_hours, "GPU") if of_gpus else (price.core_hours, "core")
@@ -179,7 +175,7 @@ def hours_text(hours: float, of_what: str) -> str:
     return f"{hours:,.2f} {of_what}-hours" if hours >= 1 or not hours else f"{60 * hours:,.2f} {of_what}-minutes"
 
 
-def hours_table(rows: Iterable[UseHours], *, of_gpus: bool, expected: bool = False) -> Table:
+def hours_table(rows: "Iterable[UseHours]", *, of_gpus: bool, expected: bool = False) -> "Table":
     """Uses as rows, roles as columns, both sums, and the share of each use; in minutes where all is less than an hour.
 
     Args:

@@ -1,7 +1,5 @@
 """``mrt-hpc data`` fetches, prepares and checks data files, and prints what it has made and found."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict
@@ -190,7 +188,7 @@ def fetch(name: str | None, output: Path | None, listing: bool, drop_bad: bool, 
     _print_fetched(fetch_data(name, output, drop_bad=drop_bad, force=force))
 
 
-def _print_fetched(fetched: Prepared) -> None:
+def _print_fetched(fetched: "Prepared") -> None:
     """Print what was written, where it is from, and what to type next."""
     from mrt_hpc.datasets.conversion import record_file
 
@@ -225,7 +223,7 @@ def _print_list() -> None:
     console.print("next: mrt-hpc data fetch NAME", highlight=False)
 
 
-def print_prepared(prepared: Prepared) -> None:
+def print_prepared(prepared: "Prepared") -> None:
     """Print what was written, from which columns, and which rows were left out."""
     from mrt_hpc.datasets.conversion import record_file
 
@@ -253,7 +251,7 @@ def print_prepared(prepared: Prepared) -> None:
         click.echo(f"left out {_printable(row.where)}: {_printable(row.reason)}", err=True)
 
 
-def print_checked(report: CheckReport, *, as_json: bool) -> None:
+def print_checked(report: "CheckReport", *, as_json: bool) -> None:
     """Print the findings: as tables of their numbers and lists of the first of each kind, or all as JSON."""
     if as_json:
         click.echo(json.dumps({"clean": report.clean, **asdict(report)}, indent=2))
@@ -268,7 +266,7 @@ def print_checked(report: CheckReport, *, as_json: bool) -> None:
     console.print("nothing was found" if report.clean else f"{len(report.findings)} findings", highlight=False)
 
 
-def _file_table(report: CheckReport) -> Table:
+def _file_table(report: "CheckReport") -> "Table":
 
     counted = ("problems", *(TITLES[kind] for kind in OF_FILES))
     table = table_of("each file", "file", *counted, right=counted)
@@ -278,7 +276,7 @@ def _file_table(report: CheckReport) -> Table:
     return table
 
 
-def _pair_table(report: CheckReport) -> Table:
+def _pair_table(report: "CheckReport") -> "Table":
     """The pairs that share problems; the title counts all."""
 
     counted = [TITLES[kind] for kind in OF_PAIRS]
@@ -291,7 +289,7 @@ def _pair_table(report: CheckReport) -> Table:
     return table
 
 
-def _print_kind(console: Console, report: CheckReport, kind: str) -> None:
+def _print_kind(console: Console, report: "CheckReport", kind: str) -> None:
     """List the findings of one kind, the first of each file or pair of files."""
 
     findings = [finding for finding in report.findings if finding.kind == kind]
@@ -304,14 +302,14 @@ def _print_kind(console: Console, report: CheckReport, kind: str) -> None:
             console.print(f"  and {len(of_files) - SHOWN} more; --json shows all", highlight=False)
 
 
-def _line(finding: Finding) -> str:
+def _line(finding: "Finding") -> str:
     """The places of a finding, and what was found."""
     places = ", ".join(_place(place) for place in finding.places if place.line)
     overlap = f"overlap {finding.overlap:.2f}" if finding.overlap is not None else ""
     return _printable("; ".join(filter(None, (places, overlap, _cut(finding.detail)))))
 
 
-def _place(place: Place) -> str:
+def _place(place: "Place") -> str:
     return f"line {place.line}" + (f" ({place.id})" if place.id else "")
 
 

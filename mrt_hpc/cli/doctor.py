@@ -1,7 +1,5 @@
 """``mrt-hpc doctor``: check that a run can start, before it is submitted."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -90,14 +88,14 @@ def doctor(
         click.get_current_context().exit(int(ExitCode.FATAL))
 
 
-def _of_choice(chosen: ChosenSite) -> Iterator[CheckResult]:
+def _of_choice(chosen: "ChosenSite") -> Iterator[CheckResult]:
     """Why the tasks may not run on this machine, where nothing names it."""
 
     if (error := chosen.refusal()) is not None:
         yield CheckResult("site", CheckVerdict.FAILS, error.evidence, str(error.advice))
 
 
-def _with_nodes(situation: Situation, wait_s: float) -> Situation:
+def _with_nodes(situation: "Situation", wait_s: float) -> "Situation":
     """The same with the answers of the nodes.
 
     Raises:

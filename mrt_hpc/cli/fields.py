@@ -1,7 +1,5 @@
 """``mrt-hpc fields``: the fields of recipes and site profiles, in a terminal and as the pages of docs/reference."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

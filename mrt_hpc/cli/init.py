@@ -1,7 +1,5 @@
 """``mrt-hpc init``: describe a cluster in a site profile."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -70,7 +68,7 @@ def init(name: str | None, yes: bool, image: str | None, output: Path | None, fo
     _print_next(node)
 
 
-def _answered(surveyed: Survey, node: LoginNode, wishes: Wishes, *, yes: bool) -> Wishes:
+def _answered(surveyed: "Survey", node: LoginNode, wishes: "Wishes", *, yes: bool) -> "Wishes":
     """The wishes, with answers to all questions: the proposed ones with ``--yes``, else the user's.
 
     Raises:
@@ -101,7 +99,7 @@ def _is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _answer(question: Question) -> str:
+def _answer(question: "Question") -> str:
     """Ask at the terminal. An empty answer to a free question leaves the value out."""
     if question.choices:
         answer: str = click.prompt(question.text, type=click.Choice(question.choices), default=question.proposed)
@@ -110,7 +108,7 @@ def _answer(question: Question) -> str:
     return free
 
 
-def _print_seen(surveyed: Survey, node: LoginNode) -> None:
+def _print_seen(surveyed: "Survey", node: LoginNode) -> None:
     """Print what could not be seen, and where runs may lie."""
     for problem in dict.fromkeys(surveyed.problems.values()):
         commands = [command.split(" format=")[0] for command, reason in surveyed.problems.items() if reason == problem]

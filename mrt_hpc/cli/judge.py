@@ -1,7 +1,5 @@
 """``mrt-hpc judge``: the verdict on one answer, and why: what was extracted, and how each side was read."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,7 +69,7 @@ def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...]) -> N
         click.echo(f"error:    {verdict.error}")
 
 
-def _verifier(recipe: Recipe | EvaluationRecipe) -> Verifier:
+def _verifier(recipe: "Recipe | EvaluationRecipe") -> "Verifier":
     """The verifier of the training problems, or else of the first benchmark."""
     from mrt_hpc.domains.verifiers import verifiers_of
 
@@ -82,7 +80,7 @@ def _verifier(recipe: Recipe | EvaluationRecipe) -> Verifier:
     return found[0]
 
 
-def extracted(verifier: Verifier, text: str, thought_end: str) -> tuple[str | None, str]:
+def extracted(verifier: "Verifier", text: str, thought_end: str) -> tuple[str | None, str]:
     """The answer in a text, and how it was found; a text without a box and without a thought is an answer alone."""
     from mrt_hpc.domains.extraction import THOUGHT_END
 
@@ -95,7 +93,7 @@ def extracted(verifier: Verifier, text: str, thought_end: str) -> tuple[str | No
     return text, "as it was typed: it has no box, so it is taken for the answer alone"
 
 
-def reading(verifier: Verifier, text: str, pool: GraderPool) -> str:
+def reading(verifier: "Verifier", text: str, pool: "GraderPool") -> str:
     """How the verifier reads one side, in words."""
     from mrt_hpc.domains.math.numbers import read_quantity
     from mrt_hpc.domains.verifiers import ChoiceVerifier, MathVerifier

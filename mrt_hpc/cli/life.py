@@ -1,7 +1,5 @@
 """``mrt-hpc extend``, ``fork``, ``cancel``, ``clean`` and ``sync``: they change a run, or begin another one from it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,7 +98,7 @@ def fork(
     submit_run(new.recipe, where, new.root, listener(), new.origin)
 
 
-def changed_data(data: ForkedData, copy: Path) -> str:
+def changed_data(data: "ForkedData", copy: Path) -> str:
     """That a data file has changed, in a sentence.
 
     Args:
@@ -208,7 +206,7 @@ def _agreed(run: Path, what: Sequence[str]) -> bool:
     return click.confirm("remove this?")
 
 
-def _print(removals: Sequence[Removal]) -> None:
+def _print(removals: "Sequence[Removal]") -> None:
     from rich.table import Table
 
     table = Table(show_footer=True)

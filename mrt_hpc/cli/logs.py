@@ -1,7 +1,5 @@
 """``mrt-hpc logs``: the ends of logs, or all logs of a run as they are written."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -95,12 +93,12 @@ def _follow(run: Path, role: str | None, lines: int) -> None:
 class _Reading:
     """The logs of a run while it goes on."""
 
-    def __init__(self, layout: RunLayout, plan: Plan, follower: LogFollower, queues: QueueLooks) -> None:
+    def __init__(self, layout: RunLayout, plan: "Plan", follower: "LogFollower", queues: "QueueLooks") -> None:
         self.layout, self.plan, self.follower, self.queues = layout, plan, follower, queues
         self.look = self._look()
         self._next_look = time.monotonic() + LOOK_EVERY_S
 
-    def _look(self) -> RunLook:
+    def _look(self) -> "RunLook":
         from mrt_hpc.view.run_look import RunLook
 
         return RunLook.at(self.layout, self.plan, self.queues.latest())
@@ -124,7 +122,7 @@ class _Reading:
             self._next_look = time.monotonic() + LOOK_EVERY_S
         return False
 
-    def _print(self, lines: Iterable[LogLine]) -> None:
+    def _print(self, lines: "Iterable[LogLine]") -> None:
         for line in lines:
             records = self.look.records.get(line.log.job, ())
             attempt = records[line.log.index].attempt if line.log.index < len(records) else ""

@@ -1,7 +1,5 @@
 """The ``mrt-hpc`` command. Every command imports what it needs when it runs, so that help and plan answer at once."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 that keeps running between the tasks that use it, for `serving.attach` of a recipe.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -67,7 +65,7 @@ def fetch(name: str, cache: Path | None) -> None:
     click.echo(f"next: mrt-hpc plan RECIPE --set model.path=hub:{asked.text}")
 
 
-def serve(recipe: Recipe, model: Path | None, key_file: Path, listen: str | None, log: Path) -> None:
+def serve(recipe: "Recipe", model: Path | None, key_file: Path, listen: str | None, log: Path) -> None:
     """Serve a recipe's policy until this command is interrupted.
 
     Args:
@@ -118,7 +116,7 @@ def serve(recipe: Recipe, model: Path | None, key_file: Path, listen: str | None
             key_file.unlink(missing_ok=True)
 
 
-def _model_of(recipe: Recipe) -> Path:
+def _model_of(recipe: "Recipe") -> Path:
     """The recipe's model directory.
 
     Raises:

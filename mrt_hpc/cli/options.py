@@ -1,7 +1,5 @@
 """The options that several commands share, what a shell completes for them, and the group that shows errors."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -399,7 +397,7 @@ def console_of(stream: TextIO) -> Console:
     return Console(file=stream, width=None if stream.isatty() or os.environ.get("COLUMNS") else FILE_WIDTH)
 
 
-def table_of(title: str | None, *columns: str, right: Collection[str] = ()) -> Table:
+def table_of(title: str | None, *columns: str, right: Collection[str] = ()) -> "Table":
     """A table without rows, whose columns fold long texts; the numbers of some stand on the right."""
     from rich.table import Table
 
@@ -415,7 +413,7 @@ def print_notes(notes: Iterable[str]) -> None:
         click.echo(f"note: {note}")
 
 
-def site_of_command(name: str | None, *runs: RunLayout, trust: bool = False) -> ChosenSite:
+def site_of_command(name: str | None, *runs: RunLayout, trust: bool = False) -> "ChosenSite":
     """The site of a command as :func:`chosen_site` finds it, which is printed where the command does not name it.
 
     Raises:

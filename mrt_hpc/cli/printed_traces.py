@@ -1,7 +1,5 @@
 """``mrt-hpc traces``: prints traces of a run with their episodes, values, progress and advantages."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -75,7 +73,7 @@ def traces(
         click.echo(f"there are more: -n {4 * most}, or mrt-hpc report {word(run)} for a page to read them on")
 
 
-def _print(shown: list[AskedTrace]) -> None:
+def _print(shown: "list[AskedTrace]") -> None:
     """Print traces, each problem once, in colour on a terminal. No text of a model controls the terminal."""
     from mrt_hpc.analysis.report.content import visible
 
@@ -91,7 +89,7 @@ def _print(shown: list[AskedTrace]) -> None:
             console.print(visible(text), style=style, markup=False, highlight=False)
 
 
-def _lines(one: AskedTrace) -> Iterator[tuple[str, str]]:
+def _lines(one: "AskedTrace") -> Iterator[tuple[str, str]]:
     """The lines of a trace, each with its style."""
     from mrt_hpc.analysis.report.content import progress_of
 

@@ -2,8 +2,6 @@
 named, copy one to edit it, and check a recipe, or a class that it may name.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -246,7 +244,7 @@ def validate(recipe: Path, overrides: tuple[str, ...], data: Path | None) -> Non
     click.echo(" ".join([f"next: mrt-hpc plan {recipe}", *options_again]))
 
 
-def trained(recipe: Recipe) -> str:
+def trained(recipe: "Recipe") -> str:
     """The name, the algorithm and what it trains, in a line."""
     prover = "" if recipe.prover is None else f" with prover {recipe.prover.type}"
     model = getattr(recipe.model, "path", None) or recipe.model.type
@@ -259,7 +257,7 @@ def trained(recipe: Recipe) -> str:
     )
 
 
-def evaluated(recipe: Recipe, plan: Plan) -> str:
+def evaluated(recipe: "Recipe", plan: "Plan") -> str:
     """What is evaluated, and the number of jobs, in a line."""
 
     benchmarks = [f"{benchmark.name} ({benchmark.samples} samples)" for benchmark in recipe.evaluation.benchmarks]

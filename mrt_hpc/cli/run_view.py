@@ -1,13 +1,12 @@
 """Shows a run on the terminal: one picture of it, a live display of pictures, or a line for each change."""
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -390,7 +389,7 @@ class Display(ABC):
     def show(self, run: Snapshot) -> None:
         """Show one snapshot."""
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -401,7 +400,7 @@ class Display(ABC):
 class LiveDisplay(Display):
     """The view of the run, which a terminal shows in its place."""
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Self:
         self._live = Live(console=Console(), auto_refresh=False, vertical_overflow="ellipsis")
         self._live.start()
         return self
@@ -420,7 +419,7 @@ class LiveDisplay(Display):
 class LineDisplay(Display):
     """A line for each change, with the time since the start."""
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Self:
         self._started, self._last = time.monotonic(), ""
         return self
 

@@ -2,8 +2,6 @@
 imports what it needs when it runs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -33,7 +31,7 @@ QUEUE_WITHIN_S = 3.5
 """The seconds that a queue has for its answer; the content of the run's files is then shown without it."""
 
 
-def open_run(run: Path) -> tuple[RunLayout, Plan]:
+def open_run(run: Path) -> "tuple[RunLayout, Plan]":
     """Open an existing run and its plan.
 
     Raises:
@@ -185,7 +183,7 @@ def list_places(wanted: Sequence[Path], *, size: bool, as_json: bool) -> None:
         )
 
 
-def _print_runs(listed: Sequence[ListedRun], *, size: bool) -> None:
+def _print_runs(listed: "Sequence[ListedRun]", *, size: bool) -> None:
     """A table of runs, and what could not be read."""
     from rich.table import Table
 
@@ -206,7 +204,7 @@ def _print_runs(listed: Sequence[ListedRun], *, size: bool) -> None:
     click.echo(f"next: mrt-hpc status {_shown(listed[0].run)}")
 
 
-def _row(run: ListedRun, now: float, *, size: bool) -> dict[str, str]:
+def _row(run: "ListedRun", now: float, *, size: bool) -> dict[str, str]:
     """What the table says of a run, by column."""
     from mrt_hpc.cli.run_view import COLOURS, moment
 

@@ -2,8 +2,6 @@
 prints on the way.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence

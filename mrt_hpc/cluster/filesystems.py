@@ -2,8 +2,6 @@
 operations that a run relies on work there, in its directory and in a node's folder for temporary files.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import mmap
@@ -180,7 +178,7 @@ class Trial:
     """What went wrong; empty text where it works."""
 
 
-def try_operations(place: Path, operations: Sequence[Operation]) -> list[Trial]:
+def try_operations(place: Path, operations: "Sequence[Operation]") -> list[Trial]:
     """Try operations in a folder. All that is made is removed.
 
     Raises:
@@ -212,7 +210,7 @@ def scratch_problems(temporary: Path, variables: Mapping[str, str]) -> dict[str,
     return problems
 
 
-def _problems(place: Path, operations: Sequence[Operation]) -> dict[str, str]:
+def _problems(place: Path, operations: "Sequence[Operation]") -> dict[str, str]:
     try:
         trials = try_operations(place, operations)
     except OSError as error:  # no folder can be made there

@@ -2,8 +2,6 @@
 many may be queued, and how long they may run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

@@ -2,8 +2,6 @@
 filesystems on which runs may lie, and whether a Slurm cluster is used from it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Proposes a site profile for a cluster: each value with the reason for it."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import socket

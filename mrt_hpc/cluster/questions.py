@@ -1,15 +1,56 @@
 """What the user of ``mrt-hpc init`` has said, and the questions that the cluster leaves open."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from mrt_hpc.backends.slurm.survey import PartitionFacts, Survey
 from mrt_hpc.cluster.job_rules import preemption, refusals
 from mrt_hpc.cluster.login_node import LoginNode
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the cluster leaves open."""
+
+    wish: str
+    """The field of :class:`Wishes` that the answer fills; the option of ``mrt-hpc init`` has the same name."""
+    text: str
+    choices: tuple[str, ...] = ()
+    """The possible answers, the proposed one first; none if the answer is free."""
+
+    @property
+    def option(self) -> str:
+        """The option that answers it."""
+        return "--" + self.wish.replace("_", "-")
+
+    @property
+    def proposed(self) -> str | None:
+        """The answer that is taken if none is given."""
+        return self.choices[0] if self.choices else None
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user has said; None for what is left to the proposal."""
+
+    name: str
+    account: str | None = None
+    partition: str | None = None
+    gpu_partition: str | None = None
+    qos: str | None = None
+    gpu_type: str | None = None
+    python: str | None = None
+    image: str | None = None
+    scratch: str | None = None
+    setup: tuple[str, ...] = ()
+
+    def with_answer(self, question: Question, answer: str) -> Self:
+        """The wishes with the answer to a question."""
+        changes: dict[str, Any] = {question.wish: answer}
+        return replace(self, **changes)
+
 
 # -- choices -----------------------------------------------------------------------------------------------------------
 # The accounts, partitions, GPU types and QOS that a user can choose from, the best first.
@@ -80,48 +121,6 @@ def qos_choices(survey: Survey, wishes: Wishes) -> list[str]:
     ):
         return []
     return list(dict.fromkeys(name for association in associations for name in association.qos))
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What the user has said; None for what is left to the proposal."""
-
-    name: str
-    account: str | None = None
-    partition: str | None = None
-    gpu_partition: str | None = None
-    qos: str | None = None
-    gpu_type: str | None = None
-    python: str | None = None
-    image: str | None = None
-    scratch: str | None = None
-    setup: tuple[str, ...] = ()
-
-    def with_answer(self, question: Question, answer: str) -> Wishes:
-        """The wishes with the answer to a question."""
-        changes: dict[str, Any] = {question.wish: answer}
-        return replace(self, **changes)
-
-
-@dataclass(frozen=True)
-class Question:
-    """What the cluster leaves open."""
-
-    wish: str
-    """The field of :class:`Wishes` that the answer fills; the option of ``mrt-hpc init`` has the same name."""
-    text: str
-    choices: tuple[str, ...] = ()
-    """The possible answers, the proposed one first; none if the answer is free."""
-
-    @property
-    def option(self) -> str:
-        """The option that answers it."""
-        return "--" + self.wish.replace("_", "-")
-
-    @property
-    def proposed(self) -> str | None:
-        """The answer that is taken if none is given."""
-        return self.choices[0] if self.choices else None
 
 
 def open_questions(survey: Survey, node: LoginNode, wishes: Wishes) -> list[Question]:

@@ -2,8 +2,6 @@
 the verifier cannot read, and special tokens in problems.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -503,7 +501,7 @@ def _special_of(model: Path) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True) if token))
 
 
-def _opened_pool(verifier: Verifier, grading: Grading) -> GraderPool:
+def _opened_pool(verifier: Verifier, grading: Grading) -> "GraderPool":
     """The grader, where what it needs is installed: on a login node it may be missing.
 
     Raises:

@@ -1,13 +1,11 @@
 """Finds the columns of a data set of the problem, the gold answer and the id, and reads their values as texts."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 from mrt_hpc.domains.extraction import extract_answer
 from mrt_hpc.domains.verifiers import LETTERS
@@ -213,7 +211,7 @@ def _message(value: list[Any], column: str) -> object:
     return asked[0]
 
 
-def gold_answer(value: object, columns: Columns, choices: Choices | None) -> Gold:
+def gold_answer(value: object, columns: Columns, choices: "Choices | None") -> Gold:
     """The gold answer of a row: a text, or the letter of a choice. Of a list of several different ones it is each of
     them, where any one is right.
 
@@ -276,7 +274,7 @@ class Choices:
     """What the answers of the source call them, where it says so."""
 
     @classmethod
-    def of(cls, value: object, column: str) -> Choices:
+    def of(cls, value: object, column: str) -> Self:
         """Those of a list of texts, or of an object: of letters and texts, or with such a list under ``text`` and their
         names under ``label``. Letters of their own are left out.
 

@@ -1,7 +1,5 @@
 """Makes a data file of the schema of runs from a source with columns of its own."""
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence

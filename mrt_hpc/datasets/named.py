@@ -3,8 +3,6 @@
 The commits are fixed, so that a name always means the same problems.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

@@ -5,8 +5,6 @@ or a class of your own anywhere, named in the recipe as ``verifier: {type: my_mo
 ``problems`` of a benchmark.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import inspect

@@ -4,8 +4,6 @@ Trainers differ where a box stands in the thought only, where the thought does n
 rule takes linear time, whatever the text, since it runs in the task.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ A task is one pair, so that a hang spoils no neighbour: the way through pebble's
 0.4 to 60 ms.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import multiprocessing

@@ -8,8 +8,6 @@ where the answer made it, and the gold answer gets a :class:`Remote` with its nu
 where the assertions are evaluated, and the answer sees neither the gold answer nor what it is compared with.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import ctypes
@@ -244,7 +242,7 @@ class AnswerProcess:
             raise AnswerLostError("it sent no reply")
         return reply
 
-    def _remote(self, number: int) -> Remote:
+    def _remote(self, number: int) -> "Remote":
         if number not in self.remotes:
             self.remotes[number] = Remote(self, number)
         return self.remotes[number]

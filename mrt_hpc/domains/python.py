@@ -1,7 +1,5 @@
 """Programs: the answer is Python code, the gold answer a text of assertions that it has to pass."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import importlib.util

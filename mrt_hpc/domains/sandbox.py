@@ -7,8 +7,6 @@ processor time, are those of all together; it cannot open a socket, nor use memo
 bwrap ends, or the process that started bwrap, the kernel ends whatever is in the sandbox.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

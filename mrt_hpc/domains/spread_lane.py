@@ -5,8 +5,6 @@ are those of a lane on one node, and a process that hangs is replaced within mil
 process was killed again on its node, with new grader processes, and asks it for what it had not answered.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Sequence

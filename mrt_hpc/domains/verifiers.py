@@ -1,7 +1,5 @@
 """The verifiers that come with the package, but for programs, and those of the sections of a recipe."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys
@@ -17,11 +15,11 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION
 from mrt_hpc.recipe.registry import imported
+from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import Grading, ProblemSource
 
 if TYPE_CHECKING:
     from mrt_hpc.domains.grader_queue import GraderPool
-    from mrt_hpc.recipe.schema import Experiment
 
 
 # -- slow forms --------------------------------------------------------------------------------------------------------
@@ -236,7 +234,7 @@ def refusals(recipe: Experiment) -> list[UserError]:
 
 
 def unreadable_answers(
-    answers: Sequence[str], verifier: Verifier, open_pool: Callable[[], AbstractContextManager[GraderPool]]
+    answers: Sequence[str], verifier: Verifier, open_pool: "Callable[[], AbstractContextManager[GraderPool]]"
 ) -> set[str]:
     """The answers that the verifier cannot read.
 

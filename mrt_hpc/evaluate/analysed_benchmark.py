@@ -2,8 +2,6 @@
 it is submitted: it would take GPU-hours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,8 +15,8 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import EvaluationRecipe
     from mrt_hpc.recipe.sections import Benchmark
 
-    Typed = Callable[[str | None, str], str]
-    """The command on a suite (None for the same one) and a benchmark, as the user types it."""
+Typed = Callable[[str | None, str], str]
+"""The command on a suite (None for the same one) and a benchmark, as the user types it."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,12 @@ class Needs:
         """One that has all this."""
         return SUITE_WITH[self.boundaries[0]]
 
-    def suits(self, benchmark: Benchmark) -> bool:
+    def suits(self, benchmark: "Benchmark") -> bool:
         """Whether the way of evaluating of a benchmark is one that the analysis makes sense of."""
         return benchmark.boundaries in self.boundaries
 
 
-def analysed_benchmark(recipe: EvaluationRecipe, needs: Needs, name: str | None, typed: Typed) -> Benchmark:
+def analysed_benchmark(recipe: "EvaluationRecipe", needs: Needs, name: str | None, typed: Typed) -> "Benchmark":
     """The benchmark of an evaluation that an analysis is of.
 
     Args:
@@ -66,7 +64,7 @@ def analysed_benchmark(recipe: EvaluationRecipe, needs: Needs, name: str | None,
     return chosen
 
 
-def _unsuited(recipe: EvaluationRecipe, needs: Needs, benchmarks: Sequence[Benchmark], advice: str) -> UserError:
+def _unsuited(recipe: "EvaluationRecipe", needs: Needs, benchmarks: "Sequence[Benchmark]", advice: str) -> UserError:
     """The error about benchmarks that are sampled in modes that the analysis cannot use."""
     ways = dict.fromkeys("direct" if benchmark.mode is None else benchmark.mode.type for benchmark in benchmarks)
     names = ", ".join(benchmark.name for benchmark in benchmarks)
@@ -79,7 +77,7 @@ def _unsuited(recipe: EvaluationRecipe, needs: Needs, benchmarks: Sequence[Bench
     )
 
 
-def _require_prover(recipe: EvaluationRecipe, needs: Needs, advice: str) -> None:
+def _require_prover(recipe: "EvaluationRecipe", needs: Needs, advice: str) -> None:
     """Refuse an evaluation without the values, or without the answers, that an analysis needs.
 
     Raises:
@@ -103,7 +101,7 @@ def _require_prover(recipe: EvaluationRecipe, needs: Needs, advice: str) -> None
         )
 
 
-def _chosen(recipe: EvaluationRecipe, suiting: Sequence[str], name: str | None, typed: Typed) -> Benchmark:
+def _chosen(recipe: "EvaluationRecipe", suiting: Sequence[str], name: str | None, typed: Typed) -> "Benchmark":
     """The benchmark that is named, or the only one.
 
     Raises:
@@ -128,5 +126,5 @@ def _chosen(recipe: EvaluationRecipe, suiting: Sequence[str], name: str | None, 
     return next(iter(benchmarks.values())) if name is None else benchmarks[name]
 
 
-def _suite(recipe: EvaluationRecipe) -> str:
+def _suite(recipe: "EvaluationRecipe") -> str:
     return f"suite {recipe.evaluation.suite}"

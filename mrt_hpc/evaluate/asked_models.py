@@ -2,8 +2,6 @@
 in ``runs/grpo@0,last``; and the pins that keep these versions until the evaluation has taken them over.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Checks a class of the user's own on what a run has stored, for ``mrt-hpc check``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -60,7 +58,7 @@ class ClassCheck:
     groups: list[Group]
 
     @staticmethod
-    def of(name: str, run: Path, iteration: int | None, overrides: Sequence[str]) -> ClassCheck:
+    def of(name: str, run: Path, iteration: int | None, overrides: Sequence[str]) -> "ClassCheck":
         """Put the class into the recipe of a run; a prover that an algorithm makes no use of is taken out.
 
         Args:

@@ -2,8 +2,6 @@
 has stored: they need no server and no GPU, and take seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence

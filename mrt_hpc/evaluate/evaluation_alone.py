@@ -1,7 +1,5 @@
 """An evaluation on its own: its recipe from models and a suite, and its submission."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

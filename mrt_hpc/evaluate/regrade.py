@@ -1,7 +1,5 @@
 """Judges the samples of a run's evaluations again with the grader of today, and says which verdicts changed."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,13 +4,11 @@ Such a server is started by the user, with `mrt-hpc serve`. It must see the run'
 other task may use it at the same time, as it holds one weights version at a time.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -49,7 +47,7 @@ class AttachedServer:
     """Whether this task is loading weights into it."""
 
     @property
-    def each(self) -> tuple[AttachedServer]:
+    def each(self) -> "tuple[AttachedServer]":
         """This server alone."""
         return (self,)
 
@@ -57,7 +55,7 @@ class AttachedServer:
     def pid(self) -> None:
         """None: the server's process is not this task's, and may run on another node."""
 
-    def __enter__(self) -> AttachedServer:
+    def __enter__(self) -> Self:
         wait_until(
             lambda: self.control.status() == httpx.codes.OK,
             reason=f"the vLLM server at {self.control.address.text}",

@@ -4,8 +4,6 @@ Samples are yielded one by one as they finish, in any order. After a broken conn
 the client tries again for the samples that have not arrived yet; it does not repeat a request that the server refused.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager

@@ -8,8 +8,6 @@ node before they start. It is relocatable: Triton alone records where its files 
 What the archive holds is executed. It is written to and taken from a folder that only this user may enter.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import logging
@@ -25,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.lock import installed_version
@@ -69,7 +67,7 @@ class CompiledCode:
     """Its folder on this node, which all servers of this kind there share."""
 
     @classmethod
-    def of(cls, folder: Path, decided_by: Mapping[str, object]) -> CompiledCode | None:
+    def of(cls, folder: Path, decided_by: Mapping[str, object]) -> Self | None:
         """The code of a server; None where the user or the site has put a cache somewhere else.
 
         Args:

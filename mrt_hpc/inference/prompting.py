@@ -1,7 +1,5 @@
 """Conversion of a problem to prompt token ids, by the model's own chat template."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -33,7 +31,7 @@ ROLES = ("user", "assistant")
 class Prompter:
     """Builds prompts with the tokenizer of one model directory."""
 
-    tokenizer: PreTrainedTokenizerFast
+    tokenizer: "PreTrainedTokenizerFast"
     prompt: Prompt
     stop_token_ids: tuple[int, ...]
     """The tokens at which the model ends a completion."""
@@ -41,7 +39,7 @@ class Prompter:
     """The examples of few-shot prompts, in order; more of them than are shown."""
 
     @staticmethod
-    def of(directory: Path, prompt: Prompt) -> Prompter:
+    def of(directory: Path, prompt: Prompt) -> "Prompter":
         """Return the prompter of a model directory; nothing is downloaded.
 
         Raises:
@@ -244,7 +242,7 @@ class Prompter:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
 
-def stop_tokens(directory: Path, tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
+def stop_tokens(directory: Path, tokenizer: "PreTrainedTokenizerFast") -> tuple[int, ...]:
     """Return the end-of-sequence tokens of the tokenizer and of the model's generation configuration."""
     stops: set[int] = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
     path = directory / "generation_config.json"
@@ -254,7 +252,7 @@ def stop_tokens(directory: Path, tokenizer: PreTrainedTokenizerFast) -> tuple[in
     return tuple(sorted(stops))
 
 
-def _further_stops(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
+def _further_stops(tokenizer: "PreTrainedTokenizerFast", prompt: Prompt) -> list[int]:
     """The ids of ``prompt.stop_tokens``.
 
     Raises:

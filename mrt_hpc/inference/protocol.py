@@ -6,8 +6,6 @@ model, as much time on one object per token and on text that is not read as the 
 sample is two flat lists.
 """
 
-from __future__ import annotations
-
 from binascii import crc32
 from math import isfinite
 

@@ -4,8 +4,6 @@ The cluster belongs to one attempt at a task. Its ports are free ones, and a pro
 the attempt. Between processes of one machine it listens on the loopback address only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -16,6 +14,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE, folder_variables
@@ -78,7 +77,7 @@ class RayNode:
     _directory: Path = field(init=False, repr=False)
     _process: subprocess.Popen[bytes] = field(init=False, repr=False)
 
-    def __enter__(self) -> RayNode:
+    def __enter__(self) -> Self:
         self._directory = _short_directory()
         words = [sys.executable, "-m", "mrt_hpc.inference.ray_node_main", *self._arguments()]
         self._process = started(words, self.log, self._environment(), leads=True)

@@ -5,8 +5,6 @@ and then kills its process group, in which all processes of the node are. Ray's 
 for a minute.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -5,8 +5,6 @@ the prefix is still in the server's cache; other traces continue meanwhile. This
 (:mod:`mrt_hpc.provers.branches`), grading, and the writing of shards.
 """
 
-from __future__ import annotations
-
 import asyncio
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
@@ -29,7 +27,7 @@ if TYPE_CHECKING:  # a light installation checks recipes, and has no client
 class Generator(Protocol):
     """The source of samples: a `GenerationClient`, or in tests an object that needs no server."""
 
-    def stream(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+    def stream(self, requests: Sequence[Request]) -> "AsyncIterator[Completion]":
         """Yield the samples of all requests, each as soon as it is finished."""
 
 
@@ -77,7 +75,7 @@ class TraceCutter:
     tokens: TokenBytes
     plan: RolloutPlan
 
-    def cut(self, group: PromptedGroup, start: Start, sample: int, completion: Completion) -> SampledTrace:
+    def cut(self, group: PromptedGroup, start: Start, sample: int, completion: "Completion") -> SampledTrace:
         """Find the end of the thought and the boundaries of its episodes."""
         stopped = completion.finish_reason is FinishReason.STOP
         pieces = self.tokens.pieces(completion.token_ids[:-1] if stopped else completion.token_ids)

@@ -6,8 +6,6 @@ user of the node can reach its sampling or control routes. Every request also ne
 receives in its environment. Sampling goes through `mrt_hpc.inference.client`.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 import shutil
@@ -17,7 +15,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -93,7 +91,7 @@ class VllmServer:
         return ServerControl(self.settings.listen or Address.of_socket(self.socket), self.key, self.log, READ_LOG)
 
     @property
-    def each(self) -> tuple[VllmServer]:
+    def each(self) -> "tuple[VllmServer]":
         """This server alone."""
         return (self,)
 
@@ -102,7 +100,7 @@ class VllmServer:
         """The process id of the API server; None when no process runs."""
         return self._process.pid if self._process else None
 
-    def __enter__(self) -> VllmServer:
+    def __enter__(self) -> Self:
         try:
             self.start(self.while_starting)
         except BaseException:

@@ -3,8 +3,6 @@
 They are the same for a server that a task has started and for one that runs already.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +34,7 @@ class Address:
     """``http://HOST:PORT``, or ``unix:PATH`` of a Unix socket."""
 
     @staticmethod
-    def of_socket(path: Path) -> Address:
+    def of_socket(path: Path) -> "Address":
         """Return the address of a Unix socket."""
         return Address(f"{UNIX}{path}")
 
@@ -55,7 +53,7 @@ class Servers(Protocol):
     """The servers of one model that a task samples with: a single one, or several side by side."""
 
     @property
-    def each(self) -> Sequence[Server]:
+    def each(self) -> "Sequence[Server]":
         """All of them."""
 
     def load_weights(self, directory: Path, version: int, swap: WeightSwap = WeightSwap.DRAIN) -> dict[str, Any]:
@@ -78,7 +76,7 @@ class Server(Servers, Protocol):
     """A vLLM server that serves one model: the task's own, or one that runs already."""
 
     @property
-    def control(self) -> ServerControl:
+    def control(self) -> "ServerControl":
         """The client of its control routes."""
 
     @property

@@ -12,8 +12,6 @@ Nothing of the training stack is imported with this module, so that login nodes 
 of a socket may be.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

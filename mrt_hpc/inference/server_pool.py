@@ -4,15 +4,13 @@ The task gives all of them the same weights. A server that dies or hangs is rest
 The requests of one problem go to one of them.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.protocol import Request
@@ -33,7 +31,7 @@ class ServerPool:
     each: tuple[VllmServer, ...]
     """One server or more; none of them runs yet."""
 
-    def __enter__(self) -> ServerPool:
+    def __enter__(self) -> Self:
         self._at_once([partial(server.start, server.while_starting) for server in self.each], until_failure=True)
         return self
 

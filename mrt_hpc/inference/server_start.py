@@ -1,7 +1,5 @@
 """The start of a vLLM server: its settings, its command line and environment, and its process."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -17,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -27,13 +25,11 @@ from mrt_hpc.inference.compiled_code import KEPT, CompiledCode
 from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS, SERVED_VARIABLE, ServedSettings
 from mrt_hpc.inference.server_control import CONTROL_TIMEOUT_S, READ_LOG, Address
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, LONGEST_SOCKET_FOLDER, OWNER_VARIABLE, folder_variables
+from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.run.access import ON_LOOPBACK
 from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.process import import_path, loading
 from mrt_hpc.run.retries import wait_until
-
-if TYPE_CHECKING:
-    from mrt_hpc.recipe.schema import Experiment
 
 _EAGER = "--enforce-eager"
 _CPU_FLAGS = (_EAGER, "--no-enable-chunked-prefill")
@@ -101,6 +97,81 @@ def cpu_environment(threads: int | None) -> dict[str, str]:
         # one rank the ranks have processes of their own, too.
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return environment
+
+
+SEEDS = 2**32
+"""The number of seeds for a server: vLLM passes its own to numpy, which takes 32 bits."""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """The settings with which a server is started."""
+
+    model_dir: Path
+    """The Hugging Face directory with configuration, tokenizer and weights."""
+    max_model_len: int
+    dtype: str = "auto"
+    """``auto`` follows the configuration, but fp32 becomes bf16."""
+    max_num_seqs: int = 256
+    """The maximum number of samples generated at once."""
+    tensor_parallel: int = 1
+    """The number of GPUs, or on CPU of processes, that each layer of the model is divided over."""
+    stages: int = 1
+    """The number of parts into which the layers are divided, one after the other, each on ``tensor_parallel`` GPUs."""
+    over_ray: bool = False
+    """Whether its GPUs are those of the Ray cluster that this process has joined, on several nodes."""
+    gpus: tuple[str, ...] = ()
+    """The GPUs that it may see, as CUDA names them; empty for those that this process may see."""
+    gpu_memory_utilization: float = 0.9
+    kv_cache_gib: float | None = None
+    """Memory of the key-value cache on CPU; on GPU it follows from ``gpu_memory_utilization``."""
+    block_size: int | None = None
+    """The tokens per block of the prefix cache; None for vLLM's default, or for 32 on CPU, where the default of 128
+    misses most prefixes.
+    """
+    cpu_threads: int | None = None
+    """The number of cores that each of its processes computes on, on CPU; None for all that this process may use."""
+    seed: int = 0
+    start_deadline_s: float = 900.0
+    """The seconds until it must answer: a large model may be read from a busy shared filesystem."""
+    pause_deadline_s: float = 300.0
+    """The seconds in which it must finish running samples when new weights are to be loaded."""
+    sleeps: bool = False
+    """Whether it can free the memory of its GPUs for a while. vLLM then allocates that memory in another way."""
+    noise_by_request: bool = False
+    """Whether the random numbers of a sample are those of its seed from its first token on, whatever the position
+    of that token. The newer of vLLM's GPU runners draws them by absolute position.
+    """
+    listen: Address | None = None
+    """The address to listen at; None for a Unix socket of its own that only this user may open."""
+    compiled_code: Path | None = None
+    """The folder on the shared filesystem that keeps what it compiles; None to keep it on the node alone."""
+    extra_args: tuple[str, ...] = ()
+    """Further arguments of vLLM's API server."""
+
+    @staticmethod
+    def of(recipe: Experiment, width: int, cores: float, share: float = 1.0, **others: Any) -> "ServerSettings":
+        """What a recipe asks of a server.
+
+        Args:
+            recipe: the recipe.
+            width: the number of GPUs, or on CPU of processes, that each layer is divided over.
+            cores: those of the node that the server may use.
+            share: of memory and cores that the server may use, where several work side by side.
+            others: further settings.
+        """
+        serving = recipe.serving
+        return ServerSettings(
+            max_num_seqs=serving.max_concurrent_sequences,
+            tensor_parallel=width,
+            gpu_memory_utilization=serving.gpu_memory_utilization * share,
+            kv_cache_gib=serving.kv_cache_gib * share / width,
+            cpu_threads=max(1, round(cores * share / width)),
+            seed=recipe.seed % SEEDS,
+            start_deadline_s=serving.start_limit_s,
+            extra_args=("--enforce-eager",) if serving.enforce_eager else (),
+            **others,
+        )
 
 
 @dataclass(frozen=True)
@@ -305,7 +376,7 @@ class ServerProcess:
     """The variables with which it began."""
 
     @classmethod
-    def begun(cls, command: ServerCommand, log: Path) -> ServerProcess:
+    def begun(cls, command: ServerCommand, log: Path) -> Self:
         """Begin a process that loads vLLM, and then waits for :meth:`serve`.
 
         Args:
@@ -327,7 +398,7 @@ class ServerProcess:
         return cls(process, environment)
 
     @classmethod
-    def begun_early(cls, settings: ServerSettings, key: str, log: Path) -> ServerProcess:
+    def begun_early(cls, settings: ServerSettings, key: str, log: Path) -> Self:
         """Begin one while the weights and the longest sequence of its server are not known yet.
 
         Args:
@@ -456,78 +527,3 @@ def _group_is_empty(leader: int) -> bool:
     except ProcessLookupError:
         return True
     return False
-
-
-SEEDS = 2**32
-"""The number of seeds for a server: vLLM passes its own to numpy, which takes 32 bits."""
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """The settings with which a server is started."""
-
-    model_dir: Path
-    """The Hugging Face directory with configuration, tokenizer and weights."""
-    max_model_len: int
-    dtype: str = "auto"
-    """``auto`` follows the configuration, but fp32 becomes bf16."""
-    max_num_seqs: int = 256
-    """The maximum number of samples generated at once."""
-    tensor_parallel: int = 1
-    """The number of GPUs, or on CPU of processes, that each layer of the model is divided over."""
-    stages: int = 1
-    """The number of parts into which the layers are divided, one after the other, each on ``tensor_parallel`` GPUs."""
-    over_ray: bool = False
-    """Whether its GPUs are those of the Ray cluster that this process has joined, on several nodes."""
-    gpus: tuple[str, ...] = ()
-    """The GPUs that it may see, as CUDA names them; empty for those that this process may see."""
-    gpu_memory_utilization: float = 0.9
-    kv_cache_gib: float | None = None
-    """Memory of the key-value cache on CPU; on GPU it follows from ``gpu_memory_utilization``."""
-    block_size: int | None = None
-    """The tokens per block of the prefix cache; None for vLLM's default, or for 32 on CPU, where the default of 128
-    misses most prefixes.
-    """
-    cpu_threads: int | None = None
-    """The number of cores that each of its processes computes on, on CPU; None for all that this process may use."""
-    seed: int = 0
-    start_deadline_s: float = 900.0
-    """The seconds until it must answer: a large model may be read from a busy shared filesystem."""
-    pause_deadline_s: float = 300.0
-    """The seconds in which it must finish running samples when new weights are to be loaded."""
-    sleeps: bool = False
-    """Whether it can free the memory of its GPUs for a while. vLLM then allocates that memory in another way."""
-    noise_by_request: bool = False
-    """Whether the random numbers of a sample are those of its seed from its first token on, whatever the position
-    of that token. The newer of vLLM's GPU runners draws them by absolute position.
-    """
-    listen: Address | None = None
-    """The address to listen at; None for a Unix socket of its own that only this user may open."""
-    compiled_code: Path | None = None
-    """The folder on the shared filesystem that keeps what it compiles; None to keep it on the node alone."""
-    extra_args: tuple[str, ...] = ()
-    """Further arguments of vLLM's API server."""
-
-    @staticmethod
-    def of(recipe: Experiment, width: int, cores: float, share: float = 1.0, **others: Any) -> ServerSettings:
-        """What a recipe asks of a server.
-
-        Args:
-            recipe: the recipe.
-            width: the number of GPUs, or on CPU of processes, that each layer is divided over.
-            cores: those of the node that the server may use.
-            share: of memory and cores that the server may use, where several work side by side.
-            others: further settings.
-        """
-        serving = recipe.serving
-        return ServerSettings(
-            max_num_seqs=serving.max_concurrent_sequences,
-            tensor_parallel=width,
-            gpu_memory_utilization=serving.gpu_memory_utilization * share,
-            kv_cache_gib=serving.kv_cache_gib * share / width,
-            cpu_threads=max(1, round(cores * share / width)),
-            seed=recipe.seed % SEEDS,
-            start_deadline_s=serving.start_limit_s,
-            extra_args=("--enforce-eager",) if serving.enforce_eager else (),
-            **others,
-        )

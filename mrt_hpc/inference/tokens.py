@@ -10,15 +10,13 @@ families name LlamaTokenizer but are byte-level, and that class would build anot
 The vLLM server loads a tokenizer of its own and never uses it: it receives ids and stop tokens, and returns ids.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from mrt_hpc.errors import UserError
 
@@ -130,7 +128,7 @@ class StoredTokens:
     """The special tokens, as they stand in a text."""
 
     @classmethod
-    def read(cls, path: Path) -> StoredTokens:
+    def read(cls, path: Path) -> Self:
         """Read the vocabulary of a tokenizer.
 
         Raises:
@@ -191,7 +189,7 @@ PROBES = (
 """
 
 
-def load_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
+def load_tokenizer(directory: Path) -> "PreTrainedTokenizerFast":
     """The tokenizer of a model directory, as its ``tokenizer.json`` says; nothing is fetched from anywhere.
 
     Raises:
@@ -228,7 +226,7 @@ def _no_tokenizer(directory: Path, reason: str) -> UserError:
 class TokenBytes:
     """The bytes of every token of one tokenizer, computed once."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
         to_bytes = _rule(tokenizer)
         self.table: dict[int, bytes] = {i: to_bytes(token) for token, i in tokenizer.get_vocab().items()}
         special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -245,7 +243,7 @@ class TokenBytes:
         return b"".join(self.pieces(ids)).decode(errors="replace")
 
 
-def _rule(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], bytes]:
+def _rule(tokenizer: "PreTrainedTokenizerFast") -> Callable[[str], bytes]:
     """Return the rule by which this tokenizer's vocabulary writes bytes.
 
     Raises:
@@ -268,12 +266,12 @@ def _rule(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], bytes]:
     )
 
 
-def _brings_back(tokenizer: PreTrainedTokenizerFast, rule: Callable[[str], bytes]) -> bool:
+def _brings_back(tokenizer: "PreTrainedTokenizerFast", rule: Callable[[str], bytes]) -> bool:
     """Return whether a rule reproduces the texts; the tokenizer itself may add one space before them."""
     return all(_pieced(tokenizer, rule, text).removeprefix(b" ") == text.encode() for text in PROBES)
 
 
-def _pieced(tokenizer: PreTrainedTokenizerFast, rule: Callable[[str], bytes], text: str) -> bytes:
+def _pieced(tokenizer: "PreTrainedTokenizerFast", rule: Callable[[str], bytes], text: str) -> bytes:
     ids = tokenizer.encode(text, add_special_tokens=False)
     return b"".join(rule(token) for token in tokenizer.convert_ids_to_tokens(ids))
 

@@ -4,8 +4,6 @@ A group is the rollouts of one problem. They start in one place (the prompt) or 
 continued or forced to answer); the sampler does not depend on where these come from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -95,7 +93,7 @@ class ScoringCost:
     cached_tokens: int = 0
     """The number of these prompt tokens that the server had in its prefix cache."""
 
-    def __add__(self, other: ScoringCost) -> ScoringCost:
+    def __add__(self, other: "ScoringCost") -> "ScoringCost":
         return ScoringCost(
             self.tokens + other.tokens,
             self.prompt_tokens + other.prompt_tokens,
@@ -111,7 +109,7 @@ class SampledBranch:
     branch: int
     text: str
     """The forced answer start followed by the text sampled from mu."""
-    completion: Completion
+    completion: "Completion"
     known: bool = False
     """Whether it is among the answers whose probability is known exactly."""
     looks: tuple[CandidateLook, ...] = ()
@@ -178,7 +176,7 @@ class SampledTrace:
     """What follows the thought; the whole where no thought was closed, or where without tags no box was."""
     boundaries: list[int]
     """[k + 1] token offsets within what was sampled."""
-    completion: Completion
+    completion: "Completion"
     inserted: list[list[int]] = field(default_factory=list)
     """The stretches of tokens that were not sampled, see :class:`mrt_hpc.run.records.Rollout`."""
     stage: int = 0
@@ -252,7 +250,7 @@ class SampledTrace:
         """Return the record of an answer known beforehand, with the result of the grader."""
         return AnswerProbability(*self._place, scored.boundary, scored.answer, scored.probability, reward)
 
-    def value(self, plan: BoundaryPlan, estimate: Estimate, progress_variance: float) -> PrefixValue:
+    def value(self, plan: BoundaryPlan, estimate: "Estimate", progress_variance: float) -> PrefixValue:
         """Return the record of the value of one of its prefixes."""
         return PrefixValue(
             *self._place,

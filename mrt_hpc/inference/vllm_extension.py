@@ -8,8 +8,6 @@ for the output head of a model with tied embeddings, which then silently keeps t
 of every output head with the product of its weights.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

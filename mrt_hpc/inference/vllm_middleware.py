@@ -5,8 +5,6 @@ middleware answers only /health without it. The server also listens on a socket 
 second of two protections.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import itertools
@@ -23,9 +21,9 @@ from mrt_hpc.inference import protocol
 if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient
 
-    Scope = dict[str, Any]
-    Receive = Callable[[], Awaitable[dict[str, Any]]]
-    Send = Callable[[dict[str, Any]], Awaitable[None]]
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 _decode_batch = msgspec.json.Decoder(protocol.RequestBatch).decode
 _request_numbers = itertools.count()
@@ -66,7 +64,7 @@ async def _respond(send: Send, status: int, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def _generate(engine: EngineClient, receive: Receive, send: Send, cache_salt: str) -> None:
+async def _generate(engine: "EngineClient", receive: Receive, send: Send, cache_salt: str) -> None:
     """Sample a batch; each sample is sent when it is finished, so that its branches can start while the others go
     on. Samples of one ``cache_salt`` share their cached prefixes."""
     try:
@@ -123,7 +121,7 @@ async def _send_lines(finished: asyncio.Queue[protocol.ServedSample], count: int
 
 
 async def _sample(
-    engine: EngineClient,
+    engine: "EngineClient",
     request: protocol.Request,
     i: int,
     j: int,
@@ -140,7 +138,7 @@ async def _sample(
         finished.put_nowait(protocol.ServedSample(i, j, error=f"{type(error).__name__}: {error}"))
 
 
-async def _final_output(engine: EngineClient, request: protocol.Request, seed: int, cache_salt: str) -> Any:
+async def _final_output(engine: "EngineClient", request: protocol.Request, seed: int, cache_salt: str) -> Any:
     prompt = tokens_input(request.prompt_ids, cache_salt=cache_salt)
     name = f"mrt-{next(_request_numbers)}"
     outputs = engine.generate(prompt, sampling_params(request, seed), name)

@@ -8,8 +8,6 @@ wait in the engine. They do not wait for long: the server counts tokens when the
 stand still counts as hung.
 """
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Sequence

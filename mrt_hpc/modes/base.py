@@ -5,8 +5,6 @@ Add one: a module with a subclass of ``Mode``, and its name in :data:`mrt_hpc.re
 own anywhere, named in the recipe as ``mode: {type: my_module:MyMode}`` of a benchmark.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Literal

@@ -1,7 +1,5 @@
 """Thoughts of given lengths: cut at a budget, or continued up to it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -47,7 +45,7 @@ class BudgetForcing(Mode):
         """The budgets."""
         return tuple(f"{budget} tokens" for budget in self.budgets)
 
-    def sampler(self, writer: Writer) -> BudgetSampler:
+    def sampler(self, writer: Writer) -> "BudgetSampler":
         """Return what cuts thoughts."""
         return BudgetSampler(self, writer)
 

@@ -1,7 +1,5 @@
 """Extrapolation past the budget of the training, by words in place of the closing tag."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -63,7 +61,7 @@ class Extrapolation(Mode):
         """Return the word that begins an extension, which are numbered from 0."""
         return self.words[extension % len(self.words)]
 
-    def sampler(self, writer: Writer) -> Extender:
+    def sampler(self, writer: Writer) -> "Extender":
         """Return what extends thoughts."""
         return Extender(self, writer)
 

@@ -1,7 +1,5 @@
 """Revision: the model sees its own attempts and answers again, once or in rounds with a bounded history."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal

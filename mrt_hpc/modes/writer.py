@@ -3,8 +3,6 @@
 Every request continues from the tokens of the one before it, so the server finds them in its prefix cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -32,7 +30,7 @@ class Draft:
     """[T] of the tokens; 0 for an inserted one."""
     inserted: tuple[tuple[int, int], ...] = ()
     """The first index and the number of tokens of each stretch that was not sampled."""
-    completions: tuple[Completion, ...] = ()
+    completions: "tuple[Completion, ...]" = ()
     """The answers of the server, in order; dropped tokens are still in them."""
     family: str = ""
     """The problem of the trace, see :class:`mrt_hpc.inference.protocol.Request`."""
@@ -45,7 +43,7 @@ class Draft:
         """The tokens that the model continues from."""
         return [*self.context_ids, *self.token_ids]
 
-    def sampled(self, completion: Completion) -> Draft:
+    def sampled(self, completion: "Completion") -> "Draft":
         """Add the tokens of a completion."""
         return replace(
             self,
@@ -54,7 +52,7 @@ class Draft:
             completions=(*self.completions, completion),
         )
 
-    def with_inserted(self, ids: Sequence[int]) -> Draft:
+    def with_inserted(self, ids: Sequence[int]) -> "Draft":
         """Add tokens that the model did not choose. Their probability is 1, so their log-probability is 0."""
         if not ids:
             return self
@@ -65,12 +63,12 @@ class Draft:
             inserted=(*self.inserted, (len(self), len(ids))),
         )
 
-    def kept(self, count: int) -> Draft:
+    def kept(self, count: int) -> "Draft":
         """Drop all tokens after the first ``count``."""
         spans = [(start, min(length, count - start)) for start, length in self.inserted if start < count]
         return replace(self, token_ids=self.token_ids[:count], logprobs=self.logprobs[:count], inserted=tuple(spans))
 
-    def completion(self) -> Completion:
+    def completion(self) -> "Completion":
         """Return the whole as one completion: its seed is that of the first request, its end that of the last one.
 
         The prompt tokens, the cached ones and the seconds are the sums over the requests.

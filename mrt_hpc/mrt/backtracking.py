@@ -13,8 +13,6 @@ Each becomes a conversation (attempt, a sentence that names the step to go back 
 given the text before it). This module leaves out the sampling of attempts and rollouts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum

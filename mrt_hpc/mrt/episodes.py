@@ -9,8 +9,6 @@ Progress is credited to tokens, so a boundary must be a token boundary. A cut th
 token's start: the marker stays whole, in the episode that it opens.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 This module computes only the advantage. The clipped objective, which all algorithms share, is part of the trainer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ and a length is compared with those of the problem's other right answers, so tha
     r'(x, z) = r(x, z) (1 - coefficient * sigmoid((|z| - mean) / std))
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 
 import numpy as np

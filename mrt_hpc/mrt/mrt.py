@@ -14,8 +14,6 @@ groups give a signal, but not the expected gradient. Prefix and forced tokens ar
 module leaves out the clipped objective and the choice of the stale trace, which any algorithm may have sampled.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

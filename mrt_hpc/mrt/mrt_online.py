@@ -5,8 +5,6 @@ trace whose thought the token limit cut has reward 0 and its last boundary is th
 The estimation of the values is in :mod:`mrt_hpc.mrt.values`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ For estimates that are added up, the variance is least where a boundary's branch
 branch there (Neyman). A number that is no integer is rounded at random, so that the average is kept.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

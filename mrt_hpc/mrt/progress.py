@@ -1,7 +1,5 @@
 """Progress: what each episode adds to the probability of success (paper, Definition 6.1)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -9,8 +9,6 @@ The tokens of a boundary are the sampled tokens before it; or, as the authors co
 prompt, prefix, the prover's text and the answer (``tokens_at`` in :mod:`mrt_hpc.analysis.problem_measures`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ The learnt tokens are marked by position, never by tokens added to the vocabular
 truth value per token. Chat template and tokenizer are arguments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 

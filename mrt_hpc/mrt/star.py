@@ -4,8 +4,6 @@ and MRT by filtered likelihood, which learns those of them whose episodes make p
 The likelihood objective is part of the trainer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -13,8 +13,6 @@ other estimators here use the same tokens more efficiently:
 Each works on one prefix and does not depend on tokens; :mod:`mrt_hpc.inference` samples the branches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

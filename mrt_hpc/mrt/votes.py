@@ -6,8 +6,6 @@ as the same answer). Wrong answers are classed by their text after a cleanup, or
 without an answer has no vote. Classes with the same number of votes share the win.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 from math import comb, exp, log, log1p
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,9 +59,7 @@ class AnswerCounts:
         return self.right + sum(self.wrong) + self.none
 
     @classmethod
-    def of(
-        cls, answers: Iterable[tuple[str | None, float]], representative: Representative = cleaned_answer
-    ) -> AnswerCounts:
+    def of(cls, answers: Iterable[tuple[str | None, float]], representative: Representative = cleaned_answer) -> Self:
         """Count the answers to one problem.
 
         Args:

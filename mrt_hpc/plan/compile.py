@@ -8,8 +8,6 @@ more, so its segments are trainers alone. Evaluations of the weights versions th
 behind its trainer, off the critical path; the report waits for everything, however it ended, and says what is missing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import ceil
 

@@ -6,8 +6,6 @@ draining of a batch at the end of a round. What it reckons with can be stated in
 profile (``throughput``).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The memory of one GPU, and what a rank of the trainer and a vLLM server take of it for a model of known shape."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass, fields, replace

@@ -5,8 +5,6 @@ Everything is arithmetic on config.json and the recipe. Where the model is not t
 says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil

@@ -4,8 +4,6 @@ Add a prover: one module with a subclass of ``Prover``, and its name in :data:`m
 class of your own anywhere, named in the recipe as ``prover: {type: my_module:MyProver}``.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

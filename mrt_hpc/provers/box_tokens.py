@@ -4,8 +4,6 @@ Tokenizers merge the closing brace with what comes before or after it (``}``, ``
 at the first token in which its braces balance, whatever else that token holds.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

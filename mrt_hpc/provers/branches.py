@@ -2,8 +2,6 @@
 have given.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import defaultdict
@@ -98,7 +96,7 @@ class Branches:
         stops = {*settings.stop_token_ids, *self.closing.brace_ids}
         return msgspec.structs.replace(settings, stop_token_ids=tuple(sorted(stops)))
 
-    async def _to_its_end(self, asked: Request, drawn: Completion) -> tuple[Completion, ScoringCost]:
+    async def _to_its_end(self, asked: Request, drawn: "Completion") -> "tuple[Completion, ScoringCost]":
         """Continue a branch that stopped at a brace which did not close its box. Returns the whole branch, and the cost
         of the further prompts.
         """
@@ -113,14 +111,14 @@ class Branches:
                 cost += ScoringCost(0, more.prompt_tokens, more.cached_tokens or 0)
         return drawn, cost
 
-    def _stopped_inside(self, drawn: Completion) -> bool:
+    def _stopped_inside(self, drawn: "Completion") -> bool:
         return (
             self.closing is not None
             and drawn.token_ids[-1] in self.closing.brace_ids
             and not self.closing.is_closed(drawn.token_ids)
         )
 
-    def _branch(self, boundary: int, number: int, drawn: Completion, follow_up: ScoringCost) -> SampledBranch:
+    def _branch(self, boundary: int, number: int, drawn: "Completion", follow_up: ScoringCost) -> SampledBranch:
         of_answer = self.closing is not None and drawn.token_ids[-1] in self.closing.brace_ids
         ended = drawn.finish_reason is FinishReason.STOP and not of_answer
         text = self.fork.answer_start + self.fork.tokens.text(drawn.token_ids[:-1] if ended else drawn.token_ids)
@@ -128,7 +126,7 @@ class Branches:
         whole = replace(drawn, tops=[])  # the looks are made of them: a branch waits for its grader without them
         return SampledBranch(boundary, number, text, whole, looks=looks, follow_up=follow_up)
 
-    def _look(self, drawn: Completion, step: int) -> CandidateLook:
+    def _look(self, drawn: "Completion", step: int) -> CandidateLook:
         """The answers that could have come of one of a branch's tokens."""
         pieces = self.fork.tokens.pieces(drawn.token_ids[:step])
         before = b"".join(pieces)
@@ -168,7 +166,7 @@ def _step(look: CandidateLook, rewards: Mapping[str, float], trust: float) -> Br
     )
 
 
-def _joined(first: Completion, more: Completion) -> Completion:
+def _joined(first: "Completion", more: "Completion") -> "Completion":
     """A branch with the tokens that were sampled after it; its prompt is that of its beginning."""
     drawn = len(first.token_ids)
     spans = [[drawn, more.weights_version], *([drawn + start, version] for start, version in more.later_weights)]

@@ -1,7 +1,5 @@
 r"""The probability of the gold answer after the forced ``\boxed{``, without sampling."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -37,7 +35,7 @@ class GoldLikelihood(Prover):
         """What is written after a prefix, in all."""
         return with_box(self.forced_text, self.box)
 
-    def estimator(self, tools: ProverTools) -> GoldLikelihoodScore:
+    def estimator(self, tools: ProverTools) -> "GoldLikelihoodScore":
         """Looks up probabilities."""
         return GoldLikelihoodScore(Scorer(tools.fork), tools.writings)
 

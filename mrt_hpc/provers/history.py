@@ -1,7 +1,5 @@
 """What provers learn during a run: answers, how open they are, and how far forecasts may be trusted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -28,7 +26,7 @@ class AnswerHistory:
     _outside: float = field(default=0.0, init=False)
     _kept: dict[int, float] = field(default_factory=dict, init=False)
     _promised: dict[int, float] = field(default_factory=dict, init=False)
-    _planner: Planner | None = field(default=None, init=False)
+    _planner: "Planner | None" = field(default=None, init=False)
 
     def answers(self, problem_id: str, gold: Gold) -> list[str]:
         """The gold answers, then those seen most often."""
@@ -51,7 +49,7 @@ class AnswerHistory:
         self._kept[step] = self._kept.get(step, 0.0) + reward
         self._promised[step] = self._promised.get(step, 0.0) + 1.0
 
-    def planner(self, extra: float) -> Planner:
+    def planner(self, extra: float) -> "Planner":
         """The run's planner of branches, made with the first call: it learns how open answers are in general.
 
         Args:

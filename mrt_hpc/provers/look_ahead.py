@@ -1,7 +1,5 @@
 """The prover whose branches' rewards are corrected by the answers that their likely next tokens would have given."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
@@ -32,7 +30,7 @@ class LookAhead(BoxedProver):
     planner: Literal["uniform", "by_openness"] = "uniform"
     """Whether every boundary gets G branches, or one, and further ones where its answer is still open, G on average."""
 
-    def estimator(self, tools: ProverTools) -> LookingAhead:
+    def estimator(self, tools: ProverTools) -> "LookingAhead":
         """Branches with their likely tokens."""
         looking = Branches(tools.fork, tools.closing, self.likely_tokens, self.least_probability)
         planner = None if self.planner == "uniform" else tools.history.planner(self.branches - 1)

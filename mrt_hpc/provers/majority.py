@@ -1,7 +1,5 @@
 """A vote of the branches."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
@@ -23,7 +21,7 @@ class Majority(SamplingProver):
     values_stopping: ClassVar[bool] = False
     type: Literal["majority"] = "majority"
 
-    def estimator(self, tools: ProverTools) -> MajorityVote:
+    def estimator(self, tools: ProverTools) -> "MajorityVote":
         """G branches at each boundary, which vote."""
         return MajorityVote(Branches(tools.fork), self.branches)
 

@@ -1,7 +1,5 @@
 """V as a mean over sampled branches, and the provers that take it: a forced answer, a boxed one, a continuation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Runs a prover: the model that serves as mu, the history of the run, and one server to ask."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +29,11 @@ class ProverModel:
     """
 
     @staticmethod
-    def of(prompter: Prompter) -> ProverModel:
+    def of(prompter: Prompter) -> "ProverModel":
         """The policy itself."""
         return ProverModel(prompter, TokenBytes(prompter.tokenizer))
 
-    def replaced(self, prover: ProverSettings) -> ProverModel:
+    def replaced(self, prover: ProverSettings) -> "ProverModel":
         """The model that a prover names in the policy's place; the policy itself where it names none."""
         if prover.model is None:
             return self
@@ -72,7 +70,7 @@ class ProverFactory:
     history: AnswerHistory
 
     @staticmethod
-    def of(section: ProverSettings, policy: ProverModel, run_seed: int) -> ProverFactory:
+    def of(section: ProverSettings, policy: ProverModel, run_seed: int) -> "ProverFactory":
         """Make a factory with an empty history.
 
         Args:

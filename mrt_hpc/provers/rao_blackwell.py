@@ -1,7 +1,5 @@
 """Exact probabilities of answers known beforehand, and branches for the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -33,7 +31,7 @@ class RaoBlackwell(BoxedProver):
         """How many answers a problem the prover wants to know beforehand, the gold answer among them."""
         return self.known_answers
 
-    def estimator(self, tools: ProverTools) -> RaoBlackwellEstimator:
+    def estimator(self, tools: ProverTools) -> "RaoBlackwellEstimator":
         """Looks up probabilities, and draws G branches."""
         branches = Branches(tools.fork, tools.closing)
         return RaoBlackwellEstimator(Scorer(tools.fork), branches, self.branches, tools.history, tools.writings)

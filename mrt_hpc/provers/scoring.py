@@ -6,8 +6,6 @@ itself would write are asked about at once; another one is asked about where mor
 behind it. What is left out is bounded: it is less than the probability of all beginnings that nothing was asked after.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The strict base model of recipes and site profiles, and their checked kinds of numbers and texts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar

@@ -2,8 +2,6 @@
 makes of a question: the whole text is looked at, so that nothing has to be known of the model family.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +24,8 @@ if TYPE_CHECKING:
 
     from mrt_hpc.recipe.sections import Prompt
 
-    Render = Callable[[Sequence[Mapping[str, str]], bool], str]
-    """Renders messages, and opens the model's next turn if that is asked for."""
+Render = Callable[[Sequence[Mapping[str, str]], bool], str]
+"""Renders messages, and opens the model's next turn if that is asked for."""
 
 TODAY = date(2025, 1, 1)
 """The day that templates write as today's, unless the recipe names another."""
@@ -45,7 +43,7 @@ OWN_FILES = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json
 """The files of a model directory that may hold its template, by precedence."""
 
 
-def template_text(directory: Path, prompt: Prompt) -> str | None:
+def template_text(directory: Path, prompt: "Prompt") -> str | None:
     """The template that the prompts of a model are written with: the recipe's, or the model's own; None without one.
 
     Raises:
@@ -119,7 +117,7 @@ def named_in(template: str) -> set[str]:
     return set(meta.find_undeclared_variables(_environment().parse(template))) - OF_EVERY_TEMPLATE
 
 
-def given_to(prompt: Prompt) -> dict[str, Any]:
+def given_to(prompt: "Prompt") -> dict[str, Any]:
     """What every rendering of a prompt gives to the template besides the messages: the recipe's variables, and a clock
     that stands still, so that a prompt does not change at midnight.
     """
@@ -132,7 +130,7 @@ class _Generation(Extension):
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own attribute
 
-    def parse(self, parser: Parser) -> list[Node]:
+    def parse(self, parser: "Parser") -> "list[Node]":
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -161,7 +159,7 @@ class StoredTemplate:
     """The template of a model directory, which is rendered where transformers is not installed."""
 
     directory: Path
-    prompt: Prompt
+    prompt: "Prompt"
     text: str
 
     @cached_property
@@ -185,7 +183,7 @@ class StoredTemplate:
         )
 
 
-def check_stored(directory: Path, prompt: Prompt, field: str, *, variables: bool = True) -> None:
+def check_stored(directory: Path, prompt: "Prompt", field: str, *, variables: bool = True) -> None:
     """Refuse a model whose template makes no usable prompt; before anything is queued.
 
     Args:
@@ -216,7 +214,7 @@ class CheckedTemplate:
     """A template that is checked by what it makes of conversations."""
 
     rendered: Render
-    prompt: Prompt
+    prompt: "Prompt"
     text: str
     """The template itself."""
     where: str

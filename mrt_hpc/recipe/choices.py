@@ -5,8 +5,6 @@ They have a module of their own, so that the trainer, the verifiers and the help
 that recipes need. :mod:`mrt_hpc.domains.extraction` has the rules.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Checks which choices of a recipe fit together. Every refusal names the field to change first, and the reason."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.base import misfit
@@ -17,7 +15,7 @@ def names_fit(field: str, names: list[str]) -> None:
         raise misfit(field, f"each name once; they are {names}")
 
 
-def algorithm_fits(recipe: Recipe) -> None:
+def algorithm_fits(recipe: "Recipe") -> None:
     """Refuse problems where samples are learnt, samples where problems are sampled from, and one form for the other;
     and a prover that the algorithm does not use, or the lack of one.
     """
@@ -36,7 +34,7 @@ def algorithm_fits(recipe: Recipe) -> None:
         prover.check(recipe)
 
 
-def prompt_fits(recipe: Experiment) -> None:
+def prompt_fits(recipe: "Experiment") -> None:
     """Refuse a thought that is opened and never closed, and shots without examples, in each prompt of a recipe."""
     evaluation = recipe.evaluation
     _one_prompt_fits("prompt", recipe.prompt)
@@ -58,7 +56,7 @@ def _one_prompt_fits(field: str, prompt: Prompt | None) -> None:
         )
 
 
-def verifiers_fit(recipe: Experiment) -> None:
+def verifiers_fit(recipe: "Experiment") -> None:
     """Refuse a prover that opens a box where the verifier of the problems reads none."""
     benchmarks = [benchmark.problems for benchmark in recipe.evaluation.benchmarks]
     sections = (("prover", recipe.prover, [recipe.data]), ("evaluation.prover", recipe.evaluation.prover, benchmarks))
@@ -73,7 +71,7 @@ def verifiers_fit(recipe: Experiment) -> None:
             )
 
 
-def extraction_fits(recipe: Experiment) -> None:
+def extraction_fits(recipe: "Experiment") -> None:
     """Refuse a rule of extraction beside a verifier that finds answers by a rule of its own."""
     benchmarks = {f"evaluation.benchmarks.{n}.problems": b.problems for n, b in enumerate(recipe.evaluation.benchmarks)}
     for field, source in {"data": recipe.data, **benchmarks}.items():
@@ -85,7 +83,7 @@ def extraction_fits(recipe: Experiment) -> None:
             )
 
 
-def evaluation_fits(recipe: Experiment) -> None:
+def evaluation_fits(recipe: "Experiment") -> None:
     """Refuse settings that an evaluation cannot apply."""
     evaluation, prover = recipe.evaluation, recipe.evaluation.prover
     for benchmark in evaluation.benchmarks:
@@ -112,7 +110,7 @@ def evaluation_fits(recipe: Experiment) -> None:
         )
 
 
-def training_fits(recipe: Recipe) -> None:
+def training_fits(recipe: "Recipe") -> None:
     """Refuse settings that the trainer cannot apply."""
     if recipe.training.offload_optimizer and recipe.training.zero_stage == 0:
         raise misfit(
@@ -132,7 +130,7 @@ def training_fits(recipe: Recipe) -> None:
         )
 
 
-def weights_fit(recipe: Recipe) -> None:
+def weights_fit(recipe: "Recipe") -> None:
     """Refuse deltas of weights that no task would read, or that the server could not."""
     if recipe.training.full_weights_every == 1:
         return
@@ -152,7 +150,7 @@ def weights_fit(recipe: Recipe) -> None:
             raise misfit("training.full_weights_every", f"1: {reason}", "1")
 
 
-def sampling_fits(recipe: Recipe) -> None:
+def sampling_fits(recipe: "Recipe") -> None:
     """Refuse numbers that the algorithm does not use, or that are too small for it."""
     sampling, algorithm, schedule = recipe.sampling, recipe.algorithm, recipe.schedule
     if not algorithm.samples_rollouts:
@@ -184,7 +182,7 @@ def sampling_fits(recipe: Recipe) -> None:
         raise misfit("schedule.length_curriculum", "stages that begin within schedule.iterations")
 
 
-def _nothing_is_sampled(recipe: Recipe) -> None:
+def _nothing_is_sampled(recipe: "Recipe") -> None:
     name, schedule, training = recipe.algorithm.type, recipe.schedule, recipe.training
     useless = {
         "sampling.problems_per_iteration": recipe.sampling.problems_per_iteration is not None,
@@ -197,7 +195,7 @@ def _nothing_is_sampled(recipe: Recipe) -> None:
             raise misfit(field, f"not set: algorithm {name} learns given sequences, and samples none while it trains")
 
 
-def schedule_fits(recipe: Recipe) -> None:
+def schedule_fits(recipe: "Recipe") -> None:
     """Refuse iterations that cannot be cut into these jobs, or whose weights are gone before they are read."""
     schedule, loaded = recipe.schedule, recipe.schedule.max_staleness + 2
     ahead, every = schedule.max_staleness + 1, recipe.algorithm.refresh_period
@@ -231,7 +229,7 @@ def schedule_fits(recipe: Recipe) -> None:
         )
 
 
-def _colocation_fits(recipe: Recipe) -> None:
+def _colocation_fits(recipe: "Recipe") -> None:
     """Refuse a colocated segment whose inference and trainer do not have the same GPUs of one node."""
     resources, trainer = recipe.resources, recipe.resources.trainer
     if resources.inference.tasks > 1:
@@ -253,7 +251,7 @@ def _colocation_fits(recipe: Recipe) -> None:
         raise misfit("resources.inference.nodes", "1 with coupling: colocated: a segment is on one node", "1")
 
 
-def serving_fits(recipe: Recipe) -> None:
+def serving_fits(recipe: "Recipe") -> None:
     """Refuse servers that do not fit the GPUs, and several inference tasks at one server, which holds one weights
     version at a time.
     """
@@ -269,7 +267,7 @@ def serving_fits(recipe: Recipe) -> None:
         raise misfit("serving.attach.address", "http://HOST:PORT or unix:PATH")
 
 
-def layout_fits(recipe: Experiment, *roles: str) -> None:
+def layout_fits(recipe: "Experiment", *roles: str) -> None:
     """Refuse GPUs that the servers of a task do not use, or that they lack.
 
     Args:
@@ -293,7 +291,7 @@ def layout_fits(recipe: Experiment, *roles: str) -> None:
             )
 
 
-def _spanning_fits(recipe: Experiment, gpus: int, nodes: int) -> None:
+def _spanning_fits(recipe: "Experiment", gpus: int, nodes: int) -> None:
     """Refuse a server that does not span exactly the nodes of its task."""
     if (recipe.serving.servers or 1) > 1:
         raise misfit(

@@ -2,8 +2,6 @@
 values that a field takes, its choices, and its place in nested models.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

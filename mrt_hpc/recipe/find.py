@@ -3,8 +3,6 @@
 Completion in a shell reads this module, so it imports nothing that takes time.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import sysconfig

@@ -6,8 +6,6 @@ hub's client fill the same one. The folder of a model, ``models--OWNER--NAME``, 
 and the files of a commit in ``snapshots/COMMIT/``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

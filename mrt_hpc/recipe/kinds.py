@@ -3,8 +3,6 @@ this is the part that the lower layers need, which are its fields, what it sampl
 the classes of the package.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
@@ -48,34 +46,34 @@ class AlgorithmSettings(Section):
         """The weights versions that sample traces for a run of so many iterations to start from."""
         return range(0, iterations, self.refresh_period or iterations) if self.collects else range(0)
 
-    def group_size(self, recipe: Recipe, iteration: int) -> int:  # noqa: ARG002 - some differ
+    def group_size(self, recipe: "Recipe", iteration: int) -> int:  # noqa: ARG002 - some differ
         """n, the rollouts of a problem in an iteration, or in a collection."""
         return recipe.sampling.rollouts_per_problem
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: "Recipe") -> None:
         """Refuse fields that contradict each other or the rest of the recipe.
 
         Raises:
             PydanticCustomError: see :func:`mrt_hpc.recipe.base.misfit`; it names the field to change first.
         """
 
-    def sampled_tokens(self, recipe: Recipe, iteration: int) -> float:
+    def sampled_tokens(self, recipe: "Recipe", iteration: int) -> float:
         """Expected tokens that are sampled for one problem of an iteration, or of a collection."""
         raise NotImplementedError
 
-    def sampled_branch_tokens(self, recipe: Recipe, iteration: int) -> float:
+    def sampled_branch_tokens(self, recipe: "Recipe", iteration: int) -> float:
         """Those of ``sampled_tokens`` that are tokens of the prover's branches."""
         raise NotImplementedError
 
-    def trained_tokens(self, recipe: Recipe, iteration: int) -> float:
+    def trained_tokens(self, recipe: "Recipe", iteration: int) -> float:
         """Expected tokens that an update computes, prompts and prefixes included."""
         raise NotImplementedError
 
-    def longest_trained(self, recipe: Recipe) -> int:
+    def longest_trained(self, recipe: "Recipe") -> int:
         """Tokens of the longest sequence that an update computes."""
         return recipe.sampling.max_prompt_tokens + recipe.sampling.max_tokens
 
-    def summary(self, recipe: Recipe) -> dict[str, str]:
+    def summary(self, recipe: "Recipe") -> dict[str, str]:
         """The size of an iteration in words, for the report."""
         raise NotImplementedError
 
@@ -182,7 +180,7 @@ class ProverSettings(Section):
         """G; 1 where the prover samples no branch, as one request a boundary costs about as much."""
         return 1
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: "Recipe") -> None:
         """Refuse fields of the prover that contradict each other or the recipe.
 
         Raises:
@@ -237,7 +235,7 @@ class ModeSettings(Section):
         """
         return trace
 
-    def tokens_held(self, sampling: BenchmarkSampling) -> int:
+    def tokens_held(self, sampling: "BenchmarkSampling") -> int:
         """Return the number of tokens that a server must hold for one trace after the prompt of its problem, as far as
         no tokenizer is needed for it: without the texts that are inserted.
         """
@@ -252,7 +250,7 @@ class ModeSettings(Section):
         """
         return ()
 
-    def check(self, sampling: BenchmarkSampling) -> None:
+    def check(self, sampling: "BenchmarkSampling") -> None:
         """Refuse fields that contradict each other, or the prompt and limits of the benchmark.
 
         Raises:

@@ -2,8 +2,6 @@
 that the command line sets.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

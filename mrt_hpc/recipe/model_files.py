@@ -4,8 +4,6 @@ Everything here is read on a login node, before anything is queued, without torc
 JSON, and the headers of safetensors files.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from dataclasses import dataclass
@@ -45,7 +43,7 @@ class ModelFiles:
 
     directory: Path
     field: str
-    prompts: tuple[Prompt, ...] = ()
+    prompts: "tuple[Prompt, ...]" = ()
     """The prompts of the recipe that are written for this model."""
     takes_variables: bool = True
     """Whether the model's template must read prompt.template_variables."""

@@ -5,8 +5,6 @@ of the recipe, and its methods are what the run calls. This module knows where t
 they do: they lie on higher floors, and are imported by name.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import pkgutil

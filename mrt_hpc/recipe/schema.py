@@ -6,8 +6,6 @@ are errors; combinations that make no sense are refused with the reason, before 
 (:mod:`mrt_hpc.recipe.combinations`). The sections are in :mod:`mrt_hpc.recipe.sections`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -66,7 +64,7 @@ class Experiment(Section):
             """The prover of the training; None without one."""
 
         @property
-        def models(self) -> tuple[EvaluatedModel, ...]:
+        def models(self) -> "tuple[EvaluatedModel, ...]":
             """The models of an evaluation on its own; none of a run that trains."""
 
     @property
@@ -139,7 +137,7 @@ class Experiment(Section):
         return self.longest_in_evaluation if self.evaluation.benchmarks else 0
 
     @model_validator(mode="after")
-    def _fits(self, info: ValidationInfo) -> Experiment:
+    def _fits(self, info: ValidationInfo) -> "Experiment":
         if info.context != LOOKING:  # it was checked when the run was made, with the classes that are not there now
             self.check()
         return self
@@ -180,7 +178,7 @@ class Recipe(Experiment):
     """The number of iterations, and how they are cut into jobs."""
 
     @property
-    def models(self) -> tuple[EvaluatedModel, ...]:
+    def models(self) -> "tuple[EvaluatedModel, ...]":
         """None: the weights versions are evaluated."""
         return ()
 

@@ -2,8 +2,6 @@
 :mod:`mrt_hpc.recipe.schema` puts them together.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import date as Date
 from enum import StrEnum
@@ -613,7 +611,7 @@ class ServerLayout:
     """The number of parts into which the layers of each are divided, one after the other."""
 
     @staticmethod
-    def of(serving: Serving, gpus: int, nodes: int = 1) -> ServerLayout:
+    def of(serving: Serving, gpus: int, nodes: int = 1) -> "ServerLayout":
         """Return the servers of a task.
 
         Args:

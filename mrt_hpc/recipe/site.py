@@ -3,8 +3,6 @@ run's results. The fields of one kind of site (this machine, a Slurm cluster) ar
 :mod:`mrt_hpc.backends.backend`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Reads YAML files with the place of each field, so that an error can name file and line."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ A recipe may say ``type: my_module:MyClass``. The module may be installed, or li
 the run directory keeps a copy, so that its tasks and a later report use the code that the run began with.
 """
 
-from __future__ import annotations
-
 import ast
 import grp
 import importlib.util

@@ -2,8 +2,6 @@
 expected and the nearest name.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args

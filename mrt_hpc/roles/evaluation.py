@@ -6,8 +6,6 @@ The task that finds all shards of a version and benchmark complete writes the su
 shards alone, so two tasks that write it write the same.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import shutil

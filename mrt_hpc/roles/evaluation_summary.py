@@ -2,8 +2,6 @@
 write the same; where the grader is another by then, their answers are judged again.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Faults, resumes and changes of a run, in words, from the events of its tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -6,8 +6,6 @@ prefixes are in the server's cache, grades, and commits each group when its last
 go at any time: the groups of one that is lost are taken over, and one that comes back finds what is left.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator
@@ -151,7 +149,7 @@ class Worker:
         self.local = LocalWeights(self.task.layout)
 
     @staticmethod
-    def of(task: Task, problems: list[Problem], weights: Weights) -> Worker:
+    def of(task: Task, problems: list[Problem], weights: Weights) -> "Worker":
         """Read the tokenizer."""
         prompter = Prompter.of(task.layout.weights_version(0), task.recipe.prompt)
         policy, wanted = ProverModel.of(prompter), task.recipe.prover

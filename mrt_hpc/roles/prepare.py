@@ -1,7 +1,5 @@
 """The first job: it publishes weights version 0, the small world's model or a Hugging Face directory of the user."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

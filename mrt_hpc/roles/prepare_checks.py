@@ -2,8 +2,6 @@
 alike. Each prompt holds its problem whole and as plain text, and fits.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import dataclass
@@ -55,7 +53,7 @@ def check_benchmark(task: Task, name: str, tokenizer: Path) -> None:
     _check(task, source, Prompter.of(tokenizer, source.prompt))
 
 
-def _check(task: Task, source: ProblemFile, prompter: Prompter) -> None:
+def _check(task: Task, source: "ProblemFile", prompter: Prompter) -> None:
     problems = read_problems(source.path)
     if prompter.template is not None:
         prompter.template.check()
@@ -71,7 +69,7 @@ def _check(task: Task, source: ProblemFile, prompter: Prompter) -> None:
         _leave_out(task, source, problems, long)
 
 
-def _refuse_special(source: ProblemFile, prompter: Prompter, problems: list[Problem]) -> None:
+def _refuse_special(source: "ProblemFile", prompter: Prompter, problems: list[Problem]) -> None:
     """Refuse problems whose text the tokenizer takes for special tokens: they would end turns, or close thoughts."""
     specials = {problem.id: special for problem in problems if (special := prompter.special_in(problem.problem))}
     if specials:
@@ -87,7 +85,7 @@ def _refuse_special(source: ProblemFile, prompter: Prompter, problems: list[Prob
         )
 
 
-def _refuse_altered(source: ProblemFile, prompter: Prompter, problems: list[Problem]) -> None:
+def _refuse_altered(source: "ProblemFile", prompter: Prompter, problems: list[Problem]) -> None:
     """Refuse problems that the chat template writes otherwise than they are; white space at their ends may go."""
     frames: dict[tuple[SolvedProblem, ...], tuple[str, str]] = {}
     for problem in problems:
@@ -105,7 +103,7 @@ def _refuse_altered(source: ProblemFile, prompter: Prompter, problems: list[Prob
             )
 
 
-def _name_normalised(source: ProblemFile, prompter: Prompter, problems: list[Problem]) -> None:
+def _name_normalised(source: "ProblemFile", prompter: Prompter, problems: list[Problem]) -> None:
     """Warn of problems whose characters the tokenizer's normalizer replaces by others."""
     if prompter.tokenizer.backend_tokenizer.normalizer is None:
         return

@@ -3,8 +3,6 @@ rollouts of the first, the middle and the last iteration. The same problems stan
 that a user asks for (``mrt-hpc traces``).
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

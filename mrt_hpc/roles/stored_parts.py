@@ -2,8 +2,6 @@
 and those of a shard among them.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import re
@@ -67,7 +65,7 @@ class StoredSamples:
     directory: Path
 
     @staticmethod
-    def of(results: Path, fingerprint: Fingerprint) -> StoredSamples:
+    def of(results: Path, fingerprint: Fingerprint) -> "StoredSamples":
         """The samples of a fingerprint in a results folder; the folder keeps the fingerprint in readable form, too."""
         store = StoredSamples(results / fingerprint.digest[:24])
         if not store.readable_fingerprint.exists():
@@ -228,7 +226,7 @@ class StoredParts:
     version: int
 
     @staticmethod
-    def of(task: Task, unit: EvaluationUnit, benchmark: Benchmark, weights: Weights) -> StoredParts:
+    def of(task: Task, unit: EvaluationUnit, benchmark: Benchmark, weights: Weights) -> "StoredParts":
         """The samples of one unit of an evaluation: in the results folder that the recipe names, or in the run."""
         fingerprint = fingerprint_of(task.layout, task.experiment, benchmark, weights.digest)
         if (named := task.experiment.evaluation.results) is not None:

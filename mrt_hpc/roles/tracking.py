@@ -5,8 +5,6 @@ The trainer logs its iterations, and the report, which runs when no trainer does
 fails here stops a run: all that W&B and TensorBoard get stands in the files of the run as well.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -18,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -60,7 +58,7 @@ class IterationEvents:
         """What the writer writes; TensorBoard opens it by its name each time."""
 
     @staticmethod
-    def of(task: Task) -> IterationEvents:
+    def of(task: Task) -> "IterationEvents":
         """The event files of a task: rank 0 writes them, the other ranks do not."""
         return IterationEvents(task.layout if task.recipe.tracking.tensorboard and task.rank == 0 else None)
 
@@ -209,7 +207,7 @@ class Tracker:
         self._run, self._events = run, events or IterationEvents()
 
     @staticmethod
-    def of(task: Task) -> Tracker:
+    def of(task: Task) -> "Tracker":
         """The tracker of a task: rank 0 logs, the other ranks do not."""
         return Tracker(_run_of(task), IterationEvents.of(task))
 
@@ -226,7 +224,7 @@ class Tracker:
             with _without_failing(self._stop):
                 self._run.log(content, step=metrics.iteration)
 
-    def __enter__(self) -> Tracker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -7,8 +7,6 @@ from can only be younger work that is computed again; it is set aside, never mix
 does so between two iterations, and saves first what no checkpoint has.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable
@@ -137,7 +135,7 @@ class Trainer:
     """The reader of the data of the current iteration."""
     statements: dict[str, str]
     """The texts of the training problems by id; None where given samples are learnt."""
-    turns: TurnTaking = field(init=False)
+    turns: "TurnTaking" = field(init=False)
     _longest_step_s: float = 0.0
     _compared: bool = False
     """Whether a group was compared with the policy of this attempt, or none could be before its first update."""
@@ -151,7 +149,7 @@ class Trainer:
         return self.reader.iteration
 
     @staticmethod
-    def resumed(task: Task, ranks: Ranks, tracker: Tracker) -> Trainer:
+    def resumed(task: Task, ranks: Ranks, tracker: Tracker) -> "Trainer":
         """The trainer at the newest good checkpoint, or at weights version 0."""
         layout, recipe = task.layout, task.recipe
         name = rendezvous.on_rank_zero(lambda: newest.name if (newest := newest_good_checkpoint(task)) else None)

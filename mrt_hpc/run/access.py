@@ -3,8 +3,6 @@ Folders for files that only this user may read or write, in places that all user
 and it says who may connect to the processes of one node.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import stat

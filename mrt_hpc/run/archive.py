@@ -5,8 +5,6 @@ digest. The directories are removed only when the archive is on the disk: at eve
 two. Readers look into the archive first; ``unzip`` gives the directories back.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import shutil

@@ -3,8 +3,6 @@ name in the same directory, is synced to the disk and is then renamed in one ste
 filesystem gives no lock that survives a lost node, but rename and link are atomic on all of them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -136,7 +134,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 @contextmanager
-def creating(path: Path, *, durable: bool = True) -> Iterator[Commit]:
+def creating(path: Path, *, durable: bool = True) -> "Iterator[Commit]":
     """Give a temporary file to write; on leaving it becomes ``path`` unless another writer was first.
 
     The first commit wins (``link`` fails when the name exists); ``Commit.won`` holds the outcome afterwards.

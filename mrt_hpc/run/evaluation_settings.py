@@ -4,8 +4,6 @@ The digests are stored with the results, so that results of other settings are n
 its own, so a new benchmark does not affect the results of the others.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@ file, so no lock is needed; a reader takes all files together and sorts by time.
 node or a full disk has left incomplete.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

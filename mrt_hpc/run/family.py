@@ -5,14 +5,13 @@ by itself. The directory of the family holds the file that names the fields and 
 that its members share.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
+from typing import Self
 
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.find import expanded
@@ -39,7 +38,7 @@ class Axis:
     values: tuple[str, ...]
 
     @classmethod
-    def of(cls, text: str) -> Axis:
+    def of(cls, text: str) -> Self:
         """What was typed for ``--sweep``.
 
         Raises:

@@ -2,8 +2,6 @@
 whether the data files are as they were.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from typing import Any, TypedDict

@@ -4,8 +4,6 @@ A shard of an evaluation has the same form, and holds several problems. It is a 
 one step; its manifest holds their checksums, what they cost and which weights sampled them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from io import BytesIO

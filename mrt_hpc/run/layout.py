@@ -1,7 +1,5 @@
 """The layout of a run directory: each path is one attribute or method."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +48,7 @@ class PathBelow:
     def __init__(self, *parts: str) -> None:
         self._parts = parts
 
-    def __get__(self, layout: RunLayout, owner: type[RunLayout]) -> Path:
+    def __get__(self, layout: "RunLayout", owner: "type[RunLayout]") -> Path:
         return layout.root.joinpath(*self._parts)
 
 

@@ -7,8 +7,6 @@ alone decides between two tasks that want the same group. The heart lies where a
 lease only saves work: what is committed is decided by the commit, where the first wins.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -19,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Self
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.atomic import create_text, write_json
@@ -48,7 +47,7 @@ class Heart:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
 
-    def __enter__(self) -> Heart:
+    def __enter__(self) -> Self:
         self._beat()
         self._thread.start()
         return self

@@ -9,8 +9,6 @@ weights version or a checkpoint, the benchmark and the shard of an evaluation. A
 where it reads: a whole directory of another run, iteration or position is as wrong as a damaged one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

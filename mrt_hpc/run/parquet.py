@@ -4,8 +4,6 @@ A field with a default is a column only where a row differs from the default. So
 leaves the files of all rows without it as they were, and older files are read as if they had it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import types
 import typing

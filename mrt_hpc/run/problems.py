@@ -1,7 +1,5 @@
 """Problems: read strictly from JSON lines, and drawn for each iteration by the run's seed alone."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Sequence

@@ -2,8 +2,6 @@
 process that needs it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import gc

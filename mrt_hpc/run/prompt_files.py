@@ -2,8 +2,6 @@
 a file that is changed later changes nothing in it, and a container need not bind the folder of the original.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path

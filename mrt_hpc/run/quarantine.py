@@ -2,8 +2,6 @@
 never mix with the run's results.
 """
 
-from __future__ import annotations
-
 import shutil
 import uuid
 from collections.abc import Sequence

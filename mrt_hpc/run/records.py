@@ -6,8 +6,6 @@ estimated from them. The inference role writes them, a group at a time (:mod:`mr
 report read them. Progress is not stored: it is the difference of two values (:mod:`mrt_hpc.mrt.progress`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import StrEnum
 

@@ -3,8 +3,6 @@ error. An action that is tried again must start from the beginning each time, as
 one way to wait for a condition (``wait_until``).
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

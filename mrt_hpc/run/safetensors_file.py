@@ -4,8 +4,6 @@ A file is the length of its header (8 bytes), the header (JSON: for each tensor 
 the tensors end to end.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Sequence
@@ -85,7 +83,7 @@ class SafetensorsFile:
     """The tensors in their order in the file."""
 
     @staticmethod
-    def read(path: Path) -> SafetensorsFile:
+    def read(path: Path) -> "SafetensorsFile":
         """Read the header of a file.
 
         Raises:

@@ -1,7 +1,5 @@
 """Seeds: every random choice of a run follows from the run's one seed and the name of what is drawn."""
 
-from __future__ import annotations
-
 import hashlib
 
 SEED_BITS = 31

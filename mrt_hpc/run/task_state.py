@@ -4,8 +4,6 @@ An attempt writes its task's file when it starts and when it ends. Where it died
 started it writes (see ``attempt.end``). ``done`` is final: a task that is done is never started again.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -73,7 +71,7 @@ class TaskRecord:
     returns: Whole = 0
     """The number of attempts in a row that returned the nodes for another reason, and had finished nothing."""
 
-    def failed(self, message: str, exit_code: int, retries: int, *, progressed: bool) -> TaskRecord:
+    def failed(self, message: str, exit_code: int, retries: int, *, progressed: bool) -> "TaskRecord":
         """The record after one more failure: to be run again if that may help and has not been tried too often.
 
         Args:
@@ -87,7 +85,7 @@ class TaskRecord:
         state = TaskState.RETRYING if again else TaskState.FAILED
         return replace(self, state=state, message=message, failures=failures)
 
-    def returned(self, state: TaskState, message: str, most: int, *, progressed: bool) -> TaskRecord:
+    def returned(self, state: TaskState, message: str, most: int, *, progressed: bool) -> "TaskRecord":
         """The record after an attempt that returned the nodes: to be run again, unless it has finished nothing too
         often, whatever the reason was.
 
@@ -102,7 +100,7 @@ class TaskRecord:
         after = replace(self, state=state, message=message, awaited=(), returns=returns, failures=failures)
         return after if returns <= most else after.too_often(returns)
 
-    def too_often(self, times: int) -> TaskRecord:
+    def too_often(self, times: int) -> "TaskRecord":
         """The record of a task of which this many attempts in a row have finished nothing."""
         why = self.message.partition("\n")[0] or "no reason was recorded"
         advice = "raise time_limit_minutes of its role in resources, if it had work; then mrt-hpc submit RUN"

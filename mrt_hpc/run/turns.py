@@ -4,8 +4,6 @@ The kernel frees the lock when its holder ends, however it ends, so the lock nee
 of the node: network filesystems do not keep such locks reliably.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import stat

@@ -6,8 +6,6 @@ refused with the file, the reason and what to do. Fields that the type does not 
 later version can be read as well, unless the type itself forbids them.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

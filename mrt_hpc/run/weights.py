@@ -4,8 +4,6 @@ Most are Hugging Face directories. Where the recipe asks for deltas, a version b
 changed since the version before, its base (:mod:`mrt_hpc.run.weights_delta`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -5,8 +5,6 @@ task puts the version together: it starts with a whole model, applies the deltas
 compares the result with a checksum of all tensors, which the trainer took of what it holds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -222,7 +220,7 @@ class _Part:
     """Bytes of the compressed differences, which follow."""
 
     @staticmethod
-    def of(change: BitChanges, start: int) -> _Part:
+    def of(change: BitChanges, start: int) -> "_Part":
         return _Part(change.count, change.gap_width, start, len(change.gaps), len(change.differences))
 
 
@@ -236,7 +234,7 @@ class StoredDelta:
     parts: Mapping[str, _Part]
 
     @staticmethod
-    def read(directory: Path) -> StoredDelta:
+    def read(directory: Path) -> "StoredDelta":
         """Read the index of a delta whose files were verified.
 
         Raises:

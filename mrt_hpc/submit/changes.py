@@ -2,8 +2,6 @@
 would be the same with it; otherwise it is refused, with the reason and what to type instead.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Sequence

@@ -2,8 +2,6 @@
 weights always stay, and a run of which a task is queued or running is not touched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

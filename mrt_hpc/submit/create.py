@@ -2,8 +2,6 @@
 temporary name and then renamed, so a refused recipe leaves no files.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil
@@ -99,7 +97,7 @@ def create_or_open(
     return create_or_open(root, recipe, plan, group_access=group_access, origin=origin)  # another submission was faster
 
 
-def _check_inputs(recipe: Experiment, origin: Origin | None) -> RunData:
+def _check_inputs(recipe: Experiment, origin: Origin | None) -> "RunData":
     """Read the data of a recipe, and check its model; arguments and errors as in :func:`create_or_open`."""
     data = read_all_data(recipe)
     check_model(recipe if origin is None else origin.checked(recipe))

@@ -1,7 +1,5 @@
 """More iterations for a run: its own recipe, with another number of them."""
 
-from __future__ import annotations
-
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.lock import changed_recipe, read_recipe_lock
 from mrt_hpc.recipe.schema import Recipe

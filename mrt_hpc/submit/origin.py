@@ -1,7 +1,5 @@
 """A new run that begins with a weights version of another run."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass

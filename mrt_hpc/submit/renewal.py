@@ -3,8 +3,6 @@ task of the run may be running. A journal is written first and removed last: if 
 the same submission finishes it, and a submission with the old values reverts it.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -97,7 +95,7 @@ class Renewal:
     """The weights versions that should be evaluated and no longer exist."""
 
     @staticmethod
-    def of(layout: RunLayout, recipe: Experiment, plan: Plan) -> Renewal:
+    def of(layout: RunLayout, recipe: Experiment, plan: Plan) -> "Renewal":
         """Return the changes of a submission, together with those of an interrupted one before it.
 
         Raises:

@@ -5,8 +5,6 @@ It refuses what cannot run before anything is made, and holds the run while it w
 cannot double its jobs.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -428,7 +426,7 @@ class FileState:
     inode: int
 
     @staticmethod
-    def of(path: Path) -> FileState:
+    def of(path: Path) -> "FileState":
         """The metadata of a file that is there."""
         status = path.stat()
         return FileState(str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ino)

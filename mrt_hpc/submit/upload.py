@@ -1,7 +1,5 @@
 """Uploads the offline W&B directories of a run, from a machine with network access, with the report and its figures."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import subprocess

@@ -5,8 +5,6 @@ DeepSpeed looks for its accelerator when it is imported, and builds a shared-mem
 unavailable, so no compiler is needed.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import random

@@ -5,8 +5,6 @@ sequence alone; all must agree. Before that, every tensor of the checkpoint must
 be left without one. Both look at the real thing: no list of names says which models are right.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import math

@@ -11,8 +11,6 @@ compute it:
   path, of which the others are left out too: causal attention takes half the time of attention with a mask.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -34,11 +32,12 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.training.packing import blocks_of
 
 if TYPE_CHECKING:
-    Places = NDArray[np.int64]
-    Paths = Sequence[Places]
     from torch.distributed import ProcessGroup
 
     from mrt_hpc.training.rendezvous import Ranks
+
+Places = NDArray[np.int64]
+Paths = Sequence[Places]
 
 
 CPU_ATTENTION = "sdpa_in_32_bits"
@@ -96,7 +95,7 @@ class VariableLengths:
     """The positions of all paths, end to end; None where every part attends to itself alone."""
 
     @staticmethod
-    def of(lengths: Sequence[int], device: torch.device, paths: Paths | None = None) -> VariableLengths:
+    def of(lengths: Sequence[int], device: torch.device, paths: Paths | None = None) -> "VariableLengths":
         """Return the form of parts that lie end to end."""
         ends, longest = _ends(lengths, device), max(lengths)
         if paths is None:
@@ -146,7 +145,7 @@ class Blocks:
     """[N] where in the queries of all blocks, laid end to end, each position of the row is."""
 
     @staticmethod
-    def of(lengths: Sequence[int], device: torch.device, paths: Paths | None = None) -> Blocks:
+    def of(lengths: Sequence[int], device: torch.device, paths: Paths | None = None) -> "Blocks":
         """Return the form of parts that lie end to end."""
         paths = paths or np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
         blocks = [
@@ -355,11 +354,11 @@ class RowRanks:
     """Which of a micro-step's rows this rank works on."""
     part: int = 0
     """Which of its n parts this rank holds."""
-    group: ProcessGroup | None = None
+    group: "ProcessGroup | None" = None
     """These ranks as a group of their own; None where n is 1."""
 
     @staticmethod
-    def of(ranks: Ranks, parts: int) -> RowRanks:
+    def of(ranks: "Ranks", parts: int) -> "RowRanks":
         """Let each ``parts`` consecutive ranks share rows; their number must divide that of all ranks. Collective."""
         group = distributed.new_subgroups(parts)[0] if parts > 1 else None
         return RowRanks(parts, ranks.rank // parts, ranks.rank % parts, group)
@@ -406,7 +405,7 @@ class _Exchange(torch.autograd.Function):
     """Send slice i of an [n, ...] tensor to rank i of a group, and receive its slice for this rank as slice i."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, group: "ProcessGroup") -> torch.Tensor:
         ctx.group = group
         return _exchange(tensor, group)
 
@@ -415,7 +414,7 @@ class _Exchange(torch.autograd.Function):
         return _exchange(gradient, ctx.group), None
 
 
-def _exchange(tensor: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+def _exchange(tensor: torch.Tensor, group: "ProcessGroup") -> torch.Tensor:
     sent = tensor.contiguous()
     received = torch.empty_like(sent)
     distributed.all_to_all_single(received, sent, group=group)

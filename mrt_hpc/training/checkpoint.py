@@ -7,8 +7,6 @@ complete or absent: it is written under a temporary name, described by a manifes
 see ``export``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -6,8 +6,6 @@ of micro-batches or ranks, so the result depends on neither. Reads no shards and
 ``export``.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Export of weights for serving, from any ZeRO stage to a Hugging Face directory with the model's other files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor

@@ -7,8 +7,6 @@ cores that was 13 times as fast as a copy into memory that is not pinned, and 4 
 of two and keeps it, which could be twice the trainer's state.
 """
 
-from __future__ import annotations
-
 import gc
 from dataclasses import dataclass
 

@@ -17,8 +17,6 @@ The statistics use the k3 estimator, exp(-D_t) + D_t - 1: never negative, and un
 ``fuse`` gives the log-probabilities without whole logits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The tensors of one micro-batch, and the arrangement of sequences in micro-batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,7 +44,7 @@ class MicroBatch:
         """S, the number of trained tokens."""
         return self.targets.numel()
 
-    def to(self, device: torch.device) -> MicroBatch:
+    def to(self, device: torch.device) -> "MicroBatch":
         """Return the same micro-batch on another device."""
         moved: dict[str, Any] = {
             name: value.to(device) for name, value in vars(self).items() if isinstance(value, torch.Tensor)

@@ -8,8 +8,6 @@ Packed: sequences lie end to end in one row, and only the sum of their lengths c
 Shared: as packed, and what sequences have in common from their start counts once (``SharedRow``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -42,7 +40,7 @@ class SortedSequences:
     """[n] how many first tokens each shares with the one before it in this order; 0 for the first."""
 
     @staticmethod
-    def of(ids: Sequence[NDArray[np.int64]]) -> SortedSequences:
+    def of(ids: Sequence[NDArray[np.int64]]) -> "SortedSequences":
         """Sort sequences by their token ids; equal ones keep their order."""
         keys = [tokens.astype(">u4").tobytes() for tokens in ids]  # bytes compare as the numbers do, and much faster
         order = sorted(range(len(ids)), key=lambda i: keys[i])
@@ -118,7 +116,7 @@ class SharedRow:
     """
 
     @staticmethod
-    def of(ids: Sequence[NDArray[np.int64]]) -> SharedRow:
+    def of(ids: Sequence[NDArray[np.int64]]) -> "SharedRow":
         """Lay out at least one sequence."""
         ordered = SortedSequences.of(ids)
         paths: list[NDArray[np.int64]] = []

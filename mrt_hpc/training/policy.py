@@ -5,8 +5,6 @@ again in the backward pass when all of them would not fit, or fused with the cro
 softmax is of logits / temperature, the distribution that was sampled from.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -54,7 +52,7 @@ class Kernels:
     """Whether entropies are computed; otherwise they are 0."""
 
     @staticmethod
-    def of(training: Training) -> Kernels:
+    def of(training: Training) -> "Kernels":
         """Return the choices of a recipe's section."""
         return Kernels(training.batching, training.projection == "fused", training.entropy)
 
@@ -315,7 +313,7 @@ class _StoredShape:
     shape: tuple[int, ...]
     dtype: str
 
-    def __getitem__(self, _: object) -> _StoredShape:
+    def __getitem__(self, _: object) -> "_StoredShape":
         return self
 
     def get_shape(self) -> list[int]:

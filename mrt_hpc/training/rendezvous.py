@@ -15,8 +15,6 @@ store. Messages are JSON and never a pickle, so what a stranger sends cannot run
 also where there are GPUs, so that a rank that waits leaves its GPU idle. Neither library encrypts.
 """
 
-from __future__ import annotations
-
 import atexit
 import hashlib
 import hmac
@@ -116,7 +114,7 @@ class FolderStore(Store):
             return False
         return True
 
-    def clone(self) -> FolderStore:
+    def clone(self) -> "FolderStore":
         """Return this store: it has no connection that two threads could not share."""
         return self
 

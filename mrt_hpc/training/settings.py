@@ -3,8 +3,6 @@
 This module imports no torch, so that planning code and algorithms can import it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ optimiser state of every parameter group but the first (it links them after the 
 into 0.0, and under ZeRO-3 cannot set a parameter that the number of ranks does not divide.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The statistics of an update: sums over tokens, exchanged between the ranks, and the figures computed from them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -135,7 +133,7 @@ class Tally:
         """[micro-batches] bool, whether the loss of each is finite."""
         return torch.stack(self._finite)
 
-    def include(self, other: Tally) -> None:
+    def include(self, other: "Tally") -> None:
         """Add the sums of another one."""
         self.sums += other.sums
         self.total += other.total

@@ -4,8 +4,6 @@ Without a queue each attempt has files of its own. On Slurm the output of a task
 long as its job keeps its id; servers have a file for each attempt on every back end.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections import deque

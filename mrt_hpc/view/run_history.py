@@ -2,10 +2,9 @@
 weights, and when weights versions and shards were complete.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Self
 
 from mrt_hpc.analysis.report.content import Happening
 from mrt_hpc.attempt.end import comes_after
@@ -66,7 +65,7 @@ class RunHistory:
     """When the attempts began that have no end."""
 
     @classmethod
-    def of(cls, layout: RunLayout) -> RunHistory:
+    def of(cls, layout: RunLayout) -> Self:
         """The history of a run, of which nothing is read yet."""
         return cls(EventStream(layout.events, _is_rare))
 

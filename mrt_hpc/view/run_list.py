@@ -1,7 +1,5 @@
 """Lists the runs below some directories, with what each is and its state. The queue is asked once for all of them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

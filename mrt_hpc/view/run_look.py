@@ -4,13 +4,12 @@
 never differ about whether it runs.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Self
 
 from mrt_hpc.attempt.ledger import LOCAL, LocalProcess, cancelled_at, local_process, shown_process
 from mrt_hpc.attempt.run_progress import Records, read_records
@@ -77,7 +76,7 @@ class RunLook:
     """The process of this machine that runs the family of this run, one member after the other; None without."""
 
     @classmethod
-    def at(cls, layout: RunLayout, plan: Plan, queues: QueueLook = NO_QUEUES) -> RunLook:
+    def at(cls, layout: RunLayout, plan: Plan, queues: QueueLook = NO_QUEUES) -> Self:
         """Read the records of the run's tasks.
 
         Args:

@@ -5,8 +5,6 @@ Fields are added at need; none is renamed or removed without a new number in ``f
 epoch, durations seconds. What is not known is null.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf

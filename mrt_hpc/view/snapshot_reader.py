@@ -1,7 +1,5 @@
 """Reads snapshots of a run, one after the other, beside what its queues say: what does not change is read once."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
 from mrt_hpc.attempt.run_progress import Progress, progress
@@ -51,7 +49,7 @@ class QueueLooks:
     _latest: QueueLook | None = field(default=None, init=False)
     _next: float = field(default=0.0, init=False)
 
-    def __enter__(self) -> QueueLooks:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -229,7 +227,7 @@ class SnapshotReader:
     costs: Costs = field(default_factory=Costs)
 
     @classmethod
-    def of(cls, layout: RunLayout, plan: Plan) -> SnapshotReader:
+    def of(cls, layout: RunLayout, plan: Plan) -> Self:
         """A reader for a run, of which nothing but its facts is read yet."""
         return cls(layout, plan, read_facts(layout), RunHistory.of(layout))
 

@@ -1,7 +1,5 @@
 """The back end without a queue: tasks are processes of the submitting command."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

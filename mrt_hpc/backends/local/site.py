@@ -1,7 +1,5 @@
 """The profile of this machine, where the command that submits a run also runs its tasks."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from mrt_hpc.backends.backend import Site

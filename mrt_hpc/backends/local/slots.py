@@ -1,7 +1,5 @@
 """The CPU and GPU slots of this machine, which local tasks take and return."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -5,8 +5,6 @@ a model wrote goes through ``pool``. math-verify's own time-out is switched off:
 only, and turns a hang into a silent False.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from functools import lru_cache

@@ -4,8 +4,6 @@ Most of a verdict's time is ANTLR's full prediction (LL). Its simpler one (SLL) 
 syntax error (documentation of ``PredictionMode``), so that the full one is needed only where the simple one fails.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import sympy

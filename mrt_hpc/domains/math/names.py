@@ -5,8 +5,6 @@ subscript. It takes the last side of an equation for the answer, so that ``a^2 =
 ``name = value`` is one, and an equation whose sides all have the value. Every function takes linear time.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ math-verify reads ``4.5e33`` as a product with Euler's number, and compares deci
 below 1e-7 are equal to it. Owns the tolerance between two numbers. Leaves out every other expression (``equivalence``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ names. In brackets behind a number three letters are enough, or a unit: ``9 (men
 linear time.
 """
 
-from __future__ import annotations
-
 import re
 import string
 

@@ -21,13 +21,12 @@ guess.
 This module owns the problems, the supervised examples and the inspection of traces. It knows nothing of tokens.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 import numpy as np
 
@@ -81,7 +80,7 @@ class Equation:
     target: int
 
     @classmethod
-    def parse(cls, statement: str) -> Equation:
+    def parse(cls, statement: str) -> Self:
         """Read the equation in a problem's text.
 
         Raises:

@@ -8,8 +8,6 @@ of training problems, padded to the longest of the batch; no example is seen twi
 the same model on the same machine.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import sys

@@ -1,8 +1,6 @@
 """Grading: from sampled traces and branches to rewards, values and the records of a group; and the session that samples
 and grades."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ until rank 0 is done. They find each other by files of the attempt in the run's 
 before, the back end ends all ranks, and the task is run again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

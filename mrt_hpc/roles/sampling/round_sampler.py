@@ -3,8 +3,6 @@
 Groups are claimed when there is room for them, sampled, graded and committed. Rounds may overlap.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -264,7 +262,7 @@ class RoundSampler:
         return self.prover_maker.session(self.mu, boundaries)
 
     def _claimed(
-        self, work: Round, starts: Starts, finish: GroupFinisher, all_claimed: asyncio.Event
+        self, work: Round, starts: Starts, finish: "GroupFinisher", all_claimed: asyncio.Event
     ) -> Iterator[PromptedGroup]:
         """The groups of the round; the task claims each at the moment when the sampler has room for it."""
         drawn = self._drawn(work.iteration)
@@ -309,7 +307,7 @@ class GroupFinisher:
 
     task: Task
     work: Round
-    clock: RoundClock
+    clock: "RoundClock"
     sampling: set[GroupPlace]
     """See :class:`RoundSampler`."""
     claims: dict[str, Claim] = field(default_factory=dict)

@@ -2,8 +2,6 @@
 and sleep while the trainer has the GPUs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

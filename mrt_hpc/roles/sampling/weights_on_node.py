@@ -2,8 +2,6 @@
 as deltas from a folder on the node, where the task puts them together.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -49,7 +47,7 @@ class NodeFolder:
     """The descriptor of the locked mark."""
 
     @staticmethod
-    def make() -> NodeFolder:
+    def make() -> "NodeFolder":
         """Make one, and remove those of tasks that were killed.
 
         Raises:

@@ -1,7 +1,5 @@
 """What a role is given: its place in the plan, the recipe, the run directory, and the means to wait for other tasks."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -72,7 +70,7 @@ class Task:
     shutdown: ShutdownRequest = field(default_factory=ShutdownRequest)
     turn: Turn = field(default_factory=Turn)
     """The turn on the task's GPUs, where another process of the task uses them as well."""
-    companion: Companion | None = None
+    companion: "Companion | None" = None
     """The process that samples, as the first rank of a colocated task sees it; None in all other processes."""
     _began: float = field(default_factory=time.monotonic, init=False)
 

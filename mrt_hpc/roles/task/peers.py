@@ -3,8 +3,6 @@
 Two sources, both files: what each task's last attempt said of itself, and whether its heart beats.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -54,7 +52,7 @@ class PeersAwayError(UserError):
         peers: those waited for.
     """
 
-    def __init__(self, why: str, peers: Peers) -> None:
+    def __init__(self, why: str, peers: "Peers") -> None:
         super().__init__(
             f"gave the nodes back: {peers.names} {why}",
             advice="nothing: the task is queued again by itself, and continues when one of those tasks runs; "
@@ -76,7 +74,7 @@ class PeersFailedError(UserError):
         what: has become of them.
     """
 
-    def __init__(self, reason: str, peers: Peers, advice: str, what: str = "has failed") -> None:
+    def __init__(self, reason: str, peers: "Peers", advice: str, what: str = "has failed") -> None:
         super().__init__(f"{peers.names} {what}, so this task cannot get {reason}", advice=advice)
         self.awaited = tuple(job.name for job in peers.jobs)
         """The names of their jobs."""

@@ -1,7 +1,5 @@
 """The request to shut down: a signal asks a task to end, and the task says when it can."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ mixed in. What one attempt commits, an attempt that was taken for lost cannot co
 at the same moment, the names of their states tell it.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

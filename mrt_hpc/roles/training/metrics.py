@@ -1,7 +1,5 @@
 """The trainer's metrics of an iteration: time by phase, the batch, the update."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -13,8 +13,6 @@ implementations are at 1e-6 in 32 bits, and at 0.02 to 0.1 in bfloat16 (mixtures
 another expert, at up to 0.2). Another temperature, 1 for 0.5, is at 0.4, and a wrong tensor above 1.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
