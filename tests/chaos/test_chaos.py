@@ -1,4 +1,6 @@
-"""A short seeded schedule of faults over a whole shrunk run, and an auditor that finds what is wrong."""
+"""A short seeded schedule of faults over a whole shrunk run of one segment, and an auditor that finds what is wrong.
+``chaos_run.py`` strikes runs of two segments.
+"""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -21,7 +23,7 @@ SEED = 7
 CHANGES = (
     "resources.trainer.ranks=2",
     "schedule.iterations=4",
-    "schedule.iterations_per_job=2",
+    "schedule.iterations_per_job=4",
     "training.full_weights_every=2",
 )
 LONGEST_S = RUN_DEADLINE_S + 600.0  # for the run, and for its cluster

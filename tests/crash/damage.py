@@ -160,7 +160,7 @@ class Damaging:
 
     def call(self, call: FileCall, make: Callable[[], Any]) -> Any:
         self.calls += 1
-        if self.layout.version_of(Path(call.paths[-1])) is not None and call.name == "rename":
+        if call.name == "rename" and self.layout.version_of(Path(call.paths[-1])) is not None:
             self.published.append(self.calls)
         if self.calls == self.at:
             self._damage()

@@ -24,6 +24,7 @@ import psutil
 import pytest
 import torch
 from families import assert_gone, family
+from listeners import listeners, unix_sockets
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from vllm import _custom_ops  # noqa: F401  # loads the kernel that draws
@@ -249,8 +250,7 @@ except PermissionError:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_reaches_no_socket_of_the_server(reached: Reached) -> None:
-    connections = [c for p in family(reached.server.pid or 0) for c in p.net_connections("unix")]
-    listening = {Path(c.laddr) for c in connections if str(c.laddr).startswith("/")}
+    listening = unix_sockets(family(reached.server.pid or 0))
     assert reached.server.socket in listening
     for socket in listening:
         command = [sys.executable, "-I", "-c", STRANGER, str(socket)]
@@ -259,8 +259,7 @@ def test_another_user_reaches_no_socket_of_the_server(reached: Reached) -> None:
 
 
 def test_it_listens_on_no_port_for_http(reached: Reached) -> None:
-    connections = [c for p in family(reached.server.pid or 0) for c in p.net_connections("tcp")]
-    for host, port in {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}:
+    for host, port in listeners(family(reached.server.pid or 0)):
         address = f"[{host}]" if ":" in host else host
         with pytest.raises(httpx.TransportError):
             httpx.get(f"http://{address}:{port}/health", timeout=0.5)

@@ -17,10 +17,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from families import assert_gone, family
 from graded import grade_all
+from listeners import beyond_loopback, listeners, unix_sockets
 from ray_rank_worker import task_of
 
 from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
@@ -158,15 +158,13 @@ def test_a_grader_that_is_killed_is_replaced_on_its_node(two_nodes: Cluster, poo
 
 def test_no_port_is_open_to_other_machines(two_nodes: Cluster) -> None:
     """Between processes of one machine; a node of its own listens at its address in the cluster."""
-    connections = [c for p in family(two_nodes.node.pid) for c in p.net_connections("tcp")]
-    listening = {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
-    assert listening <= {"127.0.0.1", "::ffff:127.0.0.1"}
-    assert listening
+    found = listeners(family(two_nodes.node.pid))
+    assert found and beyond_loopback(found) == []
 
 
 def test_no_other_user_reaches_the_sockets(two_nodes: Cluster) -> None:
     ray_nodes = [p for p in family(two_nodes.node.pid) if p.name() in ("raylet", "gcs_server")]
-    sockets = [Path(c.laddr) for p in ray_nodes for c in p.net_connections("unix") if str(c.laddr).startswith("/")]
+    sockets = unix_sockets(ray_nodes)
     assert sockets
     for socket in sockets:
         assert any(stat.S_IMODE(folder.stat().st_mode) == 0o700 for folder in socket.parents), socket

@@ -1,5 +1,5 @@
-"""Two of the paper's benchmarks, evaluated on a real cluster as an array that is pushed out once on the way, and beside
-it by a run that nothing disturbs. Answers of the first are judged only after the push, so that no task can end before.
+"""One of the paper's benchmarks, evaluated on a real cluster by a task that is pushed out once on the way, and by a run
+that nothing disturbs. The answers of the first are judged only after the push, so that this task cannot end before.
 """
 
 import json
@@ -22,7 +22,7 @@ from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.retries import wait_until
 
 DATA = REPOSITORY.parent / "shared" / "data"
-NAMES, PROBLEMS = ("aime24", "math500"), 4
+NAME, PROBLEMS = "math500", 4
 CHANGES = {
     "evaluation.prompt.instruction": "''",
     "evaluation.max_prompt_tokens": 2048,  # the small world's tokenizer has a token for each letter
@@ -32,23 +32,21 @@ CHANGES = {
     "grading.time_limit_s": HELD_S,
     "serving": "{kv_cache_gib: 0.5, enforce_eager: true, max_concurrent_sequences: 64}",
     "resources.prepare.cpus": 1,
-    "resources.evaluation": "{cpus: 1, memory_gib: 6, time_limit_minutes: 60, max_parallel: 1}",
+    "resources.evaluation": "{cpus: 1, memory_gib: 6, time_limit_minutes: 60}",
     "resilience.heartbeat_limit_s": 5.0,
 }
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"the benchmarks are not there: {DATA}")
 @pytest.mark.timeout(1500)
-def test_benchmarks_are_evaluated_through_a_preemption(cluster: Cluster) -> None:
+def test_a_benchmark_is_evaluated_through_a_preemption(cluster: Cluster) -> None:
     folder = cluster.run_dir("evaluation")
     model, release = folder / "model", folder / "judge"
     shutil.copytree(STARTING_MODEL, model)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2560}))
-    (folder / "data").mkdir()
-    for name in NAMES:
-        lines = (DATA / f"{name}.jsonl").read_text().splitlines()[:PROBLEMS]
-        (folder / "data" / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    lines = (DATA / f"{NAME}.jsonl").read_text().splitlines()[:PROBLEMS]
+    (folder / f"{NAME}.jsonl").write_text("\n".join(lines) + "\n")
 
     node = cluster.as_user("sinfo", "-h", "-N", "-p", "cpu", "-o", "%N").stdout.split()[0]
     pushed = evaluation(cluster, folder / "pushed", {"nodelist": node}, release)
@@ -67,7 +65,7 @@ def test_benchmarks_are_evaluated_through_a_preemption(cluster: Cluster) -> None
     attempts = [str(event["attempt"]) for event in read_events(pushed.events, EventKind.TASK_STARTED)]
     assert any(attempt.endswith(".1") for attempt in attempts), "a task that was pushed out has started again"
     assert numbers(pushed) == numbers(calm), "the numbers of an evaluation that nothing disturbed"
-    assert {summary["problems"] for summary in numbers(calm).values()} == {PROBLEMS}
+    assert numbers(calm)["problems"] == PROBLEMS
 
 
 def evaluation(cluster: Cluster, run: Path, sbatch: dict[str, str], release: Path) -> RunLayout:
@@ -76,11 +74,8 @@ def evaluation(cluster: Cluster, run: Path, sbatch: dict[str, str], release: Pat
     environment = {**cluster.site().environment, **held}
     site = site_file(cluster, run, partitions={"cpu": "preempt"}, sbatch=sbatch, environment=environment)
     source = "verifier: 'slurm_verifier:HeldVerifier', extraction: after_thought"
-    paths = {name: run.parent / "data" / f"{name}.jsonl" for name in NAMES}
-    benchmarks = [
-        f"{{name: {n}, samples: 2, problems: {{type: jsonl, path: {p}, {source}}}}}" for n, p in paths.items()
-    ]
-    changes = {**CHANGES, "evaluation.benchmarks": f"[{', '.join(benchmarks)}]"}
+    problems = f"{{type: jsonl, path: {run.parent / f'{NAME}.jsonl'}, {source}}}"
+    changes = {**CHANGES, "evaluation.benchmarks": f"[{{name: {NAME}, samples: 2, problems: {problems}}}]"}
     where = ["--results", str(run.parent / f"{run.name}-results"), "--run", str(run), "--site", str(site)]
     sent = cluster.mrt_hpc(
         "eval", str(run.parent / "model"), "--suite", "paper_20", *where, *options(changes), timeout=300
@@ -89,11 +84,7 @@ def evaluation(cluster: Cluster, run: Path, sbatch: dict[str, str], release: Pat
     return RunLayout(run)
 
 
-def numbers(layout: RunLayout) -> dict[str, dict[str, object]]:
+def numbers(layout: RunLayout) -> dict[str, object]:
     """All that was measured, without times and without the digest of the settings."""
-    found = {}
-    for name in NAMES:
-        summary = json.loads(read_summary(layout, 0, name).model_dump_json(exclude={"seconds"}))
-        shard = layout.evaluation_shard(0, name, 0)
-        found[name] = {**summary, "weights": read_manifest(shard).about["weights"]}
-    return found
+    summary = json.loads(read_summary(layout, 0, NAME).model_dump_json(exclude={"seconds"}))
+    return {**summary, "weights": read_manifest(layout.evaluation_shard(0, NAME, 0)).about["weights"]}

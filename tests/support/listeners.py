@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from ipaddress import ip_address
+from pathlib import Path
 
 import psutil
 
@@ -31,6 +32,12 @@ def listeners(processes: Iterable[psutil.Process]) -> list[tuple[str, int]]:
         for one in family:
             found |= _of(one)
     return sorted(found)
+
+
+def unix_sockets(processes: Iterable[psutil.Process]) -> set[Path]:
+    """The paths of the sockets that processes have."""
+    connections = [connection for process in processes for connection in process.net_connections("unix")]
+    return {Path(one.laddr) for one in connections if str(one.laddr).startswith("/")}
 
 
 def beyond_loopback(found: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:

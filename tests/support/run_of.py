@@ -31,6 +31,12 @@ def run_of(root: Path, *changes: str, recipe: str | Experiment = "quickstart", s
     return create_or_open(root, wanted, compiled(wanted, site or LocalSite()))
 
 
+def forget_claims(layout: RunLayout) -> None:
+    """The claims of this process, which lives on where a command would have ended."""
+    for claim in layout.jobs.glob("local-*.json"):
+        claim.unlink()
+
+
 def task_of(layout: RunLayout, job: str, index: int = 0, rank: int = 0, attempt: str = "a") -> Task:
     return load_task(layout, job, index, Placement(rank, 1, 0, attempt))
 

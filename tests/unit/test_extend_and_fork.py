@@ -11,7 +11,7 @@ import pytest
 from basics import QUICKSTART, executable
 from canned_queue import CannedRun
 from commands import commands_first, refusal, typed
-from run_of import RECIPES, run_of
+from run_of import RECIPES, forget_claims, run_of
 from slurm_texts import squeue_prints
 from small_weights import publish_models
 
@@ -133,16 +133,10 @@ def test_the_same_fork_continues_and_another_is_refused(tmp_path: Path, slurm: P
     where = ["--run", str(tmp_path / "new"), "--site", str(site)]
     for _ in range(2):
         typed("fork", layout.root, "--at", "2", *where)
-        forget_claims(tmp_path / "new")
+        forget_claims(RunLayout(tmp_path / "new"))
     assert slurm.exists()
     last = ("fork", layout.root, "--at", "last", "--set", "name=quickstart-from-v2")
     assert "weights version 2" in flat(*last, *where, exits=2)
-
-
-def forget_claims(root: Path) -> None:
-    """This process lives on, where a command would have ended."""
-    for claim in (root / "jobs").glob("local-*.json"):
-        claim.unlink()
 
 
 @pytest.mark.parametrize(
@@ -204,7 +198,7 @@ def with_files(tmp_path: Path, slurm: Path) -> RunLayout:
 def fork(layout: RunLayout, *options: str) -> str:
     new = layout.root.parent / "new"
     told = flat("fork", layout.root, "--at", "2", "--run", new, *options)
-    forget_claims(new)
+    forget_claims(RunLayout(new))
     return told
 
 

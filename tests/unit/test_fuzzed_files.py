@@ -23,10 +23,15 @@ from click.testing import CliRunner
 from synthetic_run import Shape, SyntheticRun
 
 from mrt_hpc.attempt.ledger import record_site, record_submission
+from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
+from mrt_hpc.plan.jobs import Plan, read_plan
+from mrt_hpc.recipe.load import load_recipe, load_site
+from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.model_files import ModelFiles
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.events import EventKind, event_file
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Heart
@@ -39,7 +44,7 @@ LOOKS = (["status"], ["explain"], ["cost"], ["status", "--json"])
 """What is typed after each mutation of a file of a run; ``runs`` is asked for the folder of the run."""
 TRAINER = "segment-000.trainer"
 LONGEST_S = 60.0  # within which a command must answer
-MUTATIONS = 16
+MUTATIONS = 10
 OF_USERS = {"recipe": 8 * MUTATIONS, "profile": 2 * MUTATIONS, "data": 20 * MUTATIONS, "model": 20 * MUTATIONS}
 """The mutations of each kind of file that users write; of each kind of file of a run there are less."""
 MANY, _, SEED = os.environ.get("MRT_HPC_FUZZ", ",tests").partition(",")
@@ -48,6 +53,8 @@ WRONG: list[Any] = [
     "\ud800", [], {}, [[]], {"a": None}, "[bold]", "nowhere:Class",
 ]  # fmt: skip
 """What takes the place of a value."""
+YAML = [b"null", b"1e999", b"'x'", b"&a *a", b"&b [*b]", b"\t", b"!!python/object:os.system", b": :", b"{[]: 1}"]
+"""What is put between the bytes of a file."""
 MEMORY_BYTES = 8 * 2**30
 """Of this process: a command that reads a device without end fails, and takes nothing from the machine."""
 REPORTED = ("metrics", "summary", "fork", "benchmark", "problems", "events", "manifest", "name")
@@ -239,6 +246,16 @@ def look(layout: RunLayout, *, reports: bool = False) -> None:
         answers(["compare", f"{run}@0", f"{run}@2"])
 
 
+READ: dict[str, Callable[[Path], bool]] = {
+    "lock": lambda path: isinstance(read_recipe_lock(path), Recipe),
+    "plan": lambda path: isinstance(read_plan(path), Plan),
+    "problems": lambda path: all(p.id and p.problem for p in read_problems(path)),
+    "recipe": lambda path: isinstance(load_recipe(path), Recipe),
+    "site": lambda path: isinstance(load_site(path), LocalSite | SlurmSite),
+}
+DAMAGES = 40  # of each of these
+
+
 KINDS = sorted(files_of(RunLayout(Path("run"))))
 
 
@@ -332,6 +349,33 @@ def test_files_without_damage_are_read_without_a_fault(place: Path, layout: RunL
     assert "cannot be read" not in answers(["runs", str(layout.root.parent)])
     assert all(path.is_file() for path in files_of(layout).values())
     assert len(read_problems(place / "problems.jsonl")) == 5
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_a_damaged_file_is_refused_by_its_name_or_is_another_valid_one(
+    place: Path, layout: RunLayout, kind: str, tmp_path: Path
+) -> None:
+    of_users = {"recipe": RECIPES[0], "site": ROOT / "slurm/sites/example.yaml", "problems": place / "problems.jsonl"}
+    source = {**of_users, "plan": layout.plan, "lock": layout.recipe_lock}[kind]
+    lines = [line for line in source.read_bytes().splitlines(keepends=True) if not line.lstrip().startswith(b"#")]
+    whole, path = b"".join(lines), tmp_path / source.name
+    for number in range(int(MANY or DAMAGES)):
+        draw = random.Random(f"{SEED}/{kind}/{number}")
+        at, line = draw.randrange(len(whole)), draw.randrange(len(lines))
+        put_in = whole[:at] + draw.choice(YAML) + whole[at:]
+        another = lines[line].partition(b":")[0] + b": " + draw.choice(YAML) + b"\n"
+        changed = b"".join([*lines[:line], another, *lines[line + 1 :]])
+        path.write_bytes(draw.choice([put_in, changed, wrong_bytes(whole, draw)]))
+        try:
+            assert READ[kind](path)
+        except UserError as error:
+            assert str(path) in error.message(), number
+
+
+def test_data_that_nest_without_end_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "problems.jsonl").write_bytes(b"[" * 100_000)
+    with pytest.raises(UserError):
+        read_problems(tmp_path / "problems.jsonl")
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *OF_USERS])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from commands import recipe, typed
-from run_of import run_of
+from run_of import forget_claims, run_of
 from samples import rollout, sampled
 
 from mrt_hpc.analysis.measures import RunSummary, read_summary
@@ -51,11 +51,6 @@ def run(asked: Recipe, tmp_path: Path) -> RunLayout:
     return layout
 
 
-def as_another_process(layout: RunLayout) -> None:
-    for claim in layout.jobs.glob("local-*.json"):
-        claim.unlink()
-
-
 def test_verdicts_that_change_are_written_and_the_earlier_ones_kept(run: RunLayout, grader: str) -> None:
     shard = run.evaluation_shard(0, "held-out", 0)
     before = read_manifest(shard).about
@@ -66,7 +61,7 @@ def test_verdicts_that_change_are_written_and_the_earlier_ones_kept(run: RunLayo
     assert read_manifest(shard).about == {**before, "grader": grader}
     assert sorted(r.reward for r in read_group(shard).rollouts) == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
     assert [path.parent.parent for path in run.set_aside.glob("*/*/MANIFEST.json")] == [*run.set_aside.iterdir()]
-    as_another_process(run)
+    forget_claims(run)
     assert regrade_run(run, print) == [], "nothing is left to do"
 
 
@@ -94,7 +89,7 @@ def test_a_command_that_is_killed_is_finished_by_the_next_one(
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(regrade, at, killed)
         regrade_run(run, print)
-    as_another_process(run)
+    forget_claims(run)
     regrade_run(run, print)
     assert (read_summary(run, 0, "held-out").accuracy, read_manifest(shard).about["grader"]) == (0.5, grader)
     assert sum(r.reward for r in read_group(shard).rollouts) == 3.0

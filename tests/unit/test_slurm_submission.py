@@ -12,7 +12,7 @@ import pytest
 from basics import EVALUATION, INFERENCE, QUICKSTART, TRAINER, executable, resources
 from canned_queue import CannedRun, canned_run
 from commands import refusal
-from run_of import run_of
+from run_of import forget_claims, run_of
 from submitted import current_ids, latest_ids
 
 from mrt_hpc.attempt.ledger import current_submissions, record_submission, submissions, task_ids
@@ -167,8 +167,7 @@ def test_a_submission_names_to_slurm_the_parts_of_an_array_that_others_wait_for(
     of_others = 'cd $(dirname $0); case "$*" in *--me*) head -n 1 queue ;; *) cat queue ;; esac'
     run.command("squeue", of_others)
     assert "5 job(s) submitted" in "\n".join(submits(run.layout))
-    for claim in run.layout.jobs.glob("local-*.json"):
-        claim.unlink()  # this process lives on, where a command would have ended
+    forget_claims(run.layout)
     write_task(run.layout, "prepare", 0, TaskRecord(TaskState.DONE))
     alive = ["2_0|RUNNING", "2_1|RUNNING", "3|RUNNING", "4_0|RUNNING", "5|PENDING"]
     run.queue(*(f"{task}|N/A|None|n1" for task in alive))

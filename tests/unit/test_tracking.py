@@ -13,11 +13,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from unittest.mock import Mock
 
-import psutil
 import pytest
 from basics import executable
 from commands import commands_first, typed
-from run_of import run_of
+from families import family
+from listeners import unix_sockets
+from run_of import forget_claims, run_of
 from run_of import task_of as task_named
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto.wandb_internal_pb2 import Record
@@ -165,8 +166,7 @@ def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def sync(task: Task, exits: int = 0) -> str:
     output = typed("sync", task.layout.root, exits=exits).output
-    for claim in task.layout.jobs.glob("local-*.json"):
-        claim.unlink()  # this process lives on, where a command would have ended
+    forget_claims(task.layout)
     return output
 
 
@@ -253,21 +253,19 @@ def test_status_and_report_give_a_command_that_uploads_what_is_not_uploaded(tmp_
     assert command not in told(trainer)
 
 
-def listening_below(pid: int) -> set[Path]:
-    connections = [c for child in psutil.Process(pid).children(recursive=True) for c in child.net_connections("unix")]
-    return {Path(c.laddr) for c in connections if str(c.laddr).startswith("/")}
-
-
 def test_no_other_user_reaches_the_sockets_of_wandb(tmp_path: Path) -> None:
+    def sockets() -> set[Path]:
+        return unix_sockets(family(os.getpid()))
+
     before = os.umask(0)
     try:
         with Tracker.of(task_of(tmp_path / "run", WANDB)) as tracker:
             tracker.log(METRICS)
-            wait_until(lambda: "symon" in str(listening_below(os.getpid())), reason="W&B's monitor", deadline_s=20)
-            sockets = listening_below(os.getpid())
+            wait_until(lambda: "symon" in str(sockets()), reason="W&B's monitor", deadline_s=20)
+            found = sockets()
     finally:
         os.umask(before)
-    assert {path.parent for path in sockets if path.parent.is_dir() and path.parent.stat().st_mode & 0o077} == set()
+    assert {path.parent for path in found if path.parent.is_dir() and path.parent.stat().st_mode & 0o077} == set()
     assert "mrt-hpc-wandb" not in os.environ.get("TMPDIR", "")
 
 

@@ -182,11 +182,11 @@ def test_a_class_or_a_function_beside_the_recipe_grades_in_the_pool(beside: Path
     verifier = own(beside, "{type: of_the_user:LastLineChoice, choices: 3}")
     assert verifier.extract("<think>B?</think>So it is\nAnswer: (c).", thinking=True) == "C"
     assert verifier.extract("<think>Answer: B", thinking=True) is None
-    pairs = [("C", "c"), ("A", "C"), ("D", "C"), (None, "C"), *((answer, ("a", "C")) for answer in "ACBD")]
+    pairs = [("C", "c"), ("A", "C"), ("D", "C"), (None, "C"), ("  ", "C"), *((answer, ("a", "C")) for answer in "ACBD")]
     with GraderPool(verifier, processes=1) as pool:
         verdicts = grade_all(pool, pairs)
-    assert [verdict.reward for verdict in verdicts] == [1, 0, 0, 0, 1, 1, 0, 0]
-    assert verdicts[3].status is VerdictStatus.NO_ANSWER
+    assert [verdict.reward for verdict in verdicts] == [1, 0, 0, 0, 0, 1, 1, 0, 0]
+    assert {verdict.status for verdict in verdicts[3:5]} == {VerdictStatus.NO_ANSWER}
     verifier = own(beside, "of_the_user:same_words")
     assert verifier.extract("</think>So \\boxed{Paris}", thinking=True) == "Paris"
     with GraderPool(verifier, processes=1) as pool:
