@@ -127,11 +127,15 @@ def records_of(layout: RunLayout, recipe: Experiment, measured: Measurements, na
             RunRecord(model.name, summary, evaluation=name)
             for model, summary in zip(recipe.models, summaries, strict=True)
         ]
-    recipe_text = layout.recipe_lock.read_text()
     counted = Counter(attempt.role for attempt in spent.attempts)
-    attempts = {role: counted[role] for role in Role if role in counted}
-    first = replace(records[0], hours=tuple(spent.rows), attempts=attempts, happenings=happenings(layout))
-    return [replace(first, recipe=recipe_text), *records[1:]]
+    first = replace(
+        records[0],
+        hours=tuple(spent.rows),
+        attempts={role: counted[role] for role in Role if role in counted},
+        happenings=happenings(layout),
+        recipe=layout.recipe_lock.read_text(),
+    )
+    return [first, *records[1:]]
 
 
 def with_samples(layout: RunLayout, recipe: Experiment, record: RunRecord) -> RunRecord:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +20,7 @@ from test_inference_server import (
     write_model,
 )
 
+from mrt_hpc.errors import UserError
 from mrt_hpc.inference.client import Completion, Request, SamplingSettings, connect
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_pool import ServerPool, spread_over
@@ -91,3 +93,12 @@ def test_one_that_is_killed_restarts_alone_with_the_weights_loaded_last(pool: Se
         assert sorted(c.sample for c in completions) == SAMPLES
         assert_sampled_from(models[1], completions[:2], 1.0)
     assert (single.starts, divided.starts) == (1, 2)
+
+
+def test_a_file_cut_short_leaves_no_server_to_sample_from(pool: ServerPool, models: list[Path], tmp_path: Path) -> None:
+    single, _ = pool.each
+    damaged = shutil.copytree(models[0], tmp_path / "damaged")
+    os.truncate(damaged / "model.safetensors", 4000)
+    with pytest.raises(UserError, match="refused"):
+        single.load_weights(damaged, 2)
+    assert (single.pid, single.weights_version) == (None, 1)

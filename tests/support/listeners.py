@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -30,13 +31,14 @@ def listeners(processes: Iterable[psutil.Process]) -> list[tuple[str, int]]:
         except psutil.NoSuchProcess:
             continue
         for one in family:
-            found |= _of(one)
+            tcp = _connections(one, "tcp")
+            found |= {(each.laddr.ip, each.laddr.port) for each in tcp if each.status == psutil.CONN_LISTEN}
     return sorted(found)
 
 
 def unix_sockets(processes: Iterable[psutil.Process]) -> set[Path]:
     """The paths of the sockets that processes have."""
-    connections = [connection for process in processes for connection in process.net_connections("unix")]
+    connections = [connection for process in processes for connection in _connections(process, "unix")]
     return {Path(one.laddr) for one in connections if str(one.laddr).startswith("/")}
 
 
@@ -57,9 +59,8 @@ def send_rubbish(places: Iterable[tuple[str, int]]) -> subprocess.Popen[str]:
     return process
 
 
-def _of(process: psutil.Process) -> set[tuple[str, int]]:
+def _connections(process: psutil.Process, kind: str) -> list[Any]:
     try:
-        sockets = process.net_connections(kind="tcp")
+        return process.net_connections(kind)
     except psutil.Error:  # it has ended
-        return set()
-    return {(one.laddr.ip, one.laddr.port) for one in sockets if one.status == psutil.CONN_LISTEN}
+        return []
