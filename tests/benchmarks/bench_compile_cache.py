@@ -18,8 +18,8 @@ from unittest.mock import patch
 
 import torch
 from benchmarking import options, random_qwen3, spread, table, turns, written
+from warm_start import build_tokenizer
 
-from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_start import ServerSettings, on_cpu
 from mrt_hpc.run.access import CACHES, cache_variables

@@ -28,8 +28,8 @@ import torch
 import yaml
 from benchmarking import RESULTS, csv_text, environment, options, random_qwen3, sets, spread, table, timed, written
 from run_of import read_events
+from warm_start import build_tokenizer
 
-from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutPlan
 from mrt_hpc.inference.server_start import cpu_environment, on_cpu

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 from benchmarking import options, spread, table, turns
 from run_of import read_events, run_of, task_of
+from warm_start import ModelSize, WarmStartSettings, warm_start
 
-from mrt_hpc.domains.small_world.warm_start import ModelSize, WarmStartSettings, warm_start
 from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.roles import inference, prepare
 from mrt_hpc.run.events import EventKind

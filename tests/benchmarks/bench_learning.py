@@ -34,11 +34,11 @@ from benchmarking import RESULTS, ROOT, SMALL_WORLD, csv_text, options, spread, 
 from learnt import Learnt, Spending
 from numpy.typing import NDArray
 from run_of import read_events
+from warm_start import WarmStartSettings, warm_start
 
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel, draw
 from mrt_hpc.analysis.intervals import IntervalEstimate, paired_difference, t_quantile
 from mrt_hpc.analysis.measures import EvaluationSummary
-from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.family import runs_of
 from mrt_hpc.run.layout import RunLayout

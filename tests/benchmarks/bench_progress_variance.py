@@ -29,11 +29,11 @@ from benchmarking import RESULTS, ROOT, options
 from benchmarking import SMALL_WORLD as RECIPES
 from small_language_model import INSTRUCTION, TIME_IS_UP, convert, word_problems
 from variance_tables import Measured, Row, Valued, measure, table, write
+from warm_start import WarmStartSettings, warm_start
 
 from mrt_hpc.algorithms.base import WholeTraces, trace_settings
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.small_world.equations import FORCED_TEXT, Habits, Split, problems
-from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.domains.verifiers import MathVerifier
 from mrt_hpc.inference.client import GenerationClient, connect
 from mrt_hpc.inference.prompting import Prompter

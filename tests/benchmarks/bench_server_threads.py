@@ -21,8 +21,8 @@ from unittest.mock import patch
 
 from benchmarking import options, spread, table, turns, written
 from step_worker import own_seconds
+from warm_start import ModelSize, build_tokenizer, fresh_model
 
-from mrt_hpc.domains.small_world.warm_start import ModelSize, build_tokenizer, fresh_model
 from mrt_hpc.inference import server_start
 from mrt_hpc.inference.client import connect
 from mrt_hpc.inference.protocol import Request, SamplingSettings

@@ -6,6 +6,7 @@ was made again, or its readers refuse it; and all else is as if nothing had happ
 """
 
 import hashlib
+import io
 import json
 import shutil
 import zipfile
@@ -18,6 +19,7 @@ from typing import Any
 from file_calls import FileCall, call_sites
 
 from mrt_hpc.roles.training.artifacts import TrainingArtifacts
+from mrt_hpc.run.archive import UNREADABLE
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.layout import GROUPS, RunLayout
 from mrt_hpc.run.manifest import MANIFEST, PLACE, json_digest
@@ -54,6 +56,15 @@ def put(unit: Path, content: Content) -> None:
         path = unit / name if name else unit
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+
+
+def groups_in(archive: Content) -> Content:
+    """The files of the groups of an archive; the archive itself where they cannot be read."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive[""])) as files:
+            return {name: files.read(name) for name in files.namelist()}
+    except UNREADABLE:
+        return archive
 
 
 # -- the kinds of damage: each alters what a unit holds, or returns None where it does not fit -------------------------
@@ -186,9 +197,20 @@ class Damaging:
 
     @property
     def set_aside_later(self) -> list[str]:
-        """Finished directories that were set aside and were not begun yet when the damage was done."""
-        found = {path.parent.name for path in self.layout.set_aside.rglob(MANIFEST)}
+        """Finished directories that were set aside and were not begun yet when the damage was done; but for deltas of a
+        damaged weights version, whose publication does not read its base again.
+        """
+        found = {path.parent.name for path in self.layout.set_aside.rglob(MANIFEST) if not self._is_delta(path.parent)}
         return sorted(found - self._there) if self._there and not self._publishes else []
+
+    def _is_delta(self, unit: Path) -> bool:
+        """Whether a weights version that was set aside was made from the version that was damaged."""
+        damaged = None if self.unit is None else self.layout.version_of(self.unit)
+        try:
+            base = json.loads((unit / MANIFEST).read_text())["about"].get("base")
+        except ValueError:  # it was damaged itself
+            return False
+        return base is not None and base["version"] == damaged
 
     @property
     def is_still_there(self) -> bool:
@@ -196,7 +218,12 @@ class Damaging:
         unseen = (of_another_attempt.__name__, miswritten.__name__)
         if not self._after or self._archive.exists() or self.what.startswith(unseen):
             return False
-        return self.unit is not None and content_of(self.unit) == self._after
+        return self.unit is not None and content_of(self.unit) == self._after and self._says_otherwise
+
+    @property
+    def _says_otherwise(self) -> bool:
+        """Whether readers see the damage: what no reader of an archive asks for is no part of its groups."""
+        return self.unit is None or self.unit.suffix != ".zip" or groups_in(self._after) != groups_in(self._before)
 
     def undo(self) -> None:
         """Put back what was there before; groups that were archived meanwhile get their directories back."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
+from warm_start import build_tokenizer
 
 from mrt_hpc.domains.extraction import extract_answer
-from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.protocol import Request, SamplingSettings

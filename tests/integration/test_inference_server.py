@@ -28,8 +28,8 @@ from listeners import listeners, unix_sockets
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from vllm import _custom_ops  # noqa: F401  # loads the kernel that draws
+from warm_start import build_tokenizer
 
-from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.attached_server import AttachedServer
 from mrt_hpc.inference.client import Completion, GenerationClient, Request, SamplingSettings, connect

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
+from warm_start import build_tokenizer
 
-from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import PROBES, StoredTokens, TokenBytes

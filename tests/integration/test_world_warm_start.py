@@ -11,19 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
-
-from mrt_hpc.domains.small_world import STARTING_MODEL
-from mrt_hpc.domains.small_world.equations import (
-    ANSWER_START,
-    END_THINK,
-    FORCED_TEXT,
-    Equation,
-    Habits,
-    Split,
-    example,
-    problems,
-)
-from mrt_hpc.domains.small_world.warm_start import (
+from warm_start import (
     IGNORED,
     WarmStartReport,
     WarmStartSettings,
@@ -38,6 +26,18 @@ from mrt_hpc.domains.small_world.warm_start import (
     tokenise,
     update,
     warm_start,
+)
+
+from mrt_hpc.domains.small_world import STARTING_MODEL
+from mrt_hpc.domains.small_world.equations import (
+    ANSWER_START,
+    END_THINK,
+    FORCED_TEXT,
+    Equation,
+    Habits,
+    Split,
+    example,
+    problems,
 )
 from mrt_hpc.run.seeds import derive_seed
 

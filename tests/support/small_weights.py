@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
+from warm_start import build_tokenizer
 
-from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.weights import publish

@@ -10,10 +10,10 @@ import numpy as np
 from basics import QUICKSTART
 from run_of import run_of
 from samples import branch_with, rollout_with
+from warm_start import build_tokenizer
 
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
 from mrt_hpc.analysis.rows import summarise_evaluation
-from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.evaluate.asked_models import ModelsAsked
 from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe
 from mrt_hpc.inference.tokens import TokenBytes

@@ -11,10 +11,10 @@ from basics import RECIPES, ROOT
 from commands import typed
 from run_of import run_of
 from samples import rollout, rollout_with, sampled
+from warm_start import build_tokenizer
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
 from mrt_hpc.algorithms.batch import Batch
-from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.evaluate.class_contracts import Promise, Replay, of_algorithm, of_mode, of_prover
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.protocol import Request, SamplingSettings

@@ -9,11 +9,11 @@ from basics import RECIPES
 from commands import recipe, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from warm_start import ModelSize, build_tokenizer, fresh_model
 
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.sites import find_site
 from mrt_hpc.backends.slurm.site import SlurmSite
-from mrt_hpc.domains.small_world.warm_start import ModelSize, build_tokenizer, fresh_model
 from mrt_hpc.plan import memory
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.plan.memory import ModelShape, ServerSetting, TrainerSetting, UnknownShapeError

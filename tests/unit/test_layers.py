@@ -108,7 +108,7 @@ ON_NODES = {"training", "inference", "roles"}
 GRADERS = {"grader_queue", "spread_lane", "math.equivalence", "math.math_verify_changes", "math.preload"}
 OF_THE_STACK = {
     "mrt_hpc.run.weights_delta", "mrt_hpc.evaluate.regrade", "mrt_hpc.evaluate.class_check",
-    "mrt_hpc.evaluate.class_contracts", "mrt_hpc.domains.small_world.warm_start",
+    "mrt_hpc.evaluate.class_contracts",
     *(f"mrt_hpc.domains.{name}" for name in GRADERS),
 }  # fmt: skip
 """All other modules that a light installation cannot import: what commands need is not among them."""

@@ -6,8 +6,8 @@ import pytest
 import torch
 from basics import RECIPES
 from torch.nn import Parameter
+from warm_start import Muon
 
-from mrt_hpc.domains.small_world.warm_start import Muon
 from mrt_hpc.recipe.find import OTHER_KINDS
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.sections import Training

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import samples
 from commands import recipe, refusal
 from run_of import run_of
+from warm_start import build_tokenizer
 
-from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.protocol import Request, SamplingSettings

@@ -14,9 +14,9 @@ from commands import recipe, refusal
 from run_of import run_of, task_of
 from safetensors.numpy import load_file, save_file
 from transformers import LlamaConfig, Qwen3NextConfig
+from warm_start import build_tokenizer
 
 from mrt_hpc.domains.small_world import STARTING_MODEL
-from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.roles import prepare
 from mrt_hpc.roles.prepare_checks import check_prompts, name_unreadable

@@ -12,10 +12,10 @@ import pytest
 from commands import recipe, refusal
 from run_of import run_of
 from tokenizers import AddedToken, processors
+from warm_start import build_tokenizer
 
 from mrt_hpc.algorithms.samples import SampleSource
 from mrt_hpc.cli.plan import missing_inputs
-from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.mrt.sft import Conversation, Message

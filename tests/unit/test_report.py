@@ -14,6 +14,7 @@ import pytest
 from commands import typed
 from golden import assert_golden
 from synthetic_run import HOSTILE, Shape, SyntheticEvaluation, SyntheticRun
+from warm_start import build_tokenizer
 
 from mrt_hpc.algorithms.batch import batch_of
 from mrt_hpc.analysis.episode_progress import EpisodeProgress, progress_by_episode
@@ -29,7 +30,6 @@ from mrt_hpc.analysis.report.render import render_page, script_hash, write_markd
 from mrt_hpc.analysis.report.run_sections import sections
 from mrt_hpc.analysis.rows import mean_of, mean_rows, sample, summarise_evaluation
 from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, prefix_curve
-from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.inference.tokens import StoredTokens
 from mrt_hpc.plan.hours import UseHours
 from mrt_hpc.plan.jobs import Role

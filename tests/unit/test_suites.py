@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from basics import QUICKSTART, RECIPES
+from warm_start import ModelSize, build_tokenizer
 
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.domains.extraction import last_box
-from mrt_hpc.domains.small_world.warm_start import ModelSize, build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.evaluate.asked_models import ModelsAsked
 from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe

@@ -1,9 +1,8 @@
 """The embedded small world: a task, a tokenizer and a model of half a million parameters, for runs without a network.
 
 It exists so that the whole method runs on a laptop and in tests with real parts. :mod:`equations` (no torch) owns the
-problems and how traces look; :mod:`tokenizer` and :mod:`network` make the Hugging Face parts; :mod:`warm_start` trains
-them to a policy that calculates well and thinks badly, so that it has something to learn. Its result comes with the
-package.
+problems and how traces look. The starting model comes with the package: it calculates well and thinks badly, so that it
+has something to learn. ``tests/support/warm_start.py`` of the repository has made it, and makes it again.
 """
 
 from pathlib import Path

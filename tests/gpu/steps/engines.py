@@ -11,8 +11,8 @@ import torch
 from bench_trainer_gpu import destroy, release
 from memory_worker import sequences, training_of, write_model
 from paper_sequences import config_of
+from warm_start import build_tokenizer
 
-from mrt_hpc.domains.small_world.warm_start import build_tokenizer
 from mrt_hpc.plan.memory import shape_of
 from mrt_hpc.run.atomic import temporary_sibling
 from mrt_hpc.training.accelerator import choose_kernels, device, synchronize

@@ -1,7 +1,7 @@
 r"""The starting model of the small world: its tokenizer, a Qwen3 of under a million parameters, and its supervised
 training, to a policy that calculates well and thinks badly.
 
-    python -m mrt_hpc.domains.small_world.warm_start FOLDER
+    python tests/support/warm_start.py FOLDER
 
 This command has made the starting model that comes with the package, in a minute or two. Every step sees fresh traces
 of training problems, padded to the longest of the batch; no example is seen twice on purpose. The same settings give
