@@ -200,7 +200,8 @@ class Simulation:
         except FileNotFoundError:
             me.absent[path] = self.now
             raise
-        me.absent.pop(path, None)
+        # A node that finds a file knows of the folders above it.
+        me.absent = {name: since for name, since in me.absent.items() if not f"{path}/".startswith(f"{name}/")}
         return found
 
     def _forget(self, me: Process, folder: str) -> None:
