@@ -296,14 +296,17 @@ def claimed(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
     mine = LocalProcess(os.getpid(), _kernel_start(os.getpid()), socket.gethostname(), generation + 1)
     if not create_text(_claim(layout, mine.generation), json.dumps(asdict(mine))):
         raise _in_use(layout, _newest_claim(layout)[1] or mine)
-    with Heart(layout.heart(LOCAL, mine.generation), mine.name, heartbeat_limit_s):
+    with Heart(layout.heart(LOCAL, mine.generation), mine.name, heartbeat_limit_s) as heart:
         try:
             if holder := next((p for p, beat in before.items() if _beat(layout, p) not in (beat, NO_BEAT)), None):
                 raise _in_use(layout, holder)
             _refuse_later_claim(layout, mine)
             mine = replace(mine, held=True)
             write_json(_claim(layout, mine.generation), asdict(mine))
-            _refuse_later_claim(layout, mine)  # this process may have stood still, and been taken for dead
+            # This process may have stood still since its first beat, and been taken for dead. Another one that has
+            # claimed since then is seen here, and one that claims later sees this beat.
+            heart.beat()
+            _refuse_later_claim(layout, mine)
             yield
         finally:
             with suppress(OSError, UserError):  # the run may be gone; the end of this process will say the same

@@ -48,7 +48,7 @@ class Heart:
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
 
     def __enter__(self) -> Self:
-        self._beat()
+        self.beat()
         self._thread.start()
         return self
 
@@ -60,9 +60,9 @@ class Heart:
 
     def _run(self) -> None:
         while not self._end.wait(self._pause_s):
-            self._beat()
+            self.beat()
 
-    def _beat(self) -> None:
+    def beat(self) -> None:
         """One beat; one that cannot be written (a full disk, a lost server) is missed, and the next is tried. Of missed
         beats in a row the first is logged, the second, the fourth, and so on.
         """

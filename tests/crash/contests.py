@@ -156,7 +156,7 @@ class Claiming(OneAtATime):
 
     name = "claiming"
     interleavings = 3800
-    kept = ("1 957",)
+    kept = ("1 957", "91002 1553")
 
     def make(self, layout: RunLayout) -> None:
         super().make(layout)

@@ -260,7 +260,7 @@ class Simulation:
         for process in alive:
             if not any(start <= until < end for start, end in process.stood_still):
                 for heart in process.hearts:
-                    heart._beat()
+                    heart.beat()
         self._beating = False
 
     @contextmanager
@@ -281,7 +281,7 @@ class Simulation:
 
     def _beats(self, heart: leases.Heart) -> leases.Heart:
         """Takes the place of the beginning of a heart, which has no thread here."""
-        heart._beat()
+        heart.beat()
         if (me := self.running) is not None:
             me.hearts.append(heart)
         return heart

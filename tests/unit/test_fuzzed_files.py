@@ -202,7 +202,7 @@ def a_run(root: Path) -> None:
     record_submission(layout, TRAINER, "12", "cluster")
     write_task(layout, "prepare", 0, TaskRecord(TaskState.DONE, attempt="a"))
     write_task(layout, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt="12.0", message="so"))
-    Heart(layout.heart(TRAINER, 0), "12.0", 60.0)._beat()
+    Heart(layout.heart(TRAINER, 0), "12.0", 60.0).beat()
     where = {"host": "n", "pid": 7, "job": TRAINER, "task": 0, "rank": 0, "attempt": "12.0"}
     earlier = {"attempt": "11.0", "until": 1.7e9}
     events = [

@@ -49,7 +49,7 @@ def test_a_heart_that_cannot_be_written_goes_on(tmp_path: Path, caplog: pytest.L
     (tmp_path / "file").write_text("")
     heart = Heart(tmp_path / "file" / "heart.json", "a", limit_s=1000)
     for _ in range(100):
-        heart._beat()
+        heart.beat()
     assert len(caplog.records) == 7  # 1, 2, 4, ... 64
 
 
