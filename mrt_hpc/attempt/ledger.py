@@ -303,10 +303,7 @@ def claimed(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
             _refuse_later_claim(layout, mine)
             mine = replace(mine, held=True)
             write_json(_claim(layout, mine.generation), asdict(mine))
-            # This process may have stood still since its first beat, and been taken for dead. Another one that has
-            # claimed since then is seen here, and one that claims later sees this beat.
-            heart.beat()
-            _refuse_later_claim(layout, mine)
+            heart.beat_and(lambda: _refuse_later_claim(layout, mine))
             yield
         finally:
             with suppress(OSError, UserError):  # the run may be gone; the end of this process will say the same

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mrt_hpc.attempt.end import job_of
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.atomic import create_text
-from mrt_hpc.run.leases import Heart, read_beat
+from mrt_hpc.run.leases import NO_BEAT, Beat, Heart, read_beat
 from mrt_hpc.run.retries import list_directory, retrying
 
 if TYPE_CHECKING:
@@ -38,9 +38,8 @@ class TaskClaim(NamedTuple):
 
     number: int
     attempt: str
-
-
-NO_CLAIM = TaskClaim(0, _OVER)
+    beat: Beat
+    """The last beat of the task's heart that was seen with it."""
 
 
 @contextmanager
@@ -53,12 +52,17 @@ def sole_attempt(task: "Task") -> Iterator[None]:
     heart, limit_s = task.layout.heart(task.job.name, task.index), task.experiment.resilience.heartbeat_limit_s
     with task.shutdown.while_waiting():
         last = finished_claim(heart, task.attempt, limit_s)
-    mine = None if last is None else _path(heart, last.number + 1)
-    if mine is None or not task.retrying(lambda: create_text(mine, task.attempt), "the claim on the task"):
+    if last is None:
         raise _refused(task)
-    with Heart(heart, task.attempt, limit_s):
-        # an attempt that stood still before its first beat may have counted as over: another has claimed since then
-        if task.retrying(lambda: _newest_path(heart), "the claims on the task") != mine:
+    mine = _path(heart, last.number + 1)
+    if not task.retrying(lambda: create_text(mine, task.attempt), "the claim on the task"):
+        raise _refused(task)
+    if _is_of_another_job(last, task.attempt) and read_beat(heart) not in (last.beat, NO_BEAT):
+        raise _refused(task)  # it has only stood still
+    with Heart(heart, task.attempt, limit_s) as beating:
+        # an attempt that stood still may have counted as over: another has claimed since then
+        newest = beating.beat_and(lambda: task.retrying(lambda: _newest_path(heart), "the claims on the task"))
+        if newest != mine:
             raise _refused(task)
         try:
             yield
@@ -76,10 +80,10 @@ def finished_claim(heart: Path, attempt: str, limit_s: float) -> TaskClaim | Non
     before = None
     while True:
         claim, now = _newest_claim(heart), time.monotonic()
-        if job_of(claim.attempt) in (None, job_of(attempt)):
+        if not _is_of_another_job(claim, attempt):
             return claim
-        if (seen := (claim, read_beat(heart))) != before:
-            before, changed = seen, now
+        if claim != before:
+            before, changed = claim, now
         if now - changed >= limit_s:
             return claim
         if now - start >= limit_s + LOOK_EVERY_S:
@@ -87,9 +91,15 @@ def finished_claim(heart: Path, attempt: str, limit_s: float) -> TaskClaim | Non
         time.sleep(LOOK_EVERY_S)
 
 
+def _is_of_another_job(claim: TaskClaim, attempt: str) -> bool:
+    return job_of(claim.attempt) not in (None, job_of(attempt))
+
+
 def _newest_claim(heart: Path) -> TaskClaim:
     path = _newest_path(heart)
-    return NO_CLAIM if path is None else TaskClaim(_number(path), retrying(path.read_text, "the claim on the task"))
+    if path is None:
+        return TaskClaim(0, _OVER, NO_BEAT)
+    return TaskClaim(_number(path), retrying(path.read_text, "the claim on the task"), read_beat(heart))
 
 
 def _newest_path(heart: Path) -> Path | None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.atomic import create_text, write_json
@@ -32,6 +32,7 @@ from mrt_hpc.run.typed_file import UnreadableError, file_bytes, read_typed, type
 
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 BEATS_A_LIMIT = 5
 """The number of missed beats after which a heart counts as dead."""
@@ -42,7 +43,7 @@ class Heart:
 
     def __init__(self, path: Path, attempt: str, limit_s: float) -> None:
         self.path, self.attempt = path, attempt
-        self._pause_s = limit_s / BEATS_A_LIMIT
+        self._limit_s = limit_s
         self._beats, self._missed = 0, 0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
@@ -59,7 +60,7 @@ class Heart:
             self.path.unlink(missing_ok=True)
 
     def _run(self) -> None:
-        while not self._end.wait(self._pause_s):
+        while not self._end.wait(self._limit_s / BEATS_A_LIMIT):
             self.beat()
 
     def beat(self) -> None:
@@ -75,6 +76,17 @@ class Heart:
                 log.warning("%d heartbeat(s) in a row could not be written: %s", self._missed, error)
         else:
             self._missed = 0
+
+    def beat_and(self, look: Callable[[], T]) -> T:
+        """Beat, and return what ``look`` gives. Both are done again where this took half of the limit: the process has
+        stood still, and may have been taken for dead. Another process that comes after this look sees this beat.
+        """
+        while True:
+            began = time.monotonic()
+            self.beat()
+            seen = look()
+            if time.monotonic() - began < self._limit_s / 2:
+                return seen
 
 
 @dataclass(frozen=True)
