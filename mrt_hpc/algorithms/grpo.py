@@ -4,7 +4,7 @@ from typing import Literal
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
 from mrt_hpc.algorithms.batch import Batch, Learnt, rollout_sequences
-from mrt_hpc.mrt.mrt_online import outcome_token_advantages
+from mrt_hpc.mrt.grpo import outcome_token_advantages
 
 
 class Grpo(RolloutAlgorithm):

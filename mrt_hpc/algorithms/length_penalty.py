@@ -7,8 +7,8 @@ from pydantic import Field
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
 from mrt_hpc.algorithms.batch import Batch, Learnt, rollout_sequences
+from mrt_hpc.mrt.grpo import outcome_token_advantages
 from mrt_hpc.mrt.length_penalty import penalised_rewards
-from mrt_hpc.mrt.mrt_online import outcome_token_advantages
 
 
 class LengthPenalty(RolloutAlgorithm):

@@ -143,24 +143,15 @@ def is_done(layout: RunLayout, job: Job, states: Collection[TaskState] = (TaskSt
     return all(record.state in states for record in read_tasks(layout, job.name, job.tasks))
 
 
-def remarks(plan: Plan, layout: RunLayout, records: Records | None = None) -> list[tuple[Job, int, TaskRecord]]:
-    """The tasks whose last attempt recorded why it ended early; ``records`` as in :func:`progress`."""
-    records = read_records(plan, layout) if records is None else records
-    return [
-        (job, index, record)
-        for job in plan.jobs
-        for index, record in enumerate(records[job.name])
-        if record.message and record.state is not TaskState.DONE
-    ]
-
-
-def failures(plan: Plan, layout: RunLayout, records: Records | None = None) -> list[tuple[Job, int, TaskRecord]]:
-    """The tasks that have failed and are not started again: first those that failed by themselves, then those that
-    failed because of another, each in the order of time. ``records`` as in :func:`progress`.
+def failures(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]:
+    """The tasks that have failed and are not started again, with a reason: first those that failed by themselves, then
+    those that failed because of another, each in the order of time.
     """
-    broken = [remark for remark in remarks(plan, layout, records) if remark[2].state is TaskState.FAILED]
+    records = read_records(plan, layout)
+    tasks = [(job, index, record) for job in plan.jobs for index, record in enumerate(records[job.name])]
+    broken = [task for task in tasks if task[2].message and task[2].state is TaskState.FAILED]
     names = {job.name for job, _, _ in broken}
-    return sorted(broken, key=lambda remark: (not names.isdisjoint(remark[2].awaited), remark[2].time))
+    return sorted(broken, key=lambda task: (not names.isdisjoint(task[2].awaited), task[2].time))
 
 
 def reason(record: TaskRecord) -> str:

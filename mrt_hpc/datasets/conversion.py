@@ -103,15 +103,6 @@ class FileChecksum(_Strict):
     sha256: str
 
 
-class ColumnNames(_Strict):
-    """The columns that were read; ``id`` is null where ids were made, ``choices`` where the problems have none."""
-
-    problem: str
-    answer: str
-    id: str | None
-    choices: str | None
-
-
 class SourceRecord(_Strict):
     """Where a data file is from. It holds no time and no place of this machine: the same input gives the same bytes."""
 
@@ -122,7 +113,7 @@ class SourceRecord(_Strict):
     config: str | None
     split: str | None
     files: list[FileChecksum]
-    columns: ColumnNames
+    columns: Columns
     rows: int
     """The number of rows of the source."""
     problems: int
@@ -388,7 +379,7 @@ def _record(order: Order, source: DataSource, columns: Columns, parsed: _Parsed,
         config=source.config,
         split=source.split,
         files=[FileChecksum(name=file.name, sha256=sha) for file, sha in zip(source.files, sums, strict=True)],
-        columns=ColumnNames(problem=columns.problem, answer=columns.answer, id=columns.id, choices=columns.choices),
+        columns=columns,
         rows=parsed.rows,
         problems=len(parsed.problems),
         dropped=len(parsed.bad),

@@ -39,16 +39,14 @@ def needs_tags(sampling: BenchmarkSampling, mode: ModeSettings) -> None:
         raise misfit("prompt.thought_end", f"a closing tag with mode {mode.type}, which ends or continues thoughts")
 
 
-def needs_words(words: Sequence[str], mode: ModeSettings) -> None:
-    """Refuse an empty word, after which the model would end its thought again at the same place."""
+def check_texts(sampling: BenchmarkSampling, mode: ModeSettings, words: Sequence[str], forced_text: str) -> None:
+    """Refuse an empty word, after which the model would end its thought again at the same place; and a text that shall
+    end a thought and does not hold the closing tag.
+    """
     if not all(word.strip() for word in words):
         raise misfit(
             "evaluation.benchmarks", f"words of mode {mode.type} with letters in them; one of {words} is empty"
         )
-
-
-def closes_thought(sampling: BenchmarkSampling, mode: ModeSettings, forced_text: str) -> None:
-    """Refuse a text that shall end a thought and does not hold the closing tag."""
     if sampling.prompt.thought_end not in forced_text:
         raise misfit(
             "evaluation.benchmarks",

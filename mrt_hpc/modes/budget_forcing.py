@@ -8,7 +8,7 @@ from pydantic import Field
 
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
-from mrt_hpc.modes.base import Mode, closes_thought, needs_tags, needs_words
+from mrt_hpc.modes.base import Mode, check_texts, needs_tags
 from mrt_hpc.modes.writer import Draft, Thought, Writer
 from mrt_hpc.recipe.base import Tokens, misfit
 from mrt_hpc.recipe.choices import Boundaries
@@ -64,8 +64,7 @@ class BudgetForcing(Mode):
     def check(self, sampling: BenchmarkSampling) -> None:
         """Refuse budgets in another order, and texts that end no thought."""
         needs_tags(sampling, self)
-        needs_words(self.words, self)
-        closes_thought(sampling, self, self.forced_text)
+        check_texts(sampling, self, self.words, self.forced_text)
         if sorted(set(self.budgets)) != list(self.budgets):
             raise misfit("evaluation.benchmarks", f"budgets in ascending order, each once; they are {self.budgets}")
 

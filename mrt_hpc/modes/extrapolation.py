@@ -8,7 +8,7 @@ from pydantic import Field
 
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
-from mrt_hpc.modes.base import Mode, closes_thought, needs_tags, needs_words
+from mrt_hpc.modes.base import Mode, check_texts, needs_tags
 from mrt_hpc.modes.writer import Draft, Writer
 from mrt_hpc.recipe.base import Count, Tokens, misfit
 from mrt_hpc.recipe.choices import Boundaries
@@ -45,17 +45,13 @@ class Extrapolation(Mode):
     answer_tokens: Tokens = 1024
     """The maximum number of tokens of the answer."""
 
-    def budgets(self, base: int) -> tuple[int, ...]:
+    def boundary_budgets(self, base: int) -> tuple[int, ...]:
         """Return the number of tokens that each boundary after the first one stands for.
 
         Args:
             base: evaluation.max_tokens.
         """
         return tuple(base + self.tokens * w for w in range(0, self.extensions + 1, self.value_every))
-
-    def boundary_budgets(self, base: int) -> tuple[int, ...]:
-        """Return ``budgets``."""
-        return self.budgets(base)
 
     def word(self, extension: int) -> str:
         """Return the word that begins an extension, which are numbered from 0."""
@@ -82,8 +78,7 @@ class Extrapolation(Mode):
     def check(self, sampling: BenchmarkSampling) -> None:
         """Refuse texts that end no thought, and extensions after the last value."""
         needs_tags(sampling, self)
-        needs_words(self.words, self)
-        closes_thought(sampling, self, self.forced_text)
+        check_texts(sampling, self, self.words, self.forced_text)
         if self.extensions % self.value_every:
             raise misfit(
                 "evaluation.benchmarks",

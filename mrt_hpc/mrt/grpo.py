@@ -8,6 +8,8 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mrt_hpc.run.records import Rollout
+
 STD_FLOOR = 1e-6
 """A number added to a group's standard deviation, so that a group of equal rewards gives zero, not a division by zero.
 """
@@ -35,6 +37,23 @@ def outcome_advantages(
         if divide_by_std:
             advantages[members] /= group.std() + STD_FLOOR
     return advantages
+
+
+def outcome_token_advantages(
+    rollouts: Sequence[Rollout], rewards: Sequence[float] | None = None, *, divide_by_std: bool
+) -> list[NDArray[np.float64]]:
+    """Return the advantages of the tokens: B arrays [T_i], each constant over its trace.
+
+    Args:
+        rollouts: [B] the batch.
+        rewards: [B] that replace the rollouts' own.
+        divide_by_std: see :func:`outcome_advantages`.
+
+    Source: Shao et al. (2024).
+    """
+    paid = np.array([r.reward for r in rollouts] if rewards is None else rewards, dtype=np.float64)
+    outcome = outcome_advantages(paid, [r.problem_id for r in rollouts], divide_by_std=divide_by_std)
+    return [np.full(r.tokens, a) for a, r in zip(outcome, rollouts, strict=True)]
 
 
 def leave_one_out(rewards: NDArray[np.float64]) -> NDArray[np.float64]:

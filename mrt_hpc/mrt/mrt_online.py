@@ -62,20 +62,3 @@ def branch_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
     Source: not in the paper.
     """
     return leave_one_out(rewards)
-
-
-def outcome_token_advantages(
-    rollouts: Sequence[Rollout], rewards: Sequence[float] | None = None, *, divide_by_std: bool
-) -> list[NDArray[np.float64]]:
-    """Return GRPO's advantages in the same form: B arrays [T_i], each constant over its trace.
-
-    Args:
-        rollouts: [B] the batch.
-        rewards: [B] that replace the rollouts' own.
-        divide_by_std: see :func:`mrt_hpc.mrt.grpo.outcome_advantages`.
-
-    Source: Shao et al. (2024).
-    """
-    paid = np.array([r.reward for r in rollouts] if rewards is None else rewards, dtype=np.float64)
-    outcome = outcome_advantages(paid, [r.problem_id for r in rollouts], divide_by_std=divide_by_std)
-    return [np.full(r.tokens, a) for a, r in zip(outcome, rollouts, strict=True)]

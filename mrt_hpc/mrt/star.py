@@ -46,14 +46,13 @@ class Selected:
 
 
 def select_progressing(
-    rewards: Sequence[float], values: Sequence[NDArray[np.float64]], *, keep: int | None, threshold: float
+    rewards: Sequence[float], values: Sequence[NDArray[np.float64]], *, threshold: float
 ) -> list[Selected]:
     """Return which of one problem's traces to learn, and up to which boundary.
 
     Args:
         rewards: [K] of its traces.
         values: K arrays [k_i + 1] of the values at their boundaries.
-        keep: the maximum number of traces, those of greatest positive progress; None keeps all.
         threshold: a trace with an episode whose progress lies below it is dropped, as is one without any progress; both
             are looked for in what is learnt, that is before the cut.
 
@@ -65,7 +64,7 @@ def select_progressing(
     candidates = [Selected(i, first_peak(values[i])) for i in select_correct(rewards)]
     gains = {c: progress(values[c.index][: c.boundary + 1]) for c in candidates}
     sound = [c for c in candidates if positive(gains[c]) > 0 and gains[c].min() >= threshold]
-    return sorted(sound, key=lambda c: (-positive(gains[c]), c.index))[:keep]
+    return sorted(sound, key=lambda c: (-positive(gains[c]), c.index))
 
 
 def first_peak(values: NDArray[np.float64]) -> int:

@@ -103,21 +103,21 @@ class SamplingProver(Prover):
         return self.branches
 
 
-class BoxedProver(SamplingProver):
-    r"""A prover whose branches begin inside ``\boxed{``."""
+class OpensBox(Prover):
+    r"""A prover whose answers begin inside ``\boxed{``."""
 
     opens_box: ClassVar[bool] = True
-    max_tokens: Tokens = 64
-    """The maximum number of tokens of a branch."""
     box: str = BOX
     """The text that is written after forced_text, unless forced_text ends with it."""
 
     @property
     def question(self) -> str:
         """The whole text that is written after a prefix."""
-        return with_box(self.forced_text, self.box)
+        return self.forced_text if self.forced_text.endswith(self.box) else f"{self.forced_text} {self.box}"
 
 
-def with_box(forced_text: str, box: str) -> str:
-    """A forced text that ends with an opened box."""
-    return forced_text if forced_text.endswith(box) else f"{forced_text} {box}"
+class BoxedProver(OpensBox, SamplingProver):
+    r"""A prover whose branches begin inside ``\boxed{``."""
+
+    max_tokens: Tokens = 64
+    """The maximum number of tokens of a branch."""

@@ -6,14 +6,13 @@ from typing import ClassVar, Literal
 
 from mrt_hpc.inference.traces import BoundaryPlan, SampledTrace, Valuation
 from mrt_hpc.mrt.values import Estimate, KnownAnswer, likelihood
-from mrt_hpc.provers.base import GradedBoundary, Prover, ProverTools, with_box
+from mrt_hpc.provers.base import GradedBoundary, OpensBox, ProverTools
 from mrt_hpc.provers.box_tokens import Writing
 from mrt_hpc.provers.scoring import Scorer
 from mrt_hpc.recipe.base import Tokens
-from mrt_hpc.recipe.kinds import BOX
 
 
-class GoldLikelihood(Prover):
+class GoldLikelihood(OpensBox):
     r"""No sampling: the probability of the gold answer's tokens after the forced ``\boxed{``. Of several gold
     answers it is the sum, as a box holds one text.
 
@@ -21,19 +20,11 @@ class GoldLikelihood(Prover):
     """
 
     samples_answers: ClassVar[bool] = False
-    opens_box: ClassVar[bool] = True
     type: Literal["gold_likelihood"] = "gold_likelihood"
-    box: str = BOX
-    """The text that is written after forced_text, unless forced_text ends with it."""
     max_tokens: Tokens = 64
     """The maximum number of tokens of the gold answer; the value of prefixes counts as 0 where it is longer. Of several
     gold answers, those that are longer add nothing.
     """
-
-    @property
-    def question(self) -> str:
-        """What is written after a prefix, in all."""
-        return with_box(self.forced_text, self.box)
 
     def estimator(self, tools: ProverTools) -> "GoldLikelihoodScore":
         """Looks up probabilities."""

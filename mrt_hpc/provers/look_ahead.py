@@ -11,7 +11,7 @@ from mrt_hpc.mrt.values import Estimate, monte_carlo
 from mrt_hpc.provers.base import BoxedProver, GradedBoundary, ProverTools
 from mrt_hpc.provers.branches import Branches, openness
 from mrt_hpc.provers.history import AnswerHistory, Planner
-from mrt_hpc.provers.monte_carlo import MonteCarlo
+from mrt_hpc.provers.sampled_answers import MonteCarlo
 
 
 class LookAhead(BoxedProver):

@@ -104,7 +104,7 @@ ALGORITHMS: Registry[AlgorithmSettings] = Registry(
         "mrt": "mrt_hpc.algorithms.mrt:Mrt",
         "mrt_online": "mrt_hpc.algorithms.mrt_online:MrtOnline",
         "star": "mrt_hpc.algorithms.star:Star",
-        "mrt_star": "mrt_hpc.algorithms.mrt_star:MrtStar",
+        "mrt_star": "mrt_hpc.algorithms.star:MrtStar",
         "backtracking": "mrt_hpc.algorithms.backtracking:Backtracking",
         "sft_conversations": "mrt_hpc.algorithms.sft:SftConversations",
         "sft_suffix": "mrt_hpc.algorithms.sft:SftSuffix",
@@ -192,13 +192,13 @@ PROVERS: Registry[ProverSettings] = Registry(
     "prover",
     "mrt_hpc.provers.base:Prover",
     {
-        "forced_answer": "mrt_hpc.provers.monte_carlo:ForcedAnswer",
-        "boxed_answer": "mrt_hpc.provers.monte_carlo:BoxedAnswer",
+        "forced_answer": "mrt_hpc.provers.sampled_answers:ForcedAnswer",
+        "boxed_answer": "mrt_hpc.provers.sampled_answers:BoxedAnswer",
         "look_ahead": "mrt_hpc.provers.look_ahead:LookAhead",
         "gold_likelihood": "mrt_hpc.provers.gold_likelihood:GoldLikelihood",
         "rao_blackwell": "mrt_hpc.provers.rao_blackwell:RaoBlackwell",
-        "majority": "mrt_hpc.provers.majority:Majority",
-        "continuation": "mrt_hpc.provers.monte_carlo:Continuation",
+        "majority": "mrt_hpc.provers.sampled_answers:Majority",
+        "continuation": "mrt_hpc.provers.sampled_answers:Continuation",
     },
 )
 

@@ -290,7 +290,7 @@ def _plainly(policy: Policy, attention: str) -> Iterator[None]:
         model.set_attn_implementation(used)
 
 
-def make_small(config: PretrainedConfig, directory: Path, seed: int = 0) -> None:
+def make_small(config: PretrainedConfig, directory: Path) -> None:
     """Write a small model of the architecture and with all options of a configuration. Its weights are random, and so
     large that what is wrong shows in log-probabilities.
 
@@ -298,7 +298,7 @@ def make_small(config: PretrainedConfig, directory: Path, seed: int = 0) -> None
         Exception: the class of the model does not take the small sizes; whatever it raises.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = cast("PreTrainedModel", AutoModelForCausalLM.from_config(_small(config), dtype=torch.float32))
         for matrix in (p for p in model.parameters() if p.ndim > 1):
             nn.init.normal_(matrix, std=1.5 / math.sqrt(matrix.shape[-1]))

@@ -18,7 +18,7 @@ import psutil
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
 from mrt_hpc.algorithms.batch import Learnt, rollout_sequences
-from mrt_hpc.mrt.mrt_online import outcome_token_advantages
+from mrt_hpc.mrt.grpo import outcome_token_advantages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,7 +15,7 @@ from mrt_hpc.algorithms.batch import Batch, Learnt, rollout_sequences
 from mrt_hpc.mrt.values import Estimate
 from mrt_hpc.provers.base import GradedBoundary, ProverTools, SamplingProver
 from mrt_hpc.provers.branches import Branches
-from mrt_hpc.provers.monte_carlo import MonteCarlo
+from mrt_hpc.provers.sampled_answers import MonteCarlo
 from mrt_hpc.recipe.base import misfit
 from mrt_hpc.recipe.schema import Recipe
 

@@ -16,7 +16,7 @@ from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler, tokens_within
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
 from mrt_hpc.provers.branches import Branches, Fork
-from mrt_hpc.provers.monte_carlo import MonteCarlo
+from mrt_hpc.provers.sampled_answers import MonteCarlo
 from mrt_hpc.recipe.sections import Episodes
 from mrt_hpc.run.records import FinishReason, Problem
 from mrt_hpc.run.seeds import derive_seed

@@ -25,8 +25,8 @@ from mrt_hpc.provers.branches import Branches, Fork, look_ahead_of
 from mrt_hpc.provers.gold_likelihood import GoldLikelihoodScore
 from mrt_hpc.provers.history import AnswerHistory, Planner
 from mrt_hpc.provers.look_ahead import LookingAhead
-from mrt_hpc.provers.monte_carlo import MonteCarlo
 from mrt_hpc.provers.rao_blackwell import RaoBlackwellEstimator
+from mrt_hpc.provers.sampled_answers import MonteCarlo
 from mrt_hpc.provers.scoring import SMALL, Scorer
 from mrt_hpc.run.records import FinishReason, Problem
 

@@ -24,8 +24,8 @@ from mrt_hpc.inference.traces import PromptedGroup, Start
 from mrt_hpc.modes.base import Mode
 from mrt_hpc.modes.writer import Writer
 from mrt_hpc.mrt.values import Estimate
-from mrt_hpc.provers.monte_carlo import ForcedAnswer, MonteCarlo
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
+from mrt_hpc.provers.sampled_answers import ForcedAnswer, MonteCarlo
 from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.registry import imported

@@ -13,8 +13,8 @@ from mrt_hpc.inference.tokens import thought_and_answer
 from mrt_hpc.inference.traces import PromptedGroup, SampledBranch, SampledTrace, Start, Valuation
 from mrt_hpc.provers.branches import Branches
 from mrt_hpc.provers.history import AnswerHistory
-from mrt_hpc.provers.monte_carlo import MonteCarlo
 from mrt_hpc.provers.prover_session import ProverSession
+from mrt_hpc.provers.sampled_answers import MonteCarlo
 from mrt_hpc.roles.sampling.grading import TraceGrader
 from mrt_hpc.run.records import FinishReason, Gold, Problem
 

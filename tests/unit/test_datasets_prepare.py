@@ -124,7 +124,7 @@ def test_the_record_has_source_columns_numbers_and_checksums_and_the_same_input_
     unset = dict.fromkeys(("revision", "config", "split", "kept", "sample_seed", "sampled_of"))
     assert json.loads(Path("mine.jsonl.source.json").read_text()) == unset | {
         "source": "rows.jsonl", "files": [{"name": "rows.jsonl", "sha256": source}], "sha256": made,
-        "columns": {"problem": "Question", "answer": "Answer", "id": None, "choices": None},
+        "columns": {"problem": "Question", "answer": "Answer", "id": None, "choices": None, "any_answer": False},
         "rows": 4, "problems": 3, "dropped": 1, "mrt_hpc_version": mrt_hpc.__version__,
     }  # fmt: skip
 

@@ -13,7 +13,7 @@ from mrt_hpc.inference.traces import BoundaryPlan
 from mrt_hpc.mrt.votes import AnswerCounts, cleaned_answer, majority_at_k
 from mrt_hpc.provers.base import GradedBoundary
 from mrt_hpc.provers.branches import Branches
-from mrt_hpc.provers.majority import MajorityVote
+from mrt_hpc.provers.sampled_answers import MajorityVote
 from mrt_hpc.roles.sampling.grading import pairs_to_compare, representatives
 
 RIGHT = "right"

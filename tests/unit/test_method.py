@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from samples import rollout
 
-from mrt_hpc.mrt.grpo import leave_one_out, outcome_advantages
+from mrt_hpc.mrt.grpo import leave_one_out, outcome_advantages, outcome_token_advantages
 from mrt_hpc.mrt.mrt import (
     Baseline,
     Bonus,
@@ -16,7 +16,7 @@ from mrt_hpc.mrt.mrt import (
     draw_boundary,
     stop_advantages,
 )
-from mrt_hpc.mrt.mrt_online import branch_advantages, outcome_token_advantages, token_advantages
+from mrt_hpc.mrt.mrt_online import branch_advantages, token_advantages
 from mrt_hpc.mrt.progress import normalise, per_token, progress
 from mrt_hpc.run.records import Rollout
 

@@ -115,7 +115,7 @@ def test_words_are_inserted_in_rotation_in_place_of_the_closing_tag() -> None:
     extensions = [derive_seed(7, "extension", 0, "p", 1, w) for w in (1, 2, 3, 4)]
     assert [request.seeds for request in server.asked[:5]] == [[seed] for seed in (direct, *extensions)]
     assert trace.completion.seed == direct, "the first seed is that of a direct evaluation"
-    assert Extrapolation().budgets(16384) == (16384, 20480, 24576, 28672, 32768)
+    assert Extrapolation().boundary_budgets(16384) == (16384, 20480, 24576, 28672, 32768)
     assert [Extrapolation().word(w) for w in (0, 3, 4, 7)] == ["Wait", "But hold on", "Wait", "But hold on"]
 
 

@@ -18,7 +18,7 @@ from mrt_hpc.mrt.grpo import outcome_advantages
 from mrt_hpc.mrt.length_penalty import penalised_rewards
 from mrt_hpc.mrt.sft import ASSISTANT, USER, ChatFormat, Conversation, Message, mask_conversation, mask_suffix
 from mrt_hpc.mrt.star import Selected, first_peak, select_correct, select_progressing
-from mrt_hpc.provers.monte_carlo import Continuation
+from mrt_hpc.provers.sampled_answers import Continuation
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.records import Branch
 
@@ -38,9 +38,9 @@ def test_star_learns_what_is_right_and_mrt_ranks_it_by_progress_and_cuts_it_at_t
         np.array([1.0, 0.5]),  # best before it thought at all
     ]
     assert first_peak(np.array([0.25, 0.75, 0.5, 0.75])) == 1
-    kept = select_progressing(right, values, keep=None, threshold=-0.3)
+    kept = select_progressing(right, values, threshold=-0.3)
     assert kept == [Selected(0, 2), Selected(1, 2), Selected(2, 1)]
-    kept = select_progressing(right, values, keep=2, threshold=-0.2)
+    kept = select_progressing(right, values, threshold=-0.2)
     assert kept == [Selected(0, 2), Selected(2, 1)], "the loss of the first comes after its cut"
 
 

@@ -244,7 +244,7 @@ def test_jobs_of_one_kind_are_asked_about_once_and_told_together(monkeypatch: py
     jobs = [job(name) for name in "abcde"]
     (told,) = queued_otherwise(jobs, {one.name: str(40 + n) for n, one in enumerate(jobs)}, BOX, Path("/r"))
     assert [call.args[0] for call in ask.mock_calls] == [["scontrol", "show", "job", "40"]]
-    for word in ("job 40", "2 more", "00:20:00", "60 minutes", "max_time_minutes: 20", "cancel /r"):
+    for word in ("job 40", "2 other", "00:20:00", "60 minutes", "max_time_minutes: 20", "cancel /r"):
         assert word in told
     monkeypatch.setattr(queued_as, "run_slurm", Mock(side_effect=SlurmRefusedError(["scontrol"], "Access denied")))
     assert len(queued_otherwise([job("a"), job("b", 5)], {"a": "1", "b": "2"}, BOX, Path("/r"))) == 1

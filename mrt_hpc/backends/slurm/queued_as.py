@@ -11,7 +11,7 @@ from mrt_hpc.backends.slurm.commands import minutes_of, run_slurm
 from mrt_hpc.backends.slurm.parameters import mebibytes
 from mrt_hpc.backends.slurm.site import Requeue, SlurmSite
 from mrt_hpc.errors import UserError, word
-from mrt_hpc.plan.jobs import Job
+from mrt_hpc.plan.jobs import Job, few_names
 
 ASK_S = 15.0
 """The limit for one question, seconds: what was queued stays queued without an answer."""
@@ -114,8 +114,7 @@ def queued_otherwise(jobs: Sequence[Job], ids: Mapping[str, str], site: SlurmSit
     """
     sentences: list[str] = []
     for alike in kinds_asked(jobs):
-        names = ", ".join(f"{job.name} (job {ids[job.name]})" for job in alike[:3])
-        names += f" and {len(alike) - 3} more" if len(alike) > 3 else ""
+        names = few_names([f"{job.name} (job {ids[job.name]})" for job in alike])
         try:
             changed = list(differences(alike[0], site, queued_fields(ids[alike[0].name])))
         except UserError as error:

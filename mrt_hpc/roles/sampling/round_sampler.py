@@ -419,7 +419,7 @@ class RollingSampler:
                 running.add(tasks.create_task(self.sampler.sample(work, loading_s, all_claimed)))
                 await all_claimed.wait()
             else:
-                await _set_within(swapped, LONGEST_LOOK_S)  # other tasks may be lost, and leave groups, at any time
+                await _set_or_late(swapped)  # other tasks may be lost, and leave groups, at any time
             swapped.clear()
             running = {task for task in running if not task.done()}
             sampling = frozenset(self.sampler.sampling)  # taken here: the event loop changes it
@@ -430,10 +430,10 @@ class RollingSampler:
         while not over.is_set():
             if await asyncio.to_thread(self.swap):
                 swapped.set()
-            await _set_within(over, LONGEST_LOOK_S)
+            await _set_or_late(over)
 
 
-async def _set_within(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, but not longer than some seconds."""
+async def _set_or_late(event: asyncio.Event) -> None:
+    """Wait for an event, but not longer than to the next look."""
     with suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+        await asyncio.wait_for(event.wait(), LONGEST_LOOK_S)
