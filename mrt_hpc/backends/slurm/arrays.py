@@ -180,6 +180,8 @@ def submit_arrays(
 
     Args:
         jobs: jobs to submit; those in ``known_ids`` are passed over.
+        site: where they are submitted.
+        layout: the run directory.
         known_ids: by job name, from earlier calls: the id of the job, or several ids and names of tasks with colons in
             between, as a dependency has them.
         record: called with each name and id as soon as sbatch has printed it.
@@ -218,9 +220,8 @@ def submit_arrays(
         else:
             job_id, words = executor.submit_call(pickled, ids, show)
         record(job.name, job_id)
-        executor.give_pickle(
-            pickled, job_id
-        )  # a job may start at once, and waits for it; what is shown may fail or block
+        # A job may start at once, and waits for it; what is shown may fail or block.
+        executor.give_pickle(pickled, job_id)
         for line in words:
             if line not in said:
                 show(f"sbatch says: {line}")

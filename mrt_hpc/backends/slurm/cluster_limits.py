@@ -91,7 +91,7 @@ def closed_partitions(plan: Plan, site: SlurmSite, partitions: Mapping[str, surv
 
 
 def refusal(site: SlurmSite, reasons: Sequence[str]) -> UserError:
-    """The error of a submission that the cluster would refuse or never start; ``found`` is not empty."""
+    """The error of a submission that the cluster would refuse or never start; ``reasons`` is not empty."""
     return UserError(
         f"the plan exceeds the limits of the cluster, or site profile {site.name} is wrong",
         value="; ".join(reasons),

@@ -330,7 +330,7 @@ def _preempted(situation: Situation, what: Preemption) -> CheckResult:
         )
     if what.mode != "REQUEUE":
         return doubtful(
-            f"{said}: a preempted task is suspended; its reservations expire and other tasks take over its work",
+            f"{said}: a preempted task is suspended; its leases expire and other tasks take over its work",
             "choose a partition or QOS whose PreemptMode is REQUEUE or OFF",
         )
     notice = f"{said}: a preempted task gets SIGTERM, has {what.notice_s} s, and is queued again{_before(situation)}"
