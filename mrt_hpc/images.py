@@ -279,7 +279,7 @@ def _checksum(image: Path) -> ImageCheck:
     sidecar, digest = checksum_file(image), checksum(image)
     if not sidecar.is_file():
         return ImageCheck("checksum", True, f"{digest}; {sidecar.name} is not there, so it is compared with nothing")
-    expected = sidecar.read_text().split()[0]
+    expected = next(iter(sidecar.read_text(encoding="utf-8", errors="replace").split()), "nothing")
     remedy = "" if expected == digest else f"build or copy the image again, with {sidecar.name}"
     return ImageCheck("checksum", expected == digest, f"{digest}, and {expected} in {sidecar.name}", remedy)
 

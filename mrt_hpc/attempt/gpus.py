@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -218,7 +219,10 @@ def look() -> GpuView:
         raise _broken(f"the NVIDIA driver of this node gave no answer in {LOOK_LIMIT_S:.0f} s") from None
     if done.returncode:
         raise _broken(f"the NVIDIA driver of this node failed: {done.stderr.strip() or done.returncode}")
-    return typed(done.stdout.splitlines()[-1].encode(), GpuView)
+    for line in reversed(done.stdout.splitlines()):
+        with suppress(ValueError):
+            return typed(line.encode(), GpuView)
+    raise _broken(f"the look at the NVIDIA driver of this node printed no answer: {done.stdout.strip()[-80:]!r}")
 
 
 def _broken(what: str) -> UserError:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -126,7 +127,15 @@ def look_at_python(
         raise PythonLookError(f"{error.strerror} ({error.filename})") from None
     if done.returncode or not done.stdout.strip():
         raise PythonLookError((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
-    return PythonLook(**json.loads(done.stdout.splitlines()[-1]))
+    return _answer(done.stdout)
+
+
+def _answer(output: str) -> PythonLook:
+    """The last line that the program of the look has printed; what starts a Python may print others after it."""
+    for line in reversed(output.splitlines()):
+        with suppress(ValueError, TypeError):
+            return PythonLook(**json.loads(line))
+    raise PythonLookError(f"it printed no answer: {output.splitlines()[-1]:.80}")
 
 
 def missing_here() -> tuple[str, ...]:

@@ -380,7 +380,7 @@ def _write_checked(temporary: Path, text: str) -> None:
     Raises:
         UserError: the profile is wrong.
     """
-    temporary.write_text(text)
+    temporary.write_text(text, encoding="utf-8")
     try:
         load_site(temporary)
     except UserError as error:

@@ -20,6 +20,7 @@ from mrt_hpc.datasets.columns import is_part
 from mrt_hpc.errors import UserError
 from mrt_hpc.hub import hub_errors
 from mrt_hpc.recipe.hub_models import PREFIX
+from mrt_hpc.run.problems import once
 
 _NAME = re.compile(
     r"hub:(?P<repository>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[^/@\s]+))?(?:/(?P<split>[\w.-]+))?", re.ASCII
@@ -335,7 +336,7 @@ def _items(value: object, where: str) -> list[object]:
 
 def _parsed(text: bytes, where: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"not JSON: {error}", where=where, value=text[:80], advice="fetch or write the file once more"
@@ -349,11 +350,13 @@ def _csv(file: SourceFile) -> Iterator[Row]:
     try:
         with _opened(file) as stream:
             text = TextIOWrapper(stream, encoding="utf-8-sig", newline="")
-            for number, value in enumerate(csv.DictReader(text, strict=True), start=1):
+            reader = csv.DictReader(text, strict=True)
+            once([(name, None) for name in reader.fieldnames or ()])
+            for number, value in enumerate(reader, start=1):
                 if None in value:
                     raise csv.Error("a row has more cells than there are columns")
                 yield Row(f"{file.name}, row {number}", value)
-    except (csv.Error, UnicodeDecodeError) as error:
+    except (csv.Error, ValueError) as error:
         raise UserError(
             f"not a CSV file that can be read: {error}",
             where=f"{file.name}, after row {number}",

@@ -7,7 +7,6 @@ or a class of your own anywhere, named in the recipe as ``verifier: {type: my_mo
 
 import ast
 import hashlib
-import inspect
 import json
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION, Extraction
 from mrt_hpc.recipe.kinds import VerifierSettings
 from mrt_hpc.recipe.sections import Grading
-from mrt_hpc.recipe.user_code import module_file
+from mrt_hpc.recipe.user_code import code_files
 
 
 class NoVerdictError(TypeError):
@@ -84,6 +83,13 @@ class Verifier(VerifierSettings):
         hang, raise anything or exhaust the memory, and the answer then scores 0.
         """
 
+    @property
+    def longest_wall_s(self) -> float:
+        """The seconds on the clock that a judgement may take by limits of the verifier's own; 0 where it has none. The
+        grader process is not ended before.
+        """
+        return 0.0
+
     def may_take_long(self, answer: str) -> bool:  # noqa: ARG002 - some verifiers know
         """Whether an answer looks as if judging it took long: others then do not wait for it."""
         return False
@@ -135,16 +141,19 @@ def grader_digest(verifier: Verifier, time_limit_s: float, memory_limit_gib: flo
 
 
 def _code(verifier: Verifier) -> list[Path]:
-    """The modules of the package that judge answers, and the user's own one of the verifier's class or function."""
+    """The modules of the package that judge answers, and the code of the user's own class or function."""
     folder = Path(mrt_hpc.domains.__file__).parent
     modules = [path for path in sorted(folder.rglob("*.py")) if "small_world" not in path.parts]
-    named = {Path(inspect.getfile(type(verifier))), *([module_file(verifier.type)] if ":" in verifier.type else [])}
-    return [*modules, *sorted(named.difference(modules))]
+    return [*modules, *(code_files(verifier.type) if ":" in verifier.type else [])]
 
 
 def _syntax(path: Path) -> str:
-    """The syntax tree of a module as text, without its docstrings."""
-    tree = ast.parse(path.read_bytes())
+    """The syntax tree of a module as text, without its docstrings; the content of a file that is no Python."""
+    content = path.read_bytes()
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError):
+        return repr(content)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):

@@ -179,7 +179,7 @@ class Lane:
         self, pool: ProcessPool, answer: str, gold: str, limit_s: float
     ) -> ProcessFuture[tuple[Judgement, float]]:
         try:
-            wall_s = max(WALL_FACTOR * limit_s, LEAST_WALL_S)
+            wall_s = max(WALL_FACTOR * limit_s, LEAST_WALL_S, self.verifier.longest_wall_s)
             future = pool.schedule(judge_timed, args=(self.verifier, answer, gold, limit_s), timeout=wall_s)
         except RuntimeError as error:  # how pebble refuses tasks for a pool that has broken
             raise BrokenProcessPool(str(error)) from error

@@ -13,7 +13,7 @@ from typing import Literal
 
 from mrt_hpc.domains.base import Judgement, Verifier, after_thought
 from mrt_hpc.domains.extraction import THOUGHT_END
-from mrt_hpc.domains.sandbox import Limits, does_not_work, evaluate_apart
+from mrt_hpc.domains.sandbox import START_S, STARTS, Limits, does_not_work, evaluate_apart
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.base import Gib, Seconds
 
@@ -96,6 +96,11 @@ class PythonVerifier(Verifier):
         except UserError as error:
             return error
         return None if held else does_not_work("a program in the sandbox could get out of it, or did not run")
+
+    @property
+    def longest_wall_s(self) -> float:
+        """The seconds after which the sandboxes are ended, however often they are started."""
+        return STARTS * (WALL_FACTOR * self.time_limit_s + START_S)
 
     def reads(self, gold: str) -> bool:
         """Whether the assertions are Python, depend on the answer, and can be evaluated."""

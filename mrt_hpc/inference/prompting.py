@@ -247,7 +247,7 @@ def stop_tokens(directory: Path, tokenizer: "PreTrainedTokenizerFast") -> tuple[
     stops: set[int] = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
     path = directory / "generation_config.json"
     if path.is_file():
-        named = json.loads(path.read_text()).get("eos_token_id")
+        named = json.loads(path.read_bytes()).get("eos_token_id")
         stops.update(named if isinstance(named, list) else [] if named is None else [named])
     return tuple(sorted(stops))
 

@@ -6,7 +6,7 @@ They are the same for a server that a task has started and for one that runs alr
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
 
 import httpx
 import msgspec
@@ -22,6 +22,7 @@ LOOK_TIMEOUT_S = 10.0
 """The time-out for routes that a healthy server answers at once."""
 READ_LOG = "read the end of the server's log; mrt-hpc submit RUN starts the server again"
 """The advice in an error of a server that does not name its log."""
+T = TypeVar("T")
 UNIX = "unix:"
 """The prefix of an address that is the path of a Unix socket."""
 
@@ -121,6 +122,22 @@ class Server(Servers, Protocol):
         """
 
 
+class _Cleared(msgspec.Struct):
+    success: bool
+
+
+class _Model(msgspec.Struct):
+    max_model_len: int
+
+
+class _Models(msgspec.Struct):
+    data: Annotated[list[_Model], msgspec.Meta(min_length=1)]
+
+
+class _Reports(msgspec.Struct):
+    results: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+
+
 @dataclass(frozen=True)
 class ServerControl:
     """A client of the control routes of one server."""
@@ -143,9 +160,9 @@ class ServerControl:
         """Return the tokens read and generated since it started, by its own counters; None when it does not answer."""
         try:
             totals = metric_totals(self.call("GET", "/metrics", timeout=LOOK_TIMEOUT_S).text)
-        except (httpx.TransportError, ValueError, IndexError):  # ValueError, IndexError: not a page of metrics
+            return int(sum(totals.get(f"vllm:{kind}_tokens_total", 0.0) for kind in ("prompt", "generation")))
+        except (httpx.TransportError, ValueError, IndexError, OverflowError):  # all but the first: no page of metrics
             return None
-        return int(sum(totals.get(f"vllm:{kind}_tokens_total", 0.0) for kind in ("prompt", "generation")))
 
     def metrics(self) -> dict[str, float]:
         """Return vLLM's counters and gauges, summed over their labels."""
@@ -161,7 +178,7 @@ class ServerControl:
             UserError: the server does not answer, or samples that still run hold parts of the cache.
         """
         path = "/reset_prefix_cache"
-        if not self.request(path, params={"reset_running_requests": running}).json()["success"]:
+        if not self._answer(path, _Cleared, params={"reset_running_requests": running}).success:
             raise self._failure("the vLLM server did not clear its prefix cache: samples that run still hold it", path)
 
     def sleep(self, deadline_s: float) -> None:
@@ -182,12 +199,11 @@ class ServerControl:
 
     def longest_sequence(self) -> int:
         """Return the number of tokens of the longest sequence that it serves."""
-        models = self.request("/v1/models", method="GET").json()["data"]
-        return int(models[0]["max_model_len"])
+        return self._answer("/v1/models", _Models, method="GET").data[0].max_model_len
 
     def served(self) -> ServedSettings:
         """Return the settings with which it was started."""
-        return msgspec.json.decode(self.request(SERVED_PATH, method="GET").content, type=ServedSettings)
+        return self._answer(SERVED_PATH, ServedSettings, method="GET")
 
     def load(
         self,
@@ -223,12 +239,24 @@ class ServerControl:
         # by default vLLM clears the cache when it pauses, that of running samples as well
         self.request(PAUSE_PATH, timeout=pause_deadline_s, params={"mode": mode, "clear_cache": False})
         arguments = {"method": "reload_and_verify", "args": [str(directory)]}
-        report = self.request("/collective_rpc", timeout=read_deadline_s, json=arguments).json()["results"][0]
+        report = self._answer("/collective_rpc", _Reports, timeout=read_deadline_s, json=arguments).results[0]
         if swap is not WeightSwap.KEEP:  # the cache of a running sample cannot be cleared without its own
             self.reset_prefix_cache(running=swap is WeightSwap.RECOMPUTE)
         self.request("/update_weight_version", json={"new_version": str(version)})
         self.request("/resume")
-        return dict(report)
+        return report
+
+    def _answer(self, path: str, kind: type[T], **arguments: Any) -> T:
+        """Call a route that must succeed, and return its answer.
+
+        Raises:
+            UserError: as for ``request``; or the answer is none of this kind.
+        """
+        response = self.request(path, **arguments)
+        try:
+            return msgspec.json.decode(response.content, type=kind)
+        except ValueError as error:
+            raise self._failure(f"what answers is no vLLM server of this version: {error}", path) from error
 
     def request(
         self, path: str, *, method: str = "POST", timeout: float = CONTROL_TIMEOUT_S, **arguments: Any

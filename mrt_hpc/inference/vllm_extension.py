@@ -104,5 +104,5 @@ def _read_embedding(directory: Path, start: int, end: int) -> torch.Tensor:
 def _weight_files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        return sorted({directory / name for name in json.loads(index.read_text())["weight_map"].values()})
+        return sorted({directory / name for name in json.loads(index.read_bytes())["weight_map"].values()})
     return list_directory(directory, "*.safetensors")

@@ -1,6 +1,8 @@
 """Reads YAML files with the place of each field, so that an error can name file and line."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +17,8 @@ Location = tuple[int | str, ...]
 
 MAX_BYTES = 1_000_000
 """The maximum size of a YAML file: a recipe has some kilobytes, and the parser is slow on far larger files."""
+MAX_FIELDS = 100_000
+"""The maximum number of fields and list items of a file: aliases of aliases make millions of a few lines."""
 
 UNREADABLE = (YAMLError, ValueError, TypeError, AttributeError, RecursionError)
 """The errors of the parser for text that is no YAML, or YAML of a kind that no recipe needs (an alias within itself).
@@ -126,7 +130,7 @@ def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
     try:
         text = path.read_text(encoding="utf-8")
         data, node = parsed(text)
-        lines = {} if node is None else dict(_lines(node, ()))
+        lines = {} if node is None else dict(islice(_lines(node, ()), MAX_FIELDS))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
@@ -136,6 +140,9 @@ def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
         raise UserError(f"not UTF-8 text: {error}", where=path, advice=advice) from error
     except UNREADABLE as error:
         raise UserError(f"not YAML that can be read: {error}", where=path, advice=advice) from error
+    if len(lines) == MAX_FIELDS:
+        expected = f"fewer than {MAX_FIELDS:,}, what aliases repeat included"
+        raise UserError("the file has too many fields", where=path, expected=expected, advice=advice)
     if not isinstance(data, dict):
         raise UserError(
             "the file holds no fields",
@@ -147,14 +154,12 @@ def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
     return Source(path, data, {location: FieldPlace(depth, line, path) for location, line in lines.items()})
 
 
-def _lines(node: Node, at: Location) -> list[tuple[Location, int]]:
-    places: list[tuple[Location, int]] = []
+def _lines(node: Node, at: Location) -> Iterator[tuple[Location, int]]:
     if isinstance(node, MappingNode):
         for key, value in node.value:
-            places.append(((*at, key.value), key.start_mark.line + 1))
-            places += _lines(value, (*at, key.value))
+            yield (*at, key.value), key.start_mark.line + 1
+            yield from _lines(value, (*at, key.value))
     elif isinstance(node, SequenceNode):
         for index, item in enumerate(node.value):
-            places.append(((*at, index), item.start_mark.line + 1))
-            places += _lines(item, (*at, index))
-    return places
+            yield (*at, index), item.start_mark.line + 1
+            yield from _lines(item, (*at, index))

@@ -20,6 +20,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
+import mrt_hpc
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.base import Section
 from mrt_hpc.recipe.registry import NEAREST, Registry
@@ -142,15 +143,22 @@ def _code_in(folder: Path, modules: Iterable[str]) -> Iterator[Path]:
     compiled = folder / COMPILED
     beside = [path for path in folder.iterdir() if path.suffix in CODE and path.exists()]
     yield from (*beside, *(path for path in (compiled, *compiled.glob("*")) if path.exists()))
-    left, seen = [*modules, *(path.stem for path in beside)], set[str]()
+    for path in _reached(folder, [*modules, *(path.stem for path in beside)]):
+        if path.is_dir():
+            yield from (inside for inside in (path, *path.rglob("*")) if inside.exists())
+
+
+def _reached(folder: Path, modules: Iterable[str]) -> Iterator[Path]:
+    """The modules and packages of a folder that have these names, or that they import, and these in turn."""
+    left, seen = [*modules], set[str]()
     while left:
         if (name := left.pop()) in seen:
             continue
         seen.add(name)
-        package = folder / name
-        files = [path for path in (package, *package.rglob("*")) if path.exists()] if package.is_dir() else []
-        yield from files
-        left += [top for path in (folder / f"{name}.py", *files) if path.suffix == ".py" for top in _imported(path)]
+        for path in (folder / name, folder / f"{name}.py"):
+            if path.is_dir() or (path.is_file() and path.suffix == ".py"):
+                yield path
+                left += sorted(top for file in _files(path) for top in _imported(file))
 
 
 def _imported(path: Path) -> set[str]:
@@ -180,29 +188,8 @@ def origin(name: str) -> Path | None:
     if ":" not in name:
         return None
     spec = _spec(name.partition(":")[0].partition(".")[0])
-    if spec is None or spec.origin is None:
-        return None
-    path = Path(spec.origin)
-    return path.parent.parent if path.name == "__init__.py" else path.parent
-
-
-def module_file(name: str, folder: Path | None = None) -> Path:
-    """The file of the module whose class or function ``module:name`` is. Nothing is imported.
-
-    Args:
-        name: of the class or function.
-        folder: where the module lies if it is not on the search path; None where it is.
-
-    Raises:
-        ImportError: there is no such module.
-    """
-    top, *inner = name.partition(":")[0].split(".")
-    spec = _spec(top) or (None if folder is None else PathFinder.find_spec(top, [str(folder)]))
-    for part in inner:
-        spec = spec and PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations or [])
-    if spec is None or spec.origin is None:
-        raise ImportError(f"there is no module of {name}")
-    return Path(spec.origin)
+    place = None if spec is None else _place(spec)
+    return None if place is None else place.parent
 
 
 def own_class(name: str, registries: Mapping[str, Registry[Any]]) -> tuple[str, type[Section]]:
@@ -252,12 +239,55 @@ def _named(value: Any) -> Iterator[str]:
 
 
 def own_code(recipe: Experiment) -> list[Path]:
-    """The modules and packages with classes that the recipe names and that are not installed."""
-    specs = [_spec(name) for name in named_modules(recipe.model_dump(mode="json"))]
-    origins = [Path(spec.origin) for spec in specs if spec is not None and spec.origin is not None]
-    paths = [origin.parent if origin.name == "__init__.py" else origin for origin in origins]
-    installed = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
-    return [path for path in paths if not any(path.is_relative_to(folder) for folder in installed)]
+    """The modules and packages with classes that the recipe names and that are not installed; and those beside them
+    that these import.
+    """
+    specs = map(_spec, named_modules(recipe.model_dump(mode="json")))
+    tops = [place for spec in specs if spec is not None and (place := _place(spec)) is not None]
+    return list(dict.fromkeys(path for top in tops if not _is_installed(top) for path in _with_imported(top)))
+
+
+def code_files(name: str, folder: Path | None = None) -> list[Path]:
+    """The files of Python that decide what a class or function does: those of its module or package, and of what lies
+    beside it and is imported there. Of an installed one, its own package alone. Nothing is imported.
+
+    Args:
+        name: as ``module:Class``.
+        folder: where the module lies if it is not on the search path; None where it is.
+
+    Raises:
+        ImportError: there is no such module.
+    """
+    module = name.partition(":")[0].partition(".")[0]
+    spec = _spec(module) or (None if folder is None else PathFinder.find_spec(module, [str(folder)]))
+    if spec is None or (top := _place(spec)) is None:
+        raise ImportError(f"there is no module of {name}")
+    return sorted(file for path in ([top] if _is_installed(top) else _with_imported(top)) for file in _files(path))
+
+
+def _place(spec: ModuleSpec) -> Path | None:
+    """The file of a module, or the folder of a package; None for a module within Python."""
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    return Path(spec.origin) if spec.has_location and spec.origin else None
+
+
+def _is_installed(path: Path) -> bool:
+    return any(path.is_relative_to(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib"))
+
+
+def _with_imported(top: Path) -> list[Path]:
+    """A module or package of the user's own, and those beside it that it imports, and these in turn. What is installed
+    under a name comes before them.
+    """
+    beside = [path for path in _reached(top.parent, [top.stem]) if path.is_file() or (path / "__init__.py").is_file()]
+    return [top, *(path for path in beside if path not in (top, Path(mrt_hpc.__file__).parent) and _is_found(path))]
+
+
+def _is_found(path: Path) -> bool:
+    """Whether Python imports this module or package by its name, where it looks into the folder at all."""
+    spec = _spec(path.stem)
+    return spec is None or _place(spec) == path
 
 
 def keep(recipe: Experiment, folder: Path) -> None:

@@ -133,7 +133,7 @@ def records_of(layout: RunLayout, recipe: Experiment, measured: Measurements, na
         hours=tuple(spent.rows),
         attempts={role: counted[role] for role in Role if role in counted},
         happenings=happenings(layout),
-        recipe=layout.recipe_lock.read_text(),
+        recipe=layout.recipe_lock.read_text(encoding="utf-8"),
     )
     return [first, *records[1:]]
 

@@ -159,7 +159,7 @@ def creating(path: Path, *, durable: bool = True) -> "Iterator[Commit]":
 def create_text(path: Path, text: str, *, durable: bool = True) -> bool:
     """Create a file with a text, as :func:`creating` does; False where another writer was first."""
     with creating(path, durable=durable) as commit:
-        commit.temporary.write_text(text)
+        commit.temporary.write_text(text, encoding="utf-8")
     return commit.won
 
 

@@ -18,7 +18,7 @@ from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION
 from mrt_hpc.recipe.lock import versions
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import Benchmark, BenchmarkSampling
-from mrt_hpc.recipe.user_code import module_file
+from mrt_hpc.recipe.user_code import code_files
 from mrt_hpc.run.atomic import checksum, write_json
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, json_digest, read_manifest
@@ -180,7 +180,7 @@ def fingerprint_of(layout: RunLayout, experiment: Experiment, benchmark: Benchma
         weights=weights,
         benchmark=benchmark.name,
         seed=experiment.seed,
-        code={name: checksum(module_file(name, layout.code)) for name in own},
+        code={name: json_digest([checksum(file) for file in code_files(name, layout.code)]) for name in own},
         engine={package: version for package, version in versions().items() if package in ENGINE},
     )
 

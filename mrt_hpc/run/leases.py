@@ -147,7 +147,7 @@ class Observer:
         return beat.attempt if now - since < self.limit_s else None
 
 
-_NAME = re.compile(r"(\d{5})\.(\d{3,})")
+_NAME = re.compile(r"(\d{5,})\.(\d{3,})")
 
 
 @dataclass(frozen=True)

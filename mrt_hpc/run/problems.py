@@ -76,9 +76,29 @@ def read_lines(
     return items
 
 
+HALF = "a text holds half of a character, which no file can hold as UTF-8"
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The fields of an object of JSON, as ``object_pairs_hook``.
+
+    Raises:
+        ValueError: one of them stands there twice.
+    """
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"field {next(name for name in names if names.count(name) > 1)} stands there twice")
+    return fields
+
+
 def _object(line: bytes, where: str, advice: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=once)
+        if b"\\u" in line or b"\xed" in line:  # only then can there be half of a character
+            json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(HALF, value=line[:80], where=where, advice=advice) from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"not a line of JSON: {error}", value=line[:80], where=where, advice=advice) from error
     if not isinstance(row, dict):

@@ -9,7 +9,7 @@ from pathlib import Path
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import Prompt
-from mrt_hpc.run.atomic import checksum, write_text
+from mrt_hpc.run.atomic import checksum, write_bytes
 from mrt_hpc.run.layout import RunLayout
 
 PROMPT_FIELDS = ("chat_template", "examples")
@@ -42,7 +42,7 @@ def keep_prompt_files(layout: RunLayout, recipe: Experiment) -> None:
     """Copy the files that the prompts name into the run, where it has no copy."""
     for path in prompt_files(recipe).values():
         if not (kept := copy_of(layout, path)).exists():
-            write_text(kept, path.read_text())
+            write_bytes(kept, path.read_bytes())
 
 
 def changed_prompt_files(layout: RunLayout, recipe: Experiment) -> Iterator[Path]:

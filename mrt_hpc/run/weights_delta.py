@@ -242,7 +242,7 @@ class StoredDelta:
         """
         path = directory / DELTA
         try:
-            index: dict[str, Any] = json.loads(path.read_text())
+            index: dict[str, Any] = json.loads(path.read_bytes())
             base = VersionKey(int(index["base"]["version"]), str(index["base"]["digest"]))
             parts = {name: _Part(**fields) for name, fields in index["tensors"].items()}
             return StoredDelta(directory, base, str(index["contents"]), parts)

@@ -311,7 +311,7 @@ def _contents(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 def _read_state(file: Path) -> dict[str, Any]:
     try:
-        state = json.loads(file.read_text())
+        state = json.loads(file.read_bytes())
     except (*NOT_THERE, ValueError) as error:
         raise _unusable(f"the state cannot be read: {error!r}", file) from error
     if not isinstance(state, dict):

@@ -110,7 +110,7 @@ def write(trainer: TrainerEngine, weights: dict[str, torch.Tensor], dtype: str, 
     for file in source.iterdir():
         if _is_companion(file):
             shutil.copy(file, directory / file.name)
-    config = json.loads((source / "config.json").read_text())
+    config = json.loads((source / "config.json").read_bytes())
     for field in {"dtype", "torch_dtype"} & config.keys() or {"dtype"}:
         config[field] = dtype
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")

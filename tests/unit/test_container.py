@@ -106,6 +106,22 @@ def test_a_build_that_fails_or_was_not_asked_for_leaves_the_image_that_was_there
     assert "--on-node --site SITE" in missing
 
 
+def test_the_checksum_beside_an_image_counts_only_where_it_can_be_that_of_the_image(tmp_path: Path) -> None:
+    image, stated = tmp_path / "a.sif", "ab" * 32
+    image.write_text("image")
+    site = SlurmSite(name="c", container={"image": str(image)})
+    for text, later, digest in (
+        (f"{stated}  a.sif\n", 1, stated),
+        (f"{stated}  a.sif\n", -1, checksum(image)),
+        ("", 1, checksum(image)),
+        ("goodbye\n", 1, checksum(image)),
+    ):
+        checksum_file(image).write_text(text)
+        moment = image.stat().st_mtime + later
+        os.utime(checksum_file(image), (moment, moment))
+        assert site.image_digest() == digest, (text, later)
+
+
 def test_the_build_on_a_node_is_the_same_command_behind_the_setup_lines() -> None:
     site = SlurmSite(
         name="c", account="mine", partitions={"cpu": "short"}, max_time_minutes=60, python="/py",

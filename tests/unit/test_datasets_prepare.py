@@ -88,6 +88,8 @@ def test_each_kind_of_file_makes_the_same_problems(name: str, content: bytes) ->
         ("rows.txt", b"problem,answer\n1+1?,2\n", "rows.txt"),
         ("rows.csv", b"problem,answer\n1+1?,2,3\n", "rows.csv"),
         ("rows.csv", b"problem,answer\n\xff,2\n", "rows.csv"),
+        ("rows.csv", b"problem,answer,answer\n1+1?,2,3\n", "rows.csv"),
+        ("rows.jsonl", b'{"problem": "x", "answer": "1", "answer": "2"}\n', "line 1"),
         ("rows.jsonl", b'{"problem": "x", "answer": "1"}\n{"prob', "line 2"),
         ("rows.json", b'{"a": [{"problem": "x", "answer": "1"}], "b": []}', "rows.json"),
         ("rows.json", b"[1, ", "rows.json"),

@@ -16,7 +16,9 @@ from samples import rollout, sampled
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
 from mrt_hpc.algorithms.batch import Batch
+from mrt_hpc.domains.base import grader_digest
 from mrt_hpc.domains.small_world import STARTING_MODEL
+from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.inference.traces import BoundaryPlan
 from mrt_hpc.provers.base import GradedBoundary
@@ -204,3 +206,24 @@ def test_a_run_keeps_the_code_and_its_tasks_use_the_copy(recipe_file: Path, tmp_
     read = subprocess.check_output(command, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert read.split() == [str(layout.code / original.name), "0.5"]
     assert lock_text(recipe) == layout.recipe_lock.read_text()
+
+
+def test_what_a_module_imports_from_beside_it_is_kept_and_decides_verdicts_and_samples_too(
+    recipe_file: Path, tmp_path: Path
+) -> None:
+    own = f"rules_{tmp_path.name}"
+    (tmp_path / own).mkdir()
+    (tmp_path / own / "__init__.py").touch()
+    (tmp_path / own / "rules.py").write_text(f"import beside_{own}\n\n\ndef same(a, b):\n    return a == b\n")
+    (tmp_path / own / "judge.py").write_text("from .rules import same\n\n\ndef judge(a, b):\n    return same(a, b)\n")
+    (tmp_path / f"beside_{own}.py").write_text("import json, numpy\n")
+    (tmp_path / "numpy.py").write_text("raise ImportError\n")  # what is installed comes first
+    recipe = load_recipe(recipe_file, (f"data.verifier={{type: '{own}.judge:judge'}}",))
+    verifier = verifier_of(recipe.data, recipe.grading)
+    before = grader_digest(verifier, 2.0, 1.0)
+    layout = run_of(tmp_path / "run", recipe=recipe)
+    assert {path.name for path in layout.code.iterdir()} == {own, f"beside_{own}.py", f"method_{tmp_path.name}.py"}
+    for changed_file in (tmp_path / own / "rules.py", tmp_path / f"beside_{own}.py"):
+        changed_file.write_text(changed_file.read_text() + "\nx = 1\n")
+        assert before != (before := grader_digest(verifier, 2.0, 1.0)), changed_file
+    assert [path.name for path in changed(recipe, layout.code)] == ["rules.py", f"beside_{own}.py"]

@@ -39,6 +39,8 @@ def test_a_wrong_line_is_named_and_so_is_a_missing_or_empty_file(tmp_path: Path)
         ('{"id": "a", "problem": "x", "answer": "1"}', ["line 1", "'a'"]),
         ('{"id": "b", "problem": " ", "answer": "1"}', ["problem"]),
         ("\xff", []),
+        ('{"id": "b", "problem": "x", "answer": "1", "answer": "2"}', ["answer stands there twice"]),
+        ('{"id": "b", "problem": "x \\ud83d", "answer": "1"}', ["half of a character"]),
     ):  # fmt: skip
         path.write_bytes(f'{{"id": "a", "problem": "x", "answer": "1"}}\n{second}\n'.encode("latin-1"))
         refused = refusal(read_problems, path).message()

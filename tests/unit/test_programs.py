@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import sys
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -24,9 +25,10 @@ from mrt_hpc.cluster.doctor import local_checks, node_half, on_node
 from mrt_hpc.cluster.doctor.checks import CheckVerdict
 from mrt_hpc.cluster.doctor.node_half import NodeOrder
 from mrt_hpc.cluster.doctor.situation import Situation
-from mrt_hpc.domains.grader_queue import GraderPool, judge_timed
+from mrt_hpc.domains.grader_queue import GraderPool, Lane, judge_timed
 from mrt_hpc.domains.python import PythonVerifier, assertions
 from mrt_hpc.domains.sandbox import bwrap
+from mrt_hpc.domains.verifiers import MathVerifier
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.schema import Recipe
@@ -53,6 +55,19 @@ def test_a_program_is_right_only_where_all_assertions_were_seen_to_hold(case: di
         verdict = (PythonVerifier() if case["right"] else QUICK).judge(case["answer"], gold)
         assert verdict.correct is case["right"]
         assert verdict.error is None or not case["right"]
+
+
+def test_the_time_of_the_recipe_for_an_answer_does_not_cut_that_of_the_verifier_short() -> None:
+    asked: list[float] = []
+
+    class Pool:
+        def schedule(self, _: object, *, args: object, timeout: float) -> Future[None]:  # noqa: ARG002 - as pebble's
+            asked.append(timeout)
+            return Future()
+
+    for verifier in (PythonVerifier(time_limit_s=60.0), MathVerifier()):
+        Lane(verifier, 1, 2**30)._schedule(Pool(), "1", "1", 2.0)
+    assert (asked[0] > 4 * 60, asked[1]) == (True, 20.0)
 
 
 CONTAINS = "class A:\n    def __contains__(self, x): return True\ndef f(x): return A()"

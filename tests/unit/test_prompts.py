@@ -282,7 +282,7 @@ def test_examples_stand_beside_the_recipe_and_too_few_are_refused(examples: Path
 def test_a_run_keeps_its_own_copies_of_the_files_of_its_prompts(tmp_path: Path, examples: Path) -> None:
     """A file that changes afterwards changes nothing in the run, and the settings of its evaluations stay."""
     template = tmp_path / "template.jinja"
-    template.write_text("{{ messages[0].content }}")
+    template.write_bytes("{{ messages[0].content }}é\r\n".encode())
     changes = (f"prompt={{examples: {examples}, shots: 2}}", f"evaluation.prompt={{chat_template: {template}}}")
     asked = recipe("quickstart", *changes)
     layout = run_of(tmp_path / "run", recipe=asked)
@@ -293,7 +293,7 @@ def test_a_run_keeps_its_own_copies_of_the_files_of_its_prompts(tmp_path: Path, 
     kept = read_experiment(layout)
     assert len(read_examples(Path(str(kept.prompt.examples)))) == 3
     assert kept.evaluation.prompt and kept.evaluation.prompt.chat_template == str(copy_of(layout, template))
-    assert copy_of(layout, template).read_text() == "{{ messages[0].content }}"
+    assert copy_of(layout, template).read_bytes() == "{{ messages[0].content }}é\r\n".encode()
     assert evaluation_settings(layout, asked) == evaluation_settings(layout, kept) == before
     assert list(changed_prompt_files(layout, asked)) == [template]
     assert read_lock(layout.recipe_lock) == asked, "the lock names the files that were given"

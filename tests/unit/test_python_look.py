@@ -83,6 +83,12 @@ def test_a_look_finds_what_is_there_what_is_not_and_why_behind_the_setup_lines(t
     assert found.errors["vllm"] == "RuntimeError('no such symbol')"
     assert (found.mrt_hpc, "torch" in found.errors) == (None, True), "-S leaves out what is installed"
     assert look_at_python([sys.executable, "-S"], environment=environment).packages == {"vllm": "installed"}
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f'#!/bin/sh\n{sys.executable} "$@"\necho 3\necho goodbye\n')
+    wrapper.chmod(0o755)
+    assert look_at_python([str(wrapper)]).mrt_hpc is not None
+    with pytest.raises(PythonLookError, match="no answer"):
+        look_at_python(["/bin/echo", "goodbye"])
     with pytest.raises(PythonLookError, match="no module system"):
         look_at_python([sys.executable], setup=["echo no module system >&2; exit 3"])
     with pytest.raises(PythonLookError) as late:

@@ -303,3 +303,10 @@ def test_a_misfit_shows_the_value_and_an_option_that_removes_it() -> None:
 def test_a_length_curriculum_holds_from_its_stage_on() -> None:
     schedule = recipe("small_world/length_curriculum").schedule
     assert [schedule.max_tokens(i, 999) for i in (0, 6, 7, 13, 14, 19)] == [96, 96, 160, 160, 256, 256]
+
+
+def test_aliases_of_aliases_are_refused_before_they_fill_the_memory(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    (tmp_path / "many.yaml").write_text("\n".join(lines))
+    assert "too many fields" in refusal(load_recipe, tmp_path / "many.yaml").what

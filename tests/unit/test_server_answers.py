@@ -6,9 +6,11 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 from aiohttp import web
+from commands import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tenacity import wait_none
@@ -17,7 +19,7 @@ from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference import protocol
 from mrt_hpc.inference.client import Completion, Request, SamplingSettings, connect
 from mrt_hpc.inference.protocol import RequestBatch, ServedSample, not_finite, read_sample_line, sample_line
-from mrt_hpc.inference.server_control import Address
+from mrt_hpc.inference.server_control import Address, ServerControl
 
 REQUESTS = [
     Request([1, 2, 3], [10, 11], SamplingSettings(max_tokens=4)),
@@ -72,6 +74,33 @@ def answered_by(generate: Callable[[web.Request], Awaitable[web.Response]]) -> l
                 await runner.cleanup()
 
     return asyncio.run(answered())
+
+
+ODD = (
+    b"",
+    b"null",
+    b"3",
+    b"[]",
+    b"{}",
+    b'{"data": []}',
+    b'{"results": []}',
+    b'{"data": [{"max_model_len": "long"}]}',
+    b"\xff",
+)
+
+
+@pytest.mark.parametrize("body", ODD)
+def test_a_server_of_another_kind_is_told_by_each_of_its_routes(body: bytes) -> None:
+    class Odd(ServerControl):
+        def call(self, method: str, path: str, *, timeout: float, **arguments: object) -> httpx.Response:  # noqa: ARG002
+            return httpx.Response(200, content=b"vllm:prompt_tokens_total NaN" if path == "/metrics" else body)
+
+    server = Odd(Address("http://127.0.0.1:1"), "key", where="the log", advice="read it")
+    limits = {"pause_deadline_s": 1.0, "read_deadline_s": 1.0}
+    calls = (server.longest_sequence, server.served, server.reset_prefix_cache)
+    for work in (*calls, lambda: server.load(Path("w"), 1, **limits)):
+        assert "no vLLM server" in refusal(work).what
+    assert server.tokens_done() is None
 
 
 def check(completions: list[Completion]) -> None:

@@ -130,8 +130,8 @@ def _input(script: str) -> Iterator[int]:
     if not script:
         yield subprocess.DEVNULL
         return
-    with TemporaryFile("w+") as file:
-        file.write(script)
+    with TemporaryFile() as file:
+        file.write(script.encode())
         file.seek(0)
         yield file.fileno()
 

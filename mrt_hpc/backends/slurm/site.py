@@ -1,5 +1,6 @@
 """The profile of a Slurm cluster."""
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -13,6 +14,8 @@ from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.recipe.base import GPU_TYPE, OPTION, PARTITION, Line, NotNegative, Queued, Section, WholeMinutes
 from mrt_hpc.recipe.site import SiteLimits
 from mrt_hpc.run.atomic import checksum
+
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 # -- sbatch options ----------------------------------------------------------------------------------------------------
 # sbatch's long options: which the plan sets itself, and which there are (Slurm 20.11 to 25.05).
@@ -217,13 +220,13 @@ class SlurmSite(Site):
         return self.gpu_type or ""
 
     def image_digest(self) -> str | None:
-        """The checksum of the image, from the file beside it that `mrt-hpc container build` writes, or of the image
-        itself, which takes a second a gigabyte. A run remembers it (see :mod:`mrt_hpc.submit.submission`).
+        """The checksum of the image: the one in the file beside it that `mrt-hpc container build` writes, unless that
+        file is older than the image; otherwise that of the image itself, which takes a second a gigabyte. A run
+        remembers it (see :mod:`mrt_hpc.submit.submission`).
         """
         if (image := self.image_file()) is None:
             return None
-        sidecar = checksum_file(image)
-        return sidecar.read_text().split()[0] if sidecar.is_file() else checksum(image)
+        return stated_checksum(image) or checksum(image)
 
     def image_file(self) -> Path | None:
         """The image, where it is there; None without a container."""
@@ -234,6 +237,17 @@ class SlurmSite(Site):
 def checksum_file(image: Path) -> Path:
     """The file beside an image that holds its checksum."""
     return image.with_name(f"{image.name}.sha256")
+
+
+def stated_checksum(image: Path) -> str | None:
+    """The SHA-256 in the file beside an image; None where there is none, or it may be that of an earlier image."""
+    stated = checksum_file(image)
+    try:
+        word = next(iter(stated.read_text(encoding="utf-8", errors="replace").split()), "")
+        is_of_image = stated.stat().st_mtime_ns >= image.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
+    return word if is_of_image and _SHA256.fullmatch(word) else None
 
 
 def required(site: Site) -> SlurmSite:
