@@ -200,9 +200,7 @@ class IterationMetrics(Record):
     """Mean ratio of the sampled tokens' probabilities, the trainer's over the server's: 1 when they agree."""
     mismatch_max: float | None = None
     trainer: dict[str, float] = {}
-    """What else the trainer measured, by the names of :class:`mrt_hpc.training.update_statistics.UpdateStats`. Older
-    files repeat ``loss`` and others here, and hold a ``truncated_share`` of importance weights.
-    """
+    """What else the trainer measured, by the names of :class:`mrt_hpc.training.update_statistics.UpdateStats`."""
 
     @property
     def warnings(self) -> list[str]:

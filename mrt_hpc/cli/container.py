@@ -221,7 +221,7 @@ def srun_command(site: "SlurmSite", arguments: Sequence[str]) -> list[str]:
     asked = {"account": site.account, "qos": site.qos, "partition": site.partitions.cpu, **site.sbatch}
     options = [as_word(name, value) for name, value in asked.items() if value is not None]
     memory = [f"--mem={MEMORY_GIB}G"] if site.memory_request else []
-    python = shlex.join([site.python or sys.executable, "-m", "mrt_hpc.cli.main", *arguments])
+    python = shlex.join([site.python or sys.executable, "-m", "mrt_hpc", *arguments])
     script = "\n".join([*site.setup, "export PYTHONSAFEPATH=1", f"exec {python}"])
     return ["srun", *options, *memory, "--ntasks=1", f"--cpus-per-task={CPUS}", f"--time={minutes}",
             "--job-name=mrt-hpc-container", "bash", "-c", script]  # fmt: skip

@@ -1,6 +1,5 @@
 """The ``mrt-hpc`` command. Every command imports what it needs when it runs, so that help and plan answer at once."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +303,3 @@ for command in (
     recipes, report, runs, status, sync, traces, validate,
 ):  # fmt: skip
     main.add_command(command)
-
-if __name__ == "__main__":
-    sys.exit(main())

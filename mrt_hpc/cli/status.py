@@ -19,8 +19,8 @@ from mrt_hpc.cli.options import RUN, complete_task, console_of
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.find import expanded
 from mrt_hpc.run.layout import RunLayout, existing_run
-from mrt_hpc.run.offline import upload
 from mrt_hpc.run.retries import wait_until
+from mrt_hpc.run.wandb_runs import upload
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Plan

@@ -24,7 +24,7 @@ from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.events import Use
 from mrt_hpc.run.fork_record import read_fork
 from mrt_hpc.run.layout import RunLayout, collection_of
-from mrt_hpc.run.offline import upload
+from mrt_hpc.run.wandb_runs import upload
 
 log = logging.getLogger(__name__)
 

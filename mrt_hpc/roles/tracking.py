@@ -26,9 +26,9 @@ from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run import atomic
 from mrt_hpc.run.access import private_folder
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.offline import OFFLINE
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import read_typed
+from mrt_hpc.run.wandb_runs import OFFLINE
 
 # TensorBoard event files: the metrics of a run in ``tensorboard/``, where the recipe asks for them.
 #

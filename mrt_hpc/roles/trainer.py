@@ -15,7 +15,7 @@ from enum import Enum
 from functools import partial
 
 from mrt_hpc.algorithms.batch import Learnt
-from mrt_hpc.analysis.measures import IterationMetrics
+from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.domains.small_world.equations import trace_quality
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.schema import Recipe
@@ -178,7 +178,7 @@ class Trainer:
             Interrupted: the task was asked to leave.
         """
         timeline = Timeline()
-        with timeline.phase("waiting"):
+        with timeline.phase(Phase.WAITING):
             what = self._await_next_or_save()
         if what is Next.LEAVE:
             self._leave()
@@ -285,10 +285,10 @@ class Trainer:
         seed_generators(derive_seed(self.task.recipe.seed, "trainer", self.iteration))
         self._compared = True
         self.task.spend(Use.LOADING)
-        with timeline.phase("loading"):
+        with timeline.phase(Phase.LOADING):
             data = rendezvous.together(self.reader.data)
         self.task.spend(Use.TRAINING)
-        with timeline.phase("optimisation"):
+        with timeline.phase(Phase.OPTIMISATION):
             keep = partial(self.artifacts.keep_skipped, self.iteration)
             stats = self.engine.update([*data.sequences, *data.branches], keep)
         self._longest_step_s = max(self._longest_step_s, timeline.working)
@@ -298,10 +298,10 @@ class Trainer:
         if checkpoint_due := self._checkpoint_due():
             # The metrics come first: a checkpoint means that its iteration is wholly accounted for.
             self.artifacts.write_metrics(self._metrics(done, data, stats, timeline))
-        with timeline.phase("publishing"):
+        with timeline.phase(Phase.PUBLISHING):
             self.artifacts.publish(self.iteration)
         if checkpoint_due:
-            with timeline.phase("checkpoint"):
+            with timeline.phase(Phase.CHECKPOINT):
                 self.artifacts.save(self.iteration)
         metrics = self._metrics(done, data, stats, timeline)
         self.artifacts.write_metrics(metrics)

@@ -15,9 +15,9 @@ from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.atomic import checksum, write_json
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.offline import waiting_directories
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import UnreadableError, read_typed
+from mrt_hpc.run.wandb_runs import waiting_directories
 
 
 @dataclass(frozen=True)

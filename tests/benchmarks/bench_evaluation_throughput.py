@@ -203,7 +203,7 @@ def of_role(folder: Path, load: Load, pair: int) -> tuple[RunLayout, list[Rollou
         "sampling.max_prompt_tokens": MAX_PROMPT_TOKENS,
         "resources.evaluation.cpus": CORES,
     }
-    command = [sys.executable, "-m", "mrt_hpc.cli.main", "eval", str(folder / "model"), "--suite", str(suite)]
+    command = [sys.executable, "-m", "mrt_hpc", "eval", str(folder / "model"), "--suite", str(suite)]
     command += ["--site", "local", "--run", str(run), "--results", str(folder / f"results-{pair}"), *sets(settings)]
     _, whole = timed(lambda: subprocess.run(command, env=environment(), check=True, stdout=subprocess.DEVNULL))
     layout = RunLayout(run)

@@ -136,7 +136,7 @@ def submit(
         first: folders whose modules are imported before all others.
         more: arguments of ``subprocess.run``.
     """
-    command = [sys.executable, "-m", "mrt_hpc.cli.main", "submit", str(recipe), "--site", "local", "--run", str(run)]
+    command = [sys.executable, "-m", "mrt_hpc", "submit", str(recipe), "--site", "local", "--run", str(run)]
     axes = [f"--sweep={field}={','.join(map(str, values))}" for field, values in (sweep or {}).items()]
     subprocess.run([*command, *axes, *sets(changes)], env=environment(*first), check=True, **more)
 

@@ -53,7 +53,7 @@ def copy_folder(source: Path, target: Path) -> None:
 
 def submit_command(run: Path, changes: tuple[str, ...]) -> list[str]:
     sets = [word for change in changes for word in ("--set", change)]
-    module = [sys.executable, "-m", "mrt_hpc.cli.main"]
+    module = [sys.executable, "-m", "mrt_hpc"]
     return [*module, "submit", str(ROOT / "recipes/quickstart.yaml"), "--site", "local", "--run", str(run), *sets]
 
 

@@ -33,7 +33,7 @@ pytestmark = [
 
 def test_a_run_on_a_gpu_reaches_its_report(tmp_path: Path) -> None:
     sets = [part for change in CHANGES for part in ("--set", change)]
-    command = [sys.executable, "-m", "mrt_hpc.cli.main", "submit", str(ROOT / "recipes/quickstart.yaml")]
+    command = [sys.executable, "-m", "mrt_hpc", "submit", str(ROOT / "recipes/quickstart.yaml")]
     result = subprocess.run(
         [*command, "--run", str(tmp_path / "run"), *sets],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

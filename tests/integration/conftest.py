@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def printed(*words: str | Path) -> str:
     """What ``mrt-hpc`` with these words prints in a process of its own, which ends well."""
-    command = [sys.executable, "-m", "mrt_hpc.cli.main", *map(str, words)]
+    command = [sys.executable, "-m", "mrt_hpc", *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2400, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -70,7 +70,7 @@ def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A vLLM server of `mrt-hpc serve`, as the value of ``serving.attach``: runs that use it start no server."""
     folder = tmp_path_factory.mktemp("warm_server")
     longest = ROOT / "recipes/small_world/backtracking.yaml"  # it has the longest sequences
-    command = [sys.executable, "-m", "mrt_hpc.cli.main", "serve", str(longest), "--set", "serving.kv_cache_gib=0.5"]
+    command = [sys.executable, "-m", "mrt_hpc", "serve", str(longest), "--set", "serving.kv_cache_gib=0.5"]
     command += ["--model", str(STARTING_MODEL), "--key-file", str(folder / "key")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(

@@ -92,7 +92,7 @@ class Cluster:
         )
 
     def mrt_hpc(self, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        return self.as_user(self.python, "-m", "mrt_hpc.cli.main", *arguments, timeout=timeout)
+        return self.as_user(self.python, "-m", "mrt_hpc", *arguments, timeout=timeout)
 
     def site(self, **changes: object) -> SlurmSite:
         values: dict[str, object] = {

@@ -53,7 +53,7 @@ def swept(cluster: Cluster) -> Swept:
     root = folder / "family"
     words = quickstart(cluster, root, CHANGES, partitions={"cpu": "preempt"})
     counted, calls = counting(cluster, folder)
-    command = (cluster.python, "-m", "mrt_hpc.cli.main", "submit", *words, *SWEEP)
+    command = (cluster.python, "-m", "mrt_hpc", "submit", *words, *SWEEP)
     done = cluster.as_user("env", f"PATH={counted}:/usr/bin:/bin", *command, timeout=300)
     assert done.returncode == 0, done.stderr
     submitted = Counter(calls.read_text().split())

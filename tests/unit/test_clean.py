@@ -14,6 +14,7 @@ from synthetic_run import Shape, SyntheticRun
 
 from mrt_hpc.attempt.ledger import record_submission
 from mrt_hpc.cli.life import KINDS
+from mrt_hpc.cli.options import ROLES
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.run.groups import commit_group, read_group
@@ -154,4 +155,4 @@ def test_files_with_another_link_free_nothing(tmp_path: Path) -> None:
     (tmp_path / "two").write_bytes(bytes(100))
     os.link(tmp_path / "two", tmp_path / "link")
     assert frees([tmp_path / "one", tmp_path / "two"]) == 10
-    assert list(KINDS) == [kind.value for kind in Removable]
+    assert (list(KINDS), ROLES) == ([kind.value for kind in Removable], [role.value for role in Role])

@@ -145,7 +145,7 @@ def test_paths_in_advice_are_words_of_a_shell(tmp_path: Path) -> None:
 
 def test_a_terminal_that_lacks_a_character_ends_no_command(tmp_path: Path) -> None:
     (folder := tmp_path / "noch–da").mkdir()
-    asked = in_a_process(["-m", "mrt_hpc.cli.main", "runs", folder], PYTHONIOENCODING="latin-1")
+    asked = in_a_process(["-m", "mrt_hpc", "runs", folder], PYTHONIOENCODING="latin-1")
     assert (asked.returncode, "noch\\u2013da" in asked.stdout) == (0, True), asked.stderr
 
 

@@ -131,7 +131,7 @@ def test_the_build_on_a_node_is_the_same_command_behind_the_setup_lines() -> Non
     options = "--account=mine --partition=short --constraint=build --mem=16G --ntasks=1 --cpus-per-task=4 --time=60"
     assert words[:8] == ["srun", *options.split()]
     lines = ["module load apptainer", "export PYTHONSAFEPATH=1"]
-    assert script.splitlines() == [*lines, "exec /py -m mrt_hpc.cli.main container build cuda 'a b.sif'"]
+    assert script.splitlines() == [*lines, "exec /py -m mrt_hpc container build cuda 'a b.sif'"]
 
 
 def test_a_damaged_image_fails_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ def test_lines_come_while_the_run_goes_on_until_it_ends_or_the_reader_stops(run:
     run.queue("13|RUNNING|1|None|node1")
     run.task(TRAINER, TaskState.RUNNING, attempt="13.0")
     path = run.log(f"{TRAINER}/13_0_log.out", "one\n")
-    command = [sys.executable, "-m", "mrt_hpc.cli.main", "logs", str(run.layout.root), "--follow"]
+    command = [sys.executable, "-m", "mrt_hpc", "logs", str(run.layout.root), "--follow"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         until(process, lambda line: line == f"{TRAINER}[0] 13.0 rank0 | one\n")
         if interrupted:

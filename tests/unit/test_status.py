@@ -261,7 +261,7 @@ def test_without_a_terminal_each_change_is_a_line(run: CannedRun, capsys: pytest
 def on_a_terminal(*command: str) -> str:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "100", "LINES": "50", "TERM": "xterm"}
-    words = [sys.executable, "-m", "mrt_hpc.cli.main", *command]
+    words = [sys.executable, "-m", "mrt_hpc", *command]
     with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
         os.close(theirs)
         printed = b""

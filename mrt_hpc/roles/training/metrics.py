@@ -15,25 +15,19 @@ from mrt_hpc.mrt.progress import progress
 from mrt_hpc.run.records import FinishReason, GroupStatistics, Rollout
 from mrt_hpc.training.update_statistics import UpdateStats
 
-INFERENCE_PHASES = {"loading": Phase.LOADING, "generation": Phase.GENERATION, "grading": Phase.GRADING}
-TRAINER_PHASES = {
-    "loading": Phase.LOADING,
-    "advantages": Phase.LOADING,
-    "optimisation": Phase.OPTIMISATION,
-    "checkpoint": Phase.CHECKPOINT,
-    "publishing": Phase.PUBLISHING,
-}
+INFERENCE_PHASES = (Phase.GENERATION, Phase.LOADING, Phase.GRADING)
+TRAINER_PHASES = (Phase.LOADING, Phase.OPTIMISATION, Phase.CHECKPOINT, Phase.PUBLISHING)
 
 
 class Timeline:
     """The trainer's wall time of one iteration, by phase."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[Phase, float] = {}
         self._start = time.monotonic()
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: Phase) -> Iterator[None]:
         """Add the time spent inside the block to a phase."""
         start = time.monotonic()
         try:
@@ -44,7 +38,7 @@ class Timeline:
     @property
     def working(self) -> float:
         """Seconds recorded so far, without waiting."""
-        return sum(seconds for name, seconds in self.seconds.items() if name != "waiting")
+        return sum(seconds for name, seconds in self.seconds.items() if name is not Phase.WAITING)
 
     @property
     def total(self) -> float:
@@ -112,15 +106,15 @@ def seconds_by_phase(timeline: Timeline, costs: Sequence[GroupStatistics]) -> di
     and is left out.
     """
     seconds = dict.fromkeys(Phase, 0.0)
-    for name, phase in TRAINER_PHASES.items():
-        seconds[phase] += timeline.seconds.get(name, 0.0)
+    for phase in TRAINER_PHASES:
+        seconds[phase] = timeline.seconds.get(phase, 0.0)
     slowest = max(
         (c.seconds for c in costs), key=lambda s: sum(s.get(name, 0.0) for name in INFERENCE_PHASES), default={}
     )
-    left = timeline.seconds.get("waiting", 0.0)
-    for name in ("generation", "loading", "grading"):
-        explained = min(left, slowest.get(name, 0.0))
-        seconds[INFERENCE_PHASES[name]] += explained
+    left = timeline.seconds.get(Phase.WAITING, 0.0)
+    for phase in INFERENCE_PHASES:
+        explained = min(left, slowest.get(phase, 0.0))
+        seconds[phase] += explained
         left -= explained
     seconds[Phase.WAITING] = left
     return seconds
