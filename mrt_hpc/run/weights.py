@@ -290,5 +290,8 @@ def evaluated(layout: RunLayout) -> set[int]:
 
 
 def prune_weights(layout: RunLayout, recipe: Recipe, version: int) -> list[int]:
-    """Remove the weights versions that are not needed any more once ``version`` is published, and return them."""
-    return prune(layout, needed_versions(layout, recipe, version))
+    """Remove the weights versions that are not needed any more once ``version`` is published, and return them. Later
+    ones stay: they are the work of an attempt that has taken this one for lost.
+    """
+    later = {published for published in published_versions(layout) if published > version}
+    return prune(layout, needed_versions(layout, recipe, version) | later)

@@ -411,6 +411,7 @@ class Trainings(Contest):
     name = "trainings"
     allowed = (UserError,)
     interleavings = 120
+    kept = ("92006 52",)
 
     def make(self, layout: RunLayout) -> None:
         Training().make(layout)

@@ -56,6 +56,12 @@ def submitted(root: Path, name: str, warnings: list[str] | None = None) -> RunLa
     return RunLayout(root)
 
 
+def test_an_attempt_that_was_taken_for_lost_removes_no_later_version(run: RunLayout) -> None:
+    assert train(run, 12) == [0, 10, 11, 12]
+    prune_weights(run, read_recipe_lock(run.recipe_lock), 8)
+    assert published_versions(run) == [0, 10, 11, 12]
+
+
 def test_a_pinned_version_stays(run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[set[int]] = []
     monkeypatch.setattr(evaluation_alone, "start", lambda *_: kept.append(pinned_versions(run)))

@@ -163,12 +163,17 @@ class TrainingArtifacts:
         """Make the files agree with the state after ``iteration`` updates: set aside younger ones, and the weights
         version of another attempt, and publish the version that is missing. The one that training resumes from is a
         whole model: what follows does not depend on what lies before.
+
+        Raises:
+            UserError: this attempt was taken for lost.
         """
 
         def set_aside() -> None:
             layout, state = self.task.layout, self.publisher.state
             reason = f"younger than the state after {iteration} iterations, from which training resumed"
-            self.task.set_aside(younger_than(layout, iteration), reason)
+            younger = younger_than(layout, iteration)
+            self._refuse_if_superseded()  # what is younger is then the work of the attempt that runs
+            self.task.set_aside(younger, reason)
             if is_delta(path := layout.weights_version(iteration)):
                 self.task.set_aside(
                     [path], "a delta of the version from which training resumed, which is a whole model"
