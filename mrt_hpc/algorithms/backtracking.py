@@ -96,12 +96,12 @@ def _attempt(group: "Group", statements: dict[str, str], source: SampleSource) -
     ids = [i for i in rollout.token_ids if i not in source.prompter.stop_token_ids]
     continuations: dict[int, list[StepContinuation]] = defaultdict(list)
     for branch in group.branches:
-        continuations[branch.boundary].append(StepContinuation(branch.text, branch.reward))
+        continuations[branch.boundary].append(StepContinuation(branch.text, branch.reward, is_whole(branch)))
     return Attempt(
         problem_id=rollout.problem_id,
         problem=statements[rollout.problem_id],
         steps=[source.tokens.text(ids[a:b]) for a, b in pairwise(cuts)],
         ending=source.tokens.text(ids[cuts[-1] :]),
-        reward=float(is_whole(rollout)),
+        reward=rollout.reward,
         continuations=[continuations[j] for j in range(len(cuts))],
     )

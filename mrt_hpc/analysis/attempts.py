@@ -2,6 +2,7 @@
 problems, and the number of problems by the difference (paper, Figures 13 and 16).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -34,10 +35,16 @@ class ModelAttempts:
     """The shares of the samples whose attempts are right or wrong, as ``wrong, then right``."""
 
     @property
-    def histogram(self) -> dict[float, int]:
-        """The number of problems by the difference of the last attempts to the first ones, the middle of each bin."""
-        places = [round((self.last[problem] - self.first[problem]) * BINS) for problem in self.first]
-        return {place / BINS: places.count(place) for place in range(-BINS, BINS + 1)}
+    def histogram(self) -> dict[float, float]:
+        """The number of problems by the difference of the last attempts to the first ones, the middle of each bin. A
+        difference between two bins counts one half in each.
+        """
+        counts = dict.fromkeys(range(-BINS, BINS + 1), 0.0)
+        for problem in self.first:
+            place = round((self.last[problem] - self.first[problem]) * BINS, 6)
+            for side in (math.ceil(place - 0.5), math.floor(place + 0.5)):
+                counts[side] += 0.5
+        return {place / BINS: count for place, count in counts.items()}
 
 
 def analyse_attempts(models: Sequence[ModelSamples]) -> Analysis:

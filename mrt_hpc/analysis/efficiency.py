@@ -2,27 +2,34 @@
 ratio of these between models. A trace that is stopped early has to answer, and this answer counts as the own answer of
 a complete trace does: else a model whose thoughts are stopped would seem to need fewer tokens than it does.
 
-Intervals are percentiles of a bootstrap over problems, the same draws for all models. With 30 problems they hold the
-truth in 92 to 94 % of simulated evaluations (``tests/benchmarks/bench_coverage.py``).
+Intervals are percentiles of a bootstrap over problems, the same draws for all models. The percentiles lie further out
+the fewer problems there are, as Student's t says (Hesterberg 2015, *The American Statistician* 69, 371-386); with 30
+problems they hold the truth in about 93 % of simulated evaluations (``tests/benchmarks/bench_coverage.py``).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtr
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, remark_on_correction
+from mrt_hpc.analysis.comparing import FEW
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
-from mrt_hpc.analysis.intervals import CONFIDENCE, IntervalEstimate, holm, share_interval
+from mrt_hpc.analysis.intervals import IntervalEstimate, holm, share_interval, t_quantile
 from mrt_hpc.analysis.model_samples import SUITE_WITH, Counted, EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.problem_measures import curve_of, tokens_at
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import TraceCurve, first_reached, reward_within
 from mrt_hpc.recipe.choices import Boundaries
 
-MEANT = (Boundaries.EPISODES, Boundaries.LAST_ATTEMPT)
-"""The samples that this analysis makes sense of."""
+MEANT = (Boundaries.EPISODES,)
+"""The samples that this analysis makes sense of: of several attempts, a finished one would count as nothing until the
+last one has ended.
+"""
 POINTS = 256
 """The number of steps in which the allowed tokens grow."""
 DRAWS = 2000
@@ -95,8 +102,9 @@ def analyse_efficiency(models: Sequence[ModelSamples], levels: Sequence[float], 
         seed: of the bootstrap.
 
     Raises:
-        UserError: thoughts were cut or continued at given budgets, so that their lengths are not the models' own; or
-            all tokens are to be counted, and no answers were forced at the prefixes of a model.
+        UserError: thoughts were cut or continued at given budgets, so that their lengths are not the models' own; a
+            sample is several attempts; or all tokens are to be counted, and no answers were forced at the prefixes of a
+            model.
     """
     for model in models:
         model.require_boundaries(*MEANT)
@@ -149,10 +157,8 @@ def limited_trace(trace: EvaluatedTrace, counted: Counted) -> LimitedTrace:
     if not trace.is_valued:
         return LimitedTrace(trace.tokens, trace.reward, None)
     curve = curve_of(trace, counted, 1 if all(boundary.forced for boundary in trace.boundaries) else 0)
-    first, last = trace.boundaries[0], trace.boundaries[-1]
-    earlier = first.tokens if counted == "all" else 0
-    tokens = earlier + tokens_at(last, counted, 0) + trace.tokens - last.tokens
-    return LimitedTrace(tokens, trace.reward, TraceCurve(earlier + curve.tokens, curve.values))
+    last = trace.boundaries[-1]
+    return LimitedTrace(tokens_at(last, counted, 0) + trace.tokens - last.tokens, trace.reward, curve)
 
 
 def accuracy_within(traces: Sequence[LimitedTrace], allowed: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -198,8 +204,8 @@ def tokens_to(by_model: Sequence[ModelEfficiency], level: float, seed: int) -> l
 
 def p_of_ratio(draws: NDArray[np.float64], problems: int) -> float:
     """The two-sided p-value of a ratio other than 1: twice the share of the draws on the other side of 1, where the
-    estimate counts as one more draw (Davison and Hinkley 1997, *Bootstrap Methods*, Section 4.2). It is 1 for a single
-    problem, all of whose draws are the same.
+    estimate counts as one more draw (Davison and Hinkley 1997, *Bootstrap Methods*, Section 4.2), and as many problems
+    as there are say with Student's t. It is 1 for a single problem, all of whose draws are the same.
 
     Args:
         draws: [draws] of the bootstrap; those that do not exist are left out.
@@ -209,7 +215,9 @@ def p_of_ratio(draws: NDArray[np.float64], problems: int) -> float:
     if problems == 1 or not len(defined):
         return 1.0
     beyond = min(int((defined <= 1).sum()), int((defined >= 1).sum()))
-    return min(1.0, 2 * (beyond + 1) / (len(defined) + 1))
+    p = min(1.0, 2 * (beyond + 1) / (len(defined) + 1))
+    deviates = -NormalDist().inv_cdf(p / 2)
+    return float(2 * stdtr(problems - 1, -deviates * math.sqrt((problems - 1) / problems)))
 
 
 def with_correction(results: Sequence[TokensTo]) -> list[TokensTo]:
@@ -242,8 +250,9 @@ def ratio_of_tokens(tokens: NDArray[np.float64], first: NDArray[np.float64]) -> 
 
 
 def percentiles(estimate: float, draws: NDArray[np.float64], problems: int) -> IntervalEstimate:
-    """An estimate with the percentile interval of its draws. Ends are draws, not between draws, since some may be
-    infinite; draws that do not exist are left out. A single problem gives no interval: all its draws are the same.
+    """An estimate with the percentile interval of its draws, expanded for few problems. Ends are draws, not between
+    draws, since some may be infinite; draws that do not exist are left out. A single problem gives no interval: all its
+    draws are the same.
 
     Args:
         estimate: from all problems.
@@ -253,7 +262,7 @@ def percentiles(estimate: float, draws: NDArray[np.float64], problems: int) -> I
     defined = draws[~np.isnan(draws)]
     if problems == 1 or not len(defined):
         return IntervalEstimate(estimate, float("nan"), float("nan"))
-    tail = (1 - CONFIDENCE) / 2
+    tail = NormalDist().cdf(-t_quantile(problems - 1) * math.sqrt(problems / (problems - 1)))
     low, high = np.quantile(defined, [tail, 1 - tail], method="inverted_cdf")
     return IntervalEstimate(estimate, float(low), float(high))
 
@@ -353,6 +362,8 @@ def _remarks(
         for result in results
         if result.undefined > 0 and result.model != results[0].model
     ]
+    if results and 1 < len(models[0].problems) < FEW:
+        remarks.append(f"with fewer than {FEW} problems an interval assumes much of how they differ")
     if results and len(models[0].problems) == 1:
         remarks.append("tokens and ratios have no interval: a single problem shows nothing of others")
     return (*remarks, *(() if results else _remark_on_levels(by_model)))

@@ -142,7 +142,8 @@ class IterationMetrics(Record):
     reward_mean: float | None = None
     """Mean reward of the rollouts trained on; None where given samples are learnt."""
     tokens_per_rollout: float
-    """Mean length of a trace with its answer, or of a sample, tokens."""
+    """The mean number of sampled tokens of a rollout, its answer included: those after the prefix where it begins with
+    one. Of given samples, their mean length."""
     seconds: dict[Phase, float] = {}
     """The trainer's wall time by what the run was doing: while the trainer waits, the slowest inference task loads,
     generates and grades."""

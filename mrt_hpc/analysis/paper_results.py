@@ -58,8 +58,13 @@ RESULTS = (
         "R1-Distill-Qwen-7B (left) has no recipe",
     ),
     PaperResult("Figure 12", "more of Figure 9", _BEYOND, "as Figure 9"),
-    PaperResult("Figure 10", "length over training", "mrt-hpc report TRAINED", "the same"),
-    PaperResult("Figure 11", "length and reward over training", "mrt-hpc report TRAINED", "the same"),
+    PaperResult(
+        "Figure 10",
+        "length over training",
+        "mrt-hpc report TRAINED",
+        "the same; of `mrt`, whose rollouts begin with prefixes, the tokens after them",
+    ),
+    PaperResult("Figure 11", "length and reward over training", "mrt-hpc report TRAINED", "as Figure 10"),
     PaperResult(
         "Figure 13", "histogram of second less first attempt", _ATTEMPTS,
         "over problems, of the model's own first attempt; there is no recipe for RL with backtracking",

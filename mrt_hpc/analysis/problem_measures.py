@@ -267,8 +267,13 @@ def require_samples(model: ModelSamples, k: int, name: str) -> None:
         )
 
 
-def require_budget(model: ModelSamples, budget: int) -> None:
+def require_budget(model: ModelSamples, budget: int, option: str = "--measure regret@") -> None:
     """Refuse a budget that no trace of an evaluation could reach: a trace that was cut would count as one that ended.
+
+    Args:
+        model: with its limit.
+        budget: in tokens.
+        option: the option that names the budget, up to its number.
 
     Raises:
         UserError: it exceeds the limit of the evaluation.
@@ -277,9 +282,9 @@ def require_budget(model: ModelSamples, budget: int) -> None:
         raise UserError(
             f"regret@{budget} needs traces of up to {budget} tokens, and those of {model.name} on {model.benchmark} "
             f"end at {model.limit}",
-            where="--measure",
+            where=option.partition(" ")[0],
             expected=f"a budget of at most {model.limit}",
-            advice=f"--measure regret@{model.limit}",
+            advice=f"{option}{model.limit}",
         )
 
 

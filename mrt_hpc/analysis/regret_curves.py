@@ -18,7 +18,7 @@ from mrt_hpc.analysis.analysis_files import (
 )
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
 from mrt_hpc.analysis.model_samples import SUITE_WITH, EvaluatedTrace, ModelSamples, require_same_budgets
-from mrt_hpc.analysis.problem_measures import Regret, curve_of, curves_of
+from mrt_hpc.analysis.problem_measures import Regret, curve_of, curves_of, require_budget
 from mrt_hpc.analysis.scaling import forced_majority, require_few_draws
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import VOTES, TraceCurve, area_of_episodes, joined, regret_against_voting, regret_by_problem
@@ -61,13 +61,19 @@ def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int]) -> An
 
     Args:
         models: on the same benchmark.
-        budgets: in tokens; empty takes 32 up to the longest trace, or to the last boundary where that has more tokens.
+        budgets: in tokens; empty takes 32 up to the longest trace, or to the last boundary where that has more tokens,
+            or to the limit of an evaluation where that has fewer.
 
     Raises:
-        UserError: the boundaries of a model are not the ends of episodes, or its prefixes were not valued.
+        UserError: the boundaries of a model are not the ends of episodes, its prefixes were not valued, or a budget
+            exceeds the limit of an evaluation.
     """
     curves = {model.name: curves_of(model) for model in models}
-    measured = sorted(set(budgets)) or even_budgets(most_tokens(models, curves.values()))
+    limits = [model.limit for model in models if model.limit is not None]
+    longest = min([most_tokens(models, curves.values()), *limits])
+    measured = sorted(set(budgets)) or even_budgets(longest)
+    for model in models:
+        require_budget(model, measured[-1], "--budgets ")
     by_model = [regret_of(name, mine, measured) for name, mine in curves.items()]
     figures = (figure_of_regret(by_model), _figure_of_areas(by_model))
     table, *differences = tables_of_regret(by_model)

@@ -42,6 +42,8 @@ class StepContinuation:
 
     text: str
     reward: float
+    whole: bool
+    """Whether it came to its end: one that the limit cut would teach to stop there."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ class Attempt:
         return "".join(self.steps[:boundary])
 
     def right_continuation(self, boundary: int) -> str | None:
-        """Return the first right rollout from a prefix, None when there is none."""
-        return next((c.text for c in self.continuations[boundary] if c.reward == 1.0), None)
+        """Return the first right rollout from a prefix that came to its end, None when there is none."""
+        return next((c.text for c in self.continuations[boundary] if c.reward == 1.0 and c.whole), None)
 
 
 @dataclass(frozen=True)

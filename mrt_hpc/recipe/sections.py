@@ -445,7 +445,7 @@ class Evaluation(base.Section):
     """
     regret_budgets: tuple[base.Tokens, ...] | None = None
     """The numbers of tokens up to which regret is measured; null takes those of 4096, 8192, 12288 and 16384 that are at
-    most max_tokens, or max_tokens where none is.
+    most max_tokens, or max_tokens where none is. A benchmark with a max_tokens of its own has those up to that.
     """
     regret_tokens: Literal["sampled", "all"] = "sampled"
     """The tokens that regret counts before a boundary: the sampled ones of the trace alone; or all that the model reads

@@ -64,7 +64,7 @@ def summary_of(
         truncated_share=sum(r.finish_reason is FinishReason.LENGTH for r in rollouts) / len(rollouts),
         answered_share=sum(r.answer is not None for r in rollouts) / len(rollouts),
         quality=trace_quality(benchmark.problems, traces),
-        regret=_regret(with_regret, experiment.evaluation),
+        regret=_regret(with_regret, experiment.evaluation, experiment.sampling_of(benchmark).max_tokens),
         regret_tokens=experiment.evaluation.regret_tokens,
         stages={} if benchmark.mode is None else stage_rewards(every_stage, benchmark.mode.stages),
         graders=graders,
@@ -72,10 +72,10 @@ def summary_of(
     )
 
 
-def _regret(parts: Sequence[Sampled], how: Evaluation) -> dict[int, dict[str, float]]:
-    """Regret by budget and problem; empty where no prefix was valued."""
+def _regret(parts: Sequence[Sampled], how: Evaluation, limit: int) -> dict[int, dict[str, float]]:
+    """Regret by budget and problem, up to the limit of a trace; empty where no prefix was valued."""
     traces = valued_traces(parts, how.regret_tokens)
-    return {budget: regret_by_problem(traces, budget) for budget in how.budgets if traces}
+    return {budget: regret_by_problem(traces, budget) for budget in how.budgets if traces and budget <= limit}
 
 
 def stage_rewards(rollouts: Sequence[Rollout], names: Sequence[str]) -> dict[str, dict[str, float]]:

@@ -1,9 +1,11 @@
 """Problems: read strictly from JSON lines, and drawn for each iteration by the run's seed alone."""
 
 import json
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -251,28 +253,31 @@ def draw_indices(size: int, run_seed: int, iteration: int, count: int) -> list[i
     pass. Within one iteration no item comes twice, unless there are fewer than ``count``.
     """
     places = [divmod(position, size) for position in range(iteration * count, (iteration + 1) * count)]
-    orders = {epoch: _order(size, run_seed, epoch) for epoch in {epoch for epoch, _ in places}}
-    chosen = [orders[epoch][index] for epoch, index in places]
-    return _without_repeats(chosen, size) if count <= size else chosen
+    orders = {epoch: _order(size, run_seed, epoch, count) for epoch in {epoch for epoch, _ in places}}
+    return [orders[epoch][index] for epoch, index in places]
 
 
-def _order(size: int, run_seed: int, epoch: int) -> list[int]:
-    order = list(range(size))
-    random.Random(derive_seed(run_seed, "epoch", epoch)).shuffle(order)
+def _order(size: int, run_seed: int, epoch: int, count: int) -> list[int]:
+    """The order of a pass. Where it begins within a window, its first items are none of those that the window has from
+    the end of the pass before; the others follow in their order.
+    """
+    if count > size:
+        return _shuffled(size, run_seed, epoch)
+    # The end of a pass of two windows does not depend on its beginning; else every so many passes begin with a window.
+    first = epoch - 1 if size >= 2 * count else epoch - epoch % (count // math.gcd(size, count))
+    order: list[int] = []
+    for number in range(max(0, first), epoch + 1):
+        before = {*order[size - number * size % count :]} if order else set[int]()
+        shuffled = _shuffled(size, run_seed, number)
+        new = list(islice((item for item in shuffled if item not in before), count - len(before)))
+        order = new + [item for item in shuffled if item not in {*new}] if before else shuffled
     return order
 
 
-def _without_repeats(chosen: list[int], size: int) -> list[int]:
-    """Replace what a window over two passes drew twice by what it has not drawn, in the order of the data."""
-    taken = set(chosen)
-    spare = (index for index in range(size) if index not in taken)
-    seen: set[int] = set()
-    result = []
-    for index in chosen:
-        unique = index if index not in seen else next(spare)
-        seen.add(unique)
-        result.append(unique)
-    return result
+def _shuffled(size: int, run_seed: int, epoch: int) -> list[int]:
+    order = list(range(size))
+    random.Random(derive_seed(run_seed, "epoch", epoch)).shuffle(order)
+    return order
 
 
 def share(items: Sequence[Item], shard: int, shards: int) -> list[Item]:

@@ -78,6 +78,12 @@ def metrics_of(batch: Batch | None = ROLLOUTS, **stats: float) -> IterationMetri
     return iteration_metrics(3, learnt, replace(STATS, **stats), Timeline(), {})  # type: ignore[arg-type]
 
 
+def test_the_length_of_rollouts_leaves_those_out_that_were_forced_to_answer() -> None:
+    forced = rollout_with([2], forced=1)
+    batch = replace(ROLLOUTS, rollouts=[rollout_with([2, 3, 4]), rollout_with([2]), forced, forced], values=[{}] * 4)
+    assert (metrics_of(batch).tokens_per_rollout, metrics_of(None).tokens_per_rollout) == (2.0, 2.0)
+
+
 def test_given_samples_are_compared_with_no_server() -> None:
     metrics = metrics_of(None)
     assert (metrics.mismatch_mean, metrics.mismatch_max, metrics.clip_fraction) == (None, None, None)

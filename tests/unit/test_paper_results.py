@@ -208,5 +208,10 @@ def test_the_last_attempt_less_the_first_one() -> None:
     found = attempts_of_model(ATTEMPTED)
     assert (found.first, found.last) == ({"a": 0.5, "b": 0.5}, {"a": 1.0, "b": 0.0})
     assert set(found.changes.values()) == {0.25}
-    assert {middle: count for middle, count in found.histogram.items() if count} == {-0.4: 1, 0.4: 1}
+    assert {middle: count for middle, count in found.histogram.items() if count} == {
+        -0.6: 0.5,
+        -0.4: 0.5,
+        0.4: 0.5,
+        0.6: 0.5,
+    }
     assert sum(row[2] for row in analyse_attempts([ATTEMPTED]).tables[1].rows) == 2

@@ -1,12 +1,13 @@
 """Problems: wrong data files are refused with line and field; draws depend on the seed alone and repeat nothing."""
 
+from itertools import chain
 from pathlib import Path
 
 from commands import refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrt_hpc.run.problems import draw_problems, read_problems, share, write_problems
+from mrt_hpc.run.problems import draw_indices, draw_problems, read_problems, share, write_problems
 from mrt_hpc.run.records import Problem, gold_text
 from mrt_hpc.run.seeds import derive_seed
 
@@ -56,6 +57,18 @@ def test_a_draw_repeats_no_problem_and_a_pass_meets_each_once(seed: int, iterati
     assert len(whole) == len({*whole})
     more = draw_problems(PROBLEMS, seed, 0, 25)
     assert {more.count(problem) for problem in PROBLEMS} == {2, 3}, "more than there are repeat them evenly"
+
+
+@given(seed=st.integers(0, 99), size=st.integers(1, 40), data=st.data())
+def test_each_pass_holds_each_problem_once_also_where_windows_lie_across_two(
+    seed: int, size: int, data: st.DataObject
+) -> None:
+    count = data.draw(st.integers(1, size))
+    windows = [draw_indices(size, seed, iteration, count) for iteration in range(3 * size // count + 1)]
+    assert all(len({*window}) == count for window in windows)
+    drawn = [*chain(*windows)]
+    for first in range(0, len(drawn) - size, size):
+        assert sorted(drawn[first : first + size]) == list(range(size))
 
 
 def test_shares_are_disjoint_and_complete() -> None:

@@ -1,6 +1,7 @@
 """What is learnt of sampled traces: STaR, MRT by filtered likelihood, a length penalty, backtracking, branches."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,7 @@ def test_only_right_answers_are_penalised_against_the_other_right_ones_by_what_t
 
 
 def rollouts(*rewards: float) -> list[StepContinuation]:
-    return [StepContinuation(f"<{n}>", r) for n, r in enumerate(rewards)]
+    return [StepContinuation(f"<{n}>", r, True) for n, r in enumerate(rewards)]
 
 
 STEPS = ["a ", "b ", "c"]
@@ -100,6 +101,11 @@ def test_the_four_variants_of_backtracking() -> None:
         suffix = backtracking.as_suffix(found, "Back to {step}.")
         assert (suffix.problem, suffix.suffix) == ("What?", revised)
         assert suffix.prefix == f"{attempt}\n\nBack to {boundary}.\n\n"
+    cut = [*CONTINUATIONS[:-1], [replace(CONTINUATIONS[-1][0], whole=False), *CONTINUATIONS[-1][1:]]]
+    found = revise(replace(ATTEMPT, continuations=cut), Variant.NO_SHARED_PREFIX, min_loss_sigmas=0)
+    assert found is not None and (found.boundary, found.revised) == (3, "<2>"), (
+        "one that was cut counts, and is not learnt"
+    )
     right = Attempt("p", "What?", STEPS, "", 1.0, CONTINUATIONS)
     hopeless = Attempt("p", "What?", ["a"], "", 0.0, [rollouts(0, 0), rollouts(0, 0)])
     for attempt in (right, hopeless):

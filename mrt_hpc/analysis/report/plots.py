@@ -354,7 +354,7 @@ _CURVES = (
     _Curve(
         "Length of the rollouts",
         "tokens per rollout (mean)",
-        "Mean length of a trace with its answer.",
+        "Sampled tokens of a rollout with its answer; of one that begins with a prefix, those after it.",
         {"tokens": lambda m: m.tokens_per_rollout},
         name="tokens",
     ),

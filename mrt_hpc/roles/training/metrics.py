@@ -56,14 +56,16 @@ def iteration_metrics(
     """All measurements of one iteration. What the trainer measured stands once, in a field of its own or under
     ``trainer``; what is not finite, such as an entropy of logits that are infinite, is left out as not measured.
     """
-    measured = rollout_measures(iteration, data.batch, quality) if data.batch is not None else {}
+    if data.batch is None:
+        measured: dict[str, Any] = {"tokens_per_rollout": float(np.mean([len(s.token_ids) for s in data.sequences]))}
+    else:
+        measured = rollout_measures(iteration, data.batch, quality)
     update: dict[str, Any] = {n: x for n, x in stats.as_dict().items() if x is not None and isfinite(x)}
     if data.batch is None:
         update = {name: value for name, value in update.items() if name not in OF_ROLLOUTS}
     named = update.keys() & IterationMetrics.model_fields.keys()
     return IterationMetrics(
         iteration=iteration,
-        tokens_per_rollout=float(np.mean([len(s.token_ids) for s in data.sequences])),
         seconds=seconds_by_phase(timeline, data.batch.costs if data.batch is not None else []),
         wall_seconds=timeline.total,
         batch=data.digest,
@@ -80,6 +82,7 @@ def rollout_measures(iteration: int, batch: Batch, quality: dict[str, float]) ->
     rollouts = [r for r in batch.rollouts if not r.forced]  # rollouts that were forced to answer measure a prefix
     return {
         "reward_mean": batch.reward_mean,
+        "tokens_per_rollout": float(np.mean([r.tokens for r in rollouts])),
         "problems": len({r.problem_id for r in rollouts}),
         "rollouts": len(rollouts),
         "branches": sum(c.branches for c in batch.costs),
