@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import get_type_hints
 
 import numpy as np
-from commands import refusal
-from samples import rollout_with
+from commands import recipe, refusal
+from samples import rollout, rollout_with, sampled
 
 from mrt_hpc.algorithms.batch import Batch, Learnt
 from mrt_hpc.analysis.measures import (
@@ -21,9 +21,11 @@ from mrt_hpc.analysis.measures import (
 )
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.recipe.sections import Training
+from mrt_hpc.roles.evaluation_summary import _regret
 from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
 from mrt_hpc.run.evaluation_settings import EvaluationSettings
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.records import PrefixValue
 from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
 from mrt_hpc.training.update_statistics import UpdateStats
 
@@ -82,6 +84,13 @@ def test_the_length_of_rollouts_leaves_those_out_that_were_forced_to_answer() ->
     forced = rollout_with([2], forced=1)
     batch = replace(ROLLOUTS, rollouts=[rollout_with([2, 3, 4]), rollout_with([2]), forced, forced], values=[{}] * 4)
     assert (metrics_of(batch).tokens_per_rollout, metrics_of(None).tokens_per_rollout) == (2.0, 2.0)
+
+
+def test_no_regret_is_measured_beyond_the_limit_of_a_benchmark() -> None:
+    values = [PrefixValue(0, "p", 0, boundary, 0.5, 0.1, 0.1, 2, baseline=0.5) for boundary in range(2)]
+    valued = replace(sampled(rollout("p", 0)), values=values)
+    how = recipe("quickstart", "evaluation.regret_budgets=[32, 64]").evaluation
+    assert {limit: [*_regret([valued], how, limit)] for limit in (31, 63, 64)} == {31: [], 63: [32], 64: [32, 64]}
 
 
 def test_given_samples_are_compared_with_no_server() -> None:
