@@ -4,8 +4,7 @@ a complete trace does: else a model whose thoughts are stopped would seem to nee
 
 Intervals are percentiles of a bootstrap over problems, the same draws for all models. The percentiles lie further out
 the fewer problems there are, as Student's t says (Hesterberg 2015, *The American Statistician* 69, 371-386). With 30
-problems they hold the truth in 93 to 96 % of simulated evaluations, with 10 in 87 to 96 %, and with 5 in 77 to 94 %
-(``tests/benchmarks/simulated.py``).
+problems they hold the truth in 93 to 96 % of simulated evaluations (``tests/unit/test_coverage.py`` repeats some).
 """
 
 import math
@@ -205,8 +204,8 @@ def tokens_to(by_model: Sequence[ModelEfficiency], level: float, seed: int) -> l
 
 def p_of_ratio(draws: NDArray[np.float64], problems: int) -> float:
     """The two-sided p-value of a ratio other than 1: twice the share of the draws on the other side of 1, where the
-    estimate counts as one more draw (Davison and Hinkley 1997, *Bootstrap Methods*, Section 4.2), and as many problems
-    as there are say with Student's t. It is 1 for a single problem, all of whose draws are the same.
+    estimate counts as one more draw (Davison and Hinkley 1997, *Bootstrap Methods*, Section 4.2). The result is widened
+    by Student's t for the number of problems. It is 1 for a single problem, all of whose draws are the same.
 
     Args:
         draws: [draws] of the bootstrap; those that do not exist are left out.

@@ -280,7 +280,7 @@ def require_budget(model: ModelSamples, budget: int, option: str = "--measure re
     """
     if model.limit is not None and budget > model.limit:
         raise UserError(
-            f"regret@{budget} needs traces of up to {budget} tokens, and those of {model.name} on {model.benchmark} "
+            f"regret up to {budget} tokens needs traces of so many, and those of {model.name} on {model.benchmark} "
             f"end at {model.limit}",
             where=option.partition(" ")[0],
             expected=f"a budget of at most {model.limit}",

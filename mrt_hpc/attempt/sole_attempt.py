@@ -92,7 +92,10 @@ def finished_claim(heart: Path, attempt: str, limit_s: float) -> TaskClaim | Non
 
 
 def _is_of_another_job(claim: TaskClaim, attempt: str) -> bool:
-    return job_of(claim.attempt) not in (None, job_of(attempt))
+    """Whether the claim, or the heart that was seen with it, is of another job: an attempt that was refused leaves a
+    claim that comes after that of the one that works.
+    """
+    return any(job_of(other) not in (None, job_of(attempt)) for other in (claim.attempt, claim.beat.attempt))
 
 
 def _newest_claim(heart: Path) -> TaskClaim:

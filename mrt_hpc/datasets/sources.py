@@ -351,12 +351,14 @@ def _csv(file: SourceFile) -> Iterator[Row]:
         with _opened(file) as stream:
             text = TextIOWrapper(stream, encoding="utf-8-sig", newline="")
             reader = csv.DictReader(text, strict=True)
-            once([(name, None) for name in reader.fieldnames or ()])
+            names = [name for name in reader.fieldnames or () if name]
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise csv.Error(f"column {twice} stands there twice")
             for number, value in enumerate(reader, start=1):
                 if None in value:
                     raise csv.Error("a row has more cells than there are columns")
                 yield Row(f"{file.name}, row {number}", value)
-    except (csv.Error, ValueError) as error:
+    except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(
             f"not a CSV file that can be read: {error}",
             where=f"{file.name}, after row {number}",

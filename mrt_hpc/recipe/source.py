@@ -99,11 +99,14 @@ def parsed(text: str) -> tuple[Any, Node | None]:
     """The content of a text in YAML 1.2, and the nodes that it was made from, which know their lines.
 
     Raises:
-        YAMLError: and the others of ``UNREADABLE``.
+        YAMLError: and the others of ``UNREADABLE``; a ValueError where aliases make too many fields of few lines.
     """
     yaml = YAML(typ="safe", pure=True)
-    node = yaml.compose(text)
-    return None if node is None else yaml.constructor.construct_document(node), node
+    if (node := yaml.compose(text)) is None:
+        return None, None
+    if sum(1 for _ in islice(_lines(node, ()), MAX_FIELDS)) == MAX_FIELDS:
+        raise ValueError(f"it has {MAX_FIELDS:,} fields or more, those that aliases repeat included")
+    return yaml.constructor.construct_document(node), node
 
 
 def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
@@ -130,7 +133,7 @@ def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
     try:
         text = path.read_text(encoding="utf-8")
         data, node = parsed(text)
-        lines = {} if node is None else dict(islice(_lines(node, ()), MAX_FIELDS))
+        lines = {} if node is None else dict(_lines(node, ()))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
@@ -140,9 +143,6 @@ def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
         raise UserError(f"not UTF-8 text: {error}", where=path, advice=advice) from error
     except UNREADABLE as error:
         raise UserError(f"not YAML that can be read: {error}", where=path, advice=advice) from error
-    if len(lines) == MAX_FIELDS:
-        expected = f"fewer than {MAX_FIELDS:,}, what aliases repeat included"
-        raise UserError("the file has too many fields", where=path, expected=expected, advice=advice)
     if not isinstance(data, dict):
         raise UserError(
             "the file holds no fields",

@@ -280,7 +280,7 @@ def _with_imported(top: Path) -> list[Path]:
     """A module or package of the user's own, and those beside it that it imports, and these in turn. What is installed
     under a name comes before them.
     """
-    beside = [path for path in _reached(top.parent, [top.stem]) if path.is_file() or (path / "__init__.py").is_file()]
+    beside = [path for path in _reached(top.parent, [top.stem]) if path.is_file() or any(path.glob("*.py"))]
     return [top, *(path for path in beside if path not in (top, Path(mrt_hpc.__file__).parent) and _is_found(path))]
 
 

@@ -143,7 +143,7 @@ class Fingerprint(BaseModel):
     dtype: str
     """The number format."""
     code: dict[str, str]
-    """The checksums of the modules of the user's own way of evaluating and prover, which decide as the fields do."""
+    """The digests of the code of the user's own way of evaluating and prover, which decide as the fields do."""
     engine: dict[str, str]
     """The versions of the software that samples."""
 

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Self, TypeVar
 
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.atomic import create_text, write_json
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory
@@ -63,9 +63,9 @@ class Heart:
         while not self._end.wait(self._limit_s / BEATS_A_LIMIT):
             self.beat()
 
-    def beat(self) -> None:
-        """One beat; one that cannot be written (a full disk, a lost server) is missed, and the next is tried. Of missed
-        beats in a row the first is logged, the second, the fourth, and so on.
+    def beat(self) -> bool:
+        """One beat, and whether it was written; one that cannot be (a full disk, a lost server) is missed, and the next
+        is tried. Of missed beats in a row the first is logged, the second, the fourth, and so on.
         """
         self._beats += 1
         try:
@@ -74,19 +74,32 @@ class Heart:
             self._missed += 1
             if self._missed.bit_count() == 1:
                 log.warning("%d heartbeat(s) in a row could not be written: %s", self._missed, error)
-        else:
-            self._missed = 0
+            return False
+        self._missed = 0
+        return True
 
     def beat_and(self, look: Callable[[], T]) -> T:
-        """Beat, and return what ``look`` gives. Both are done again where this took half of the limit: the process has
-        stood still, and may have been taken for dead. Another process that comes after this look sees this beat.
+        """Beat, and return what ``look`` gives: another process that comes after this look sees this beat. Both are
+        done again where the beat was not written, and where they took half of the limit: the process has stood still,
+        and may have been taken for dead.
+
+        Raises:
+            UserError: so it was each time, for as many times as a heart may miss beats.
         """
-        while True:
+        for _ in range(BEATS_A_LIMIT):
             began = time.monotonic()
-            self.beat()
-            seen = look()
-            if time.monotonic() - began < self._limit_s / 2:
+            written, seen = self.beat(), look()
+            if written and time.monotonic() - began < self._limit_s / 2:
                 return seen
+            time.sleep(0.0 if written else self._limit_s / BEATS_A_LIMIT)
+        raise UserError(
+            "the heartbeat cannot be written in time",
+            where=self.path,
+            expected=f"a beat and a look at the claims within {self._limit_s / 2:g} s",
+            advice="df -h, and df -i, show whether the disk is full; a slow filesystem needs more "
+            "resilience.heartbeat_limit_s; then type the same command again",
+            exit_code=ExitCode.RETRYABLE,
+        )
 
 
 @dataclass(frozen=True)

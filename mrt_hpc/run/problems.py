@@ -269,8 +269,8 @@ def _order(size: int, run_seed: int, epoch: int, count: int) -> list[int]:
     for number in range(max(0, first), epoch + 1):
         before = {*order[size - number * size % count :]} if order else set[int]()
         shuffled = _shuffled(size, run_seed, number)
-        new = list(islice((item for item in shuffled if item not in before), count - len(before)))
-        order = new + [item for item in shuffled if item not in {*new}] if before else shuffled
+        first_items = dict.fromkeys(islice((item for item in shuffled if item not in before), count - len(before)))
+        order = [*first_items, *(item for item in shuffled if item not in first_items)] if before else shuffled
     return order
 
 

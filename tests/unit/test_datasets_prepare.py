@@ -66,6 +66,7 @@ CSV = b"Question,Answer\nWhat is 1+1?,2\nHalf of 5?,2.5\nHalf of 8?,4\n"
         ("rows.json", json_lines(ROWS)),
         ("rows.parquet", parquet(FLOATS)),
         ("rows.csv", CSV.replace(b"\n", b"\r\n").replace(b"Question", b"\xef\xbb\xbfQuestion")),
+        ("rows.csv", CSV.replace(b"Answer", b"Answer,,")),
         ("rows.csv", CSV.replace(b",Answer", b",Answer,why").replace(b",2.5", b",2.5," + b"so " * 100_000)),
         ("rows.json.gz", gzip.compress(json.dumps(ROWS).encode(), mtime=0)),
         ("rows.csv.gz", gzip.compress(CSV, mtime=0)),

@@ -1,6 +1,7 @@
 """A task that asked for GPUs looks for them first, and says what it sees where it cannot use them."""
 
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,6 +130,10 @@ def test_the_driver_and_what_surrounds_the_process_are_seen(tmp_path: Path, monk
     assert (view.driver_cuda, view.capabilities, view.problem) == ((12, 8), ((8, 0), (9, 0)), None)
     assert (gpus.seen_here().driver, view.names) == ("580.65.06", ("GPU 0", "GPU 1"))
     assert (view.visible, view.container) == ("3", "/images/mrt-hpc.sif")
+    for words, answered in ((f'{sys.executable} "$@"; echo goodbye', True), ("echo goodbye", False)):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", str(executable(tmp_path / f"python{answered}", words)))
+            assert look() == view if answered else "printed no answer: 'goodbye'" in refusal(look).what
     stand_in(tmp_path, 13000, error=999)
     view = look()
     assert (view.driver_cuda, view.capabilities, view.problem) == ((13, 0), (), OUT_OF_ORDER)

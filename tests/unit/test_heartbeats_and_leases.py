@@ -1,10 +1,13 @@
 """Hearts judged by the observer's clock, and leases that pass on when a heart stands still."""
 
+import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from mrt_hpc.errors import UserError
 from mrt_hpc.run import typed_file
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.layout import RunLayout
@@ -51,6 +54,15 @@ def test_a_heart_that_cannot_be_written_goes_on(tmp_path: Path, caplog: pytest.L
     for _ in range(100):
         heart.beat()
     assert len(caplog.records) == 7  # 1, 2, 4, ... 64
+
+
+def test_a_look_counts_only_soon_after_a_beat_that_was_written(tmp_path: Path) -> None:
+    heart, looks = Heart(tmp_path / "heart.json", "a", limit_s=0.1), [0.06, 0.0]
+    assert heart.beat_and(lambda: time.sleep(looks[0]) or looks.pop(0)) == 0.0, "it stood still at the first one"
+    (tmp_path / "file").touch()
+    for path, pause in (("file/heart.json", 0.0), ("heart.json", 0.06)):
+        with pytest.raises(UserError, match="cannot be written in time"):
+            Heart(tmp_path / path, "a", limit_s=0.1).beat_and(partial(time.sleep, pause))
 
 
 def test_a_heart_lives_while_it_moves_and_longer(tmp_path: Path, observer: Observer, clock: SimpleNamespace) -> None:

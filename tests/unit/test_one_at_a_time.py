@@ -34,7 +34,7 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.leases import BEATS_A_LIMIT, NO_BEAT, Heart, read_beat
+from mrt_hpc.run.leases import BEATS_A_LIMIT, NO_BEAT, Beat, Heart, read_beat
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.submit.renewal import is_renewed, renew
@@ -110,6 +110,23 @@ def test_one_that_beats_too_late_is_refused(layout: RunLayout, monkeypatch: pyte
         with pytest.raises(UserError) as refused, sole_attempt(first):
             pytest.fail("two work at once")
         assert refused.value.exit_code is ExitCode.GIVE_BACK
+
+
+def test_one_that_only_stood_still_works_on_alone(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another job took it for dead, sees that it beats, and comes back."""
+    first = task_of(layout, TRAINER, attempt="45.0")
+    path = layout.heart(TRAINER, 0)
+    with sole_attempt(first):
+        last = holding.TaskClaim(1, "45.0", Beat("45.0", 0))
+        with monkeypatch.context() as patch:
+            patch.setattr(holding, "finished_claim", lambda *_: last)
+            with pytest.raises(UserError), sole_attempt(task_of(layout, TRAINER, attempt="47.0")):
+                pytest.fail("two work at once")
+        beating = Heart(path, "45.0", 0.1)
+        with beating, pytest.raises(UserError), sole_attempt(task_of(layout, TRAINER, attempt="47.1")):
+            pytest.fail("it came back beside the first")
+    with sole_attempt(task_of(layout, TRAINER, attempt="47.2")):
+        assert read_beat(path).attempt == "47.2"
 
 
 def test_of_many_that_begin_at_once_never_two_work_together(layout: RunLayout) -> None:

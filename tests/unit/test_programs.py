@@ -67,7 +67,7 @@ def test_the_time_of_the_recipe_for_an_answer_does_not_cut_that_of_the_verifier_
 
     for verifier in (PythonVerifier(time_limit_s=60.0), MathVerifier()):
         Lane(verifier, 1, 2**30)._schedule(Pool(), "1", "1", 2.0)
-    assert (asked[0] > 4 * 60, asked[1]) == (True, 20.0)
+    assert asked == [3 * (4 * 60 + 1), 20.0], "the sandboxes may be started three times"
 
 
 CONTAINS = "class A:\n    def __contains__(self, x): return True\ndef f(x): return A()"

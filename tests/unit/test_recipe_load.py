@@ -309,4 +309,7 @@ def test_aliases_of_aliases_are_refused_before_they_fill_the_memory(tmp_path: Pa
     lines = ["a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     (tmp_path / "many.yaml").write_text("\n".join(lines))
-    assert "too many fields" in refusal(load_recipe, tmp_path / "many.yaml").what
+    assert "100,000 fields" in refusal(load_recipe, tmp_path / "many.yaml").what
+    merged = ["a0: &a0 {x: 1}", *(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 12))]
+    (tmp_path / "merged.yaml").write_text("\n".join(merged))
+    assert "100,000 fields" in refusal(load_recipe, tmp_path / "merged.yaml").what

@@ -47,7 +47,7 @@ ROOMS: dict[str, Size] = {
     "provers": Size(660, 11),
     "recipe": Size(2840, 19),  # faults told by own classes, and all at once; the user's data folder
     "roles": Size(4340, 28),  # results and the upload stand with the roles that write them
-    "run": Size(2920, 27),  # a heart beats once more before a claim counts; a field that stands twice
+    "run": Size(2940, 27),  # a heart beats once more before a claim counts; a field that stands twice
     "submit": Size(1180, 9),  # files of examples and own verifiers are tried before the queue
     "training": Size(2380, 16),  # copies between a GPU and the host, fast, have a file
     "view": Size(1260, 8),  # explain knows of `cancel`
