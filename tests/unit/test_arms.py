@@ -218,4 +218,4 @@ def test_a_budget_that_no_trace_could_reach_is_refused(runs: list[Path]) -> None
     one = ModelSamples("m", "runs/m", "b", {"p": ()}, limit=64)
     assert refusal(measure_of("regret@65").values, one).advice == "--measure regret@64"
     shown = typed("compare", runs[0], runs[1], "--measure", "regret@999999", exits=ExitCode.FATAL).stderr
-    assert "needs traces of up to 999999 tokens" in shown
+    assert "regret up to 999999 tokens needs traces of so many" in shown
