@@ -12,7 +12,7 @@ from pathlib import Path
 
 import mrt_hpc
 from mrt_hpc.attempt.python_look import PythonLook, PythonLookError, look_at_python
-from mrt_hpc.backends.slurm.site import Container, checksum_file
+from mrt_hpc.backends.slurm.site import Container, checksum_file, checksum_in
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.find import installed_folders
 from mrt_hpc.run.atomic import checksum, write_text
@@ -279,7 +279,7 @@ def _checksum(image: Path) -> ImageCheck:
     sidecar, digest = checksum_file(image), checksum(image)
     if not sidecar.is_file():
         return ImageCheck("checksum", True, f"{digest}; {sidecar.name} is not there, so it is compared with nothing")
-    expected = next(iter(sidecar.read_text(encoding="utf-8", errors="replace").split()), "nothing")
+    expected = checksum_in(sidecar) or "nothing"
     remedy = "" if expected == digest else f"build or copy the image again, with {sidecar.name}"
     return ImageCheck("checksum", expected == digest, f"{digest}, and {expected} in {sidecar.name}", remedy)
 

@@ -14,12 +14,11 @@ from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, remark_on_correction
 from mrt_hpc.analysis.comparing import FEW
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
-from mrt_hpc.analysis.intervals import IntervalEstimate, holm, share_interval, t_quantile
+from mrt_hpc.analysis.intervals import IntervalEstimate, holm, share_interval, t_quantile, two_sided_p
 from mrt_hpc.analysis.model_samples import SUITE_WITH, Counted, EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.problem_measures import curve_of, tokens_at
 from mrt_hpc.errors import UserError
@@ -217,7 +216,7 @@ def p_of_ratio(draws: NDArray[np.float64], problems: int) -> float:
     beyond = min(int((defined <= 1).sum()), int((defined >= 1).sum()))
     p = min(1.0, 2 * (beyond + 1) / (len(defined) + 1))
     deviates = -NormalDist().inv_cdf(p / 2)
-    return float(2 * stdtr(problems - 1, -deviates * math.sqrt((problems - 1) / problems)))
+    return two_sided_p(deviates * math.sqrt((problems - 1) / problems), problems - 1)
 
 
 def with_correction(results: Sequence[TokensTo]) -> list[TokensTo]:

@@ -178,6 +178,11 @@ def t_quantile(degrees: float) -> float:
     return float(stdtrit(degrees, 0.5 + CONFIDENCE / 2))
 
 
+def two_sided_p(deviates: float, degrees: float) -> float:
+    """The two-sided p-value of so many standard errors, by Student's t."""
+    return float(2 * stdtr(degrees, -deviates))
+
+
 Means = Mapping[str, float]
 """Mean reward by problem id."""
 
@@ -250,7 +255,7 @@ class MeanGain:
     @property
     def p_value(self) -> float:
         """The p-value of the two-sided t test that there is no gain."""
-        return float(2 * stdtr(self.degrees, -abs(self.mean) / self.error)) if math.isfinite(self.error) else 1.0
+        return two_sided_p(abs(self.mean) / self.error, self.degrees) if math.isfinite(self.error) else 1.0
 
 
 def mean_gain(benchmarks: Sequence[tuple[Means, Means]]) -> MeanGain:

@@ -20,7 +20,7 @@ from mrt_hpc.datasets.columns import is_part
 from mrt_hpc.errors import UserError
 from mrt_hpc.hub import hub_errors
 from mrt_hpc.recipe.hub_models import PREFIX
-from mrt_hpc.run.problems import once
+from mrt_hpc.run.problems import once, repeated
 
 _NAME = re.compile(
     r"hub:(?P<repository>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[^/@\s]+))?(?:/(?P<split>[\w.-]+))?", re.ASCII
@@ -351,8 +351,7 @@ def _csv(file: SourceFile) -> Iterator[Row]:
         with _opened(file) as stream:
             text = TextIOWrapper(stream, encoding="utf-8-sig", newline="")
             reader = csv.DictReader(text, strict=True)
-            names = [name for name in reader.fieldnames or () if name]
-            if twice := next((name for name in names if names.count(name) > 1), None):
+            if twice := repeated(filter(None, reader.fieldnames or ())):
                 raise csv.Error(f"column {twice} stands there twice")
             for number, value in enumerate(reader, start=1):
                 if None in value:

@@ -95,18 +95,19 @@ def change(override: str) -> str:
     return f"change the option --set {override}"
 
 
-def parsed(text: str) -> tuple[Any, Node | None]:
-    """The content of a text in YAML 1.2, and the nodes that it was made from, which know their lines.
+def parsed(text: str) -> tuple[Any, dict[Location, int]]:
+    """The content of a text in YAML 1.2, and the lines of its fields and list items.
 
     Raises:
         YAMLError: and the others of ``UNREADABLE``; a ValueError where aliases make too many fields of few lines.
     """
     yaml = YAML(typ="safe", pure=True)
     if (node := yaml.compose(text)) is None:
-        return None, None
-    if sum(1 for _ in islice(_lines(node, ()), MAX_FIELDS)) == MAX_FIELDS:
+        return None, {}
+    lines = dict(islice(_lines(node, ()), MAX_FIELDS))
+    if len(lines) == MAX_FIELDS:
         raise ValueError(f"it has {MAX_FIELDS:,} fields or more, those that aliases repeat included")
-    return yaml.constructor.construct_document(node), node
+    return yaml.constructor.construct_document(node), lines
 
 
 def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
@@ -132,8 +133,7 @@ def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
         )
     try:
         text = path.read_text(encoding="utf-8")
-        data, node = parsed(text)
-        lines = {} if node is None else dict(_lines(node, ()))
+        data, lines = parsed(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}, line {mark.line + 1}" if mark else str(path)

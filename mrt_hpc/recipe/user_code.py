@@ -13,7 +13,7 @@ import shutil
 import stat
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
@@ -143,20 +143,22 @@ def _code_in(folder: Path, modules: Iterable[str]) -> Iterator[Path]:
     compiled = folder / COMPILED
     beside = [path for path in folder.iterdir() if path.suffix in CODE and path.exists()]
     yield from (*beside, *(path for path in (compiled, *compiled.glob("*")) if path.exists()))
-    for path in _reached(folder, [*modules, *(path.stem for path in beside)]):
+    for path in _reached(folder, [*modules, *(path.stem for path in beside)], Path.exists):
         if path.is_dir():
             yield from (inside for inside in (path, *path.rglob("*")) if inside.exists())
 
 
-def _reached(folder: Path, modules: Iterable[str]) -> Iterator[Path]:
-    """The modules and packages of a folder that have these names, or that they import, and these in turn."""
+def _reached(folder: Path, modules: Iterable[str], counts: Callable[[Path], bool]) -> Iterator[Path]:
+    """The modules and packages of a folder that have these names, or that they import, and these in turn; of others
+    than those that count, neither they nor what they import.
+    """
     left, seen = [*modules], set[str]()
     while left:
         if (name := left.pop()) in seen:
             continue
         seen.add(name)
         for path in (folder / name, folder / f"{name}.py"):
-            if path.is_dir() or (path.is_file() and path.suffix == ".py"):
+            if (path.is_dir() or (path.is_file() and path.suffix == ".py")) and counts(path):
                 yield path
                 left += sorted(top for file in _files(path) for top in _imported(file))
 
@@ -280,14 +282,17 @@ def _with_imported(top: Path) -> list[Path]:
     """A module or package of the user's own, and those beside it that it imports, and these in turn. What is installed
     under a name comes before them.
     """
-    beside = [path for path in _reached(top.parent, [top.stem]) if path.is_file() or any(path.glob("*.py"))]
-    return [top, *(path for path in beside if path not in (top, Path(mrt_hpc.__file__).parent) and _is_found(path))]
+    beside = _reached(top.parent, [top.stem], lambda path: path == top or _is_own(path))
+    return [top, *(path for path in beside if path != top)]
 
 
-def _is_found(path: Path) -> bool:
-    """Whether Python imports this module or package by its name, where it looks into the folder at all."""
-    spec = _spec(path.stem)
-    return spec is None or _place(spec) == path
+def _is_own(path: Path) -> bool:
+    """Whether Python imports this module or package by its name, where it looks into the folder at all, and it is the
+    user's own.
+    """
+    if path == Path(mrt_hpc.__file__).parent or not (path.is_file() or any(path.glob("*.py"))):
+        return False
+    return (spec := _spec(path.stem)) is None or _place(spec) == path
 
 
 def keep(recipe: Experiment, folder: Path) -> None:
@@ -316,4 +321,4 @@ def own_files(recipe: Experiment) -> list[Path]:
 
 
 def _files(path: Path) -> list[Path]:
-    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    return sorted(file for file in path.rglob("*.py") if file.is_file()) if path.is_dir() else [path]

@@ -91,7 +91,8 @@ class Heart:
             written, seen = self.beat(), look()
             if written and time.monotonic() - began < self._limit_s / 2:
                 return seen
-            time.sleep(0.0 if written else self._limit_s / BEATS_A_LIMIT)
+            if not written:
+                time.sleep(self._limit_s / BEATS_A_LIMIT)
         raise UserError(
             "the heartbeat cannot be written in time",
             where=self.path,

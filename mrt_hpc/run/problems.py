@@ -3,7 +3,8 @@
 import json
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -89,9 +90,13 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"field {next(name for name in names if names.count(name) > 1)} stands there twice")
+        raise ValueError(f"field {repeated(name for name, _ in pairs)} stands there twice")
     return fields
+
+
+def repeated(names: Iterable[str]) -> str | None:
+    """The first name that stands in a list twice; None where none does."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 def _object(line: bytes, where: str, advice: str) -> dict[str, Any]:

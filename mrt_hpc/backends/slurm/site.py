@@ -239,11 +239,16 @@ def checksum_file(image: Path) -> Path:
     return image.with_name(f"{image.name}.sha256")
 
 
+def checksum_in(file: Path) -> str:
+    """The first word of a file that holds a checksum; empty text where it has none."""
+    return next(iter(file.read_text(encoding="utf-8", errors="replace").split()), "")
+
+
 def stated_checksum(image: Path) -> str | None:
     """The SHA-256 in the file beside an image; None where there is none, or it may be that of an earlier image."""
     stated = checksum_file(image)
     try:
-        word = next(iter(stated.read_text(encoding="utf-8", errors="replace").split()), "")
+        word = checksum_in(stated)
         is_of_image = stated.stat().st_mtime_ns >= image.stat().st_mtime_ns
     except FileNotFoundError:
         return None
