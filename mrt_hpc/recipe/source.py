@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.find import is_of_the_package
@@ -104,10 +104,10 @@ def parsed(text: str) -> tuple[Any, dict[Location, int]]:
     yaml = YAML(typ="safe", pure=True)
     if (node := yaml.compose(text)) is None:
         return None, {}
-    lines = dict(islice(_lines(node, ()), MAX_FIELDS))
+    lines = list(islice(_lines(node, ()), MAX_FIELDS))
     if len(lines) == MAX_FIELDS:
         raise ValueError(f"it has {MAX_FIELDS:,} fields or more, those that aliases repeat included")
-    return yaml.constructor.construct_document(node), lines
+    return yaml.constructor.construct_document(node), dict(lines)
 
 
 def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
@@ -157,8 +157,9 @@ def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
 def _lines(node: Node, at: Location) -> Iterator[tuple[Location, int]]:
     if isinstance(node, MappingNode):
         for key, value in node.value:
-            yield (*at, key.value), key.start_mark.line + 1
-            yield from _lines(value, (*at, key.value))
+            name = key.value if isinstance(key, ScalarNode) else ""  # a list or a mapping is the name of no field
+            yield (*at, name), key.start_mark.line + 1
+            yield from _lines(value, (*at, name))
     elif isinstance(node, SequenceNode):
         for index, item in enumerate(node.value):
             yield (*at, index), item.start_mark.line + 1

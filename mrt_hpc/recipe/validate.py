@@ -37,7 +37,10 @@ def validate(
     source: Source, model: type[Model], data: dict[str, Any], prefix: Location = (), context: str | None = None
 ) -> Model:
     """Check ``data`` strictly against ``model``; JSON is the way in, so that lists may fill tuples and texts enums."""
-    _refuse_other_names(source, data, ())
+    content: Any = data
+    for step in prefix:
+        content = content[step]
+    _refuse_other_names(source, content, ())
     try:
         return model.model_validate_json(json.dumps(data, default=str), strict=True, context=context)
     except ValidationError as error:

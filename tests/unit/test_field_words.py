@@ -82,6 +82,7 @@ def test_a_wrong_value_is_refused_with_field_range_meaning_and_option(setting: s
         ("gpu_type: ''", "gpu_type", ""),
         ("partition: {cpu: short}", "partition", "partitions is the nearest"),
         ("partitions: {gpu: gpu --wrap=x}", "partitions.gpu", ""),
+        ("partitions: {? [gpu] : short}", "partitions", "names of fields, each a text"),
     ],
 )
 def test_a_profile_holds_what_sbatch_and_shells_can_use(tmp_path: Path, line: str, field: str, expected: str) -> None:
