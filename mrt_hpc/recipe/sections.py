@@ -106,7 +106,7 @@ class Episodes(base.Section):
     markers: tuple[base.Visible, ...] = REFERENCE_MARKERS
     """A paragraph that begins with one of these may open an episode."""
     min_paragraphs: base.Count = 3
-    """The minimum number of paragraphs between two cuts."""
+    """The minimum number of paragraphs of a step before the next step may start."""
     max_cuts: base.NotNegative = 49
     """The maximum number of cuts per trace."""
     group_size: base.Count = 1
