@@ -1,4 +1,4 @@
-"""MRT in the paper's offline form: rollouts from the prefix of a stale trace, half continued, half forced to answer."""
+"""MRT from stale traces: rollouts from the prefix of a stale trace, half continued, half forced to answer."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from mrt_hpc.training.settings import TrainingSequence
 
 
 class Mrt(RolloutAlgorithm, Refreshed):
-    """The paper's offline form: rollouts from a prefix of a stale trace, half continued, half forced to answer.
+    """MRT from stale traces: rollouts from a prefix of a stale trace, half continued, half forced to answer.
 
     Source: paper, Section 6, Figure 6 (right).
     """

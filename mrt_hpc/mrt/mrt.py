@@ -1,5 +1,4 @@
-"""MRT in the paper's offline form: rollouts from a prefix of a stale trace, rewarded for what they add to it
-(Section 6).
+"""MRT from stale traces: rollouts from a prefix of a stale trace, rewarded for what they add to it (paper, Section 6).
 
 For each problem one boundary j of a trace of the starting policy is drawn. From c_j the current policy samples: half of
 the rollouts continue to think, the others are forced to stop and answer, which gives V(c_j). Every token sampled after

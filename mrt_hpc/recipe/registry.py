@@ -2,7 +2,7 @@
 
 A section whose meaning is open (an algorithm, a prover, a verifier) is written as one class: its fields are the fields
 of the recipe, and its methods are what the run calls. This module knows where these classes are, and nothing of what
-they do: they lie on higher floors, and are imported by name.
+they do: they lie in higher packages, and are imported by name.
 """
 
 import importlib

@@ -167,7 +167,7 @@ class Recipe(Experiment):
     data: sections.TrainingData
     """The training problems, or the given samples of supervised training."""
     algorithm: Annotated[AlgorithmSettings, ALGORITHMS]
-    """What is sampled for an update, and what it is paid for."""
+    """What is sampled for an update, and how it is rewarded."""
     prover: Annotated[ProverSettings, PROVERS] | None = None
     """How prefixes get their values, for algorithms that ask for them."""
     sampling: sections.Sampling
