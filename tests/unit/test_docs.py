@@ -1,6 +1,7 @@
 """The pages say what is so, their commands run, and every block of docs/extending.md does."""
 
 import ast
+import dataclasses
 import gzip
 import re
 import shutil
@@ -15,11 +16,13 @@ from commands import typed
 from data_files import parquet
 from documents import DOCS, PAGES, README, Command, anchors, blocks, commands, links, options_of, resolved, spans
 from run_of import run_of
+from samples import rollout, sampled
 
 from mrt_hpc.cli.fields import recipe_fields, reference_pages, site_fields
 from mrt_hpc.recipe.find import SUITES, find
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.family import Axis
+from mrt_hpc.run.groups import PARTS, commit_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems
 
@@ -138,6 +141,26 @@ def test_every_field_and_recipe_of_a_page_is_there(page: Path) -> None:
     for name in (NAMED.match(text) for language, text in blocks(page) if language == "yaml"):
         assert name, "a block of YAML begins with the name of its file"
         assert name[1] in page.read_text().replace(f"# {name[1]}", "", 1), "a command names it"
+
+
+def test_the_records_of_a_run_are_read_as_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = ROOT / "docs" / "running.md"
+    monkeypatch.chdir(tmp_path)
+    layout = run_of(tmp_path / "runs" / "quickstart")
+    commit_group(layout.group(3, 0), sampled(rollout("p", 0, reward=0.0), rollout("p", 1)))
+    (code,) = [text for language, text in blocks(page) if language == "python"]
+    exec(code, {})
+    assert capsys.readouterr().out == "2 traces, mean reward 0.5\n"
+    common, *rows = re.findall(
+        r"^(?:All files have the columns|\| `(?:\w+)\.parquet`) .*", page.read_text(), re.MULTILINE
+    )
+    shared = re.findall(r"`(\w+)`", common.partition("(")[0])
+    for row, (part, record) in zip(rows, PARTS.items(), strict=True):
+        named = re.findall(r"`([\w.]+)`", row)
+        assert named[0] == f"{part}.parquet"
+        assert {*shared, *named[1:]} == {field.name for field in dataclasses.fields(record)}, part
 
 
 def test_architecture_names_every_room_and_classes_that_are_there() -> None:
