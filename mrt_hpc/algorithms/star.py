@@ -55,7 +55,7 @@ class MrtStar(SupervisedAlgorithm, Refreshed):
     keep: Count | None = None
     """The maximum number of traces per problem, those of greatest total positive progress; null keeps all."""
     threshold: Annotated[float, Field(ge=-1, le=1)] = -0.25
-    """The minimum progress of an episode; a trace with an episode below it is dropped."""
+    """The minimum progress of an episode before the cut; a trace with an episode there below it is dropped."""
 
     def samples(self, source: SampleSource) -> Iterator[MaskedTokens]:
         """Return the progressing traces of every problem."""
