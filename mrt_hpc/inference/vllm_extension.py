@@ -10,6 +10,7 @@ of every output head with the product of its weights.
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,23 +83,30 @@ def _verify_product(embedding: VocabParallelEmbedding) -> None:
 
 
 def _verify_rows(embedding: VocabParallelEmbedding, directory: Path) -> None:
-    """Check that this worker's rows of the embedding are those of the directory."""
-    shard = embedding.shard_indices
-    start, end = shard.org_vocab_start_index, shard.org_vocab_end_index
-    on_disk = _read_embedding(directory, start, end).to(embedding.weight.dtype)
-    in_memory = embedding.weight[: on_disk.shape[0]].cpu()
-    if not torch.equal(on_disk, in_memory):
-        raise RuntimeError(f"after the reload the embedding differs from that of {directory}")
+    """Check that this worker's rows of the embedding are those of the directory. Models name the embedding differently:
+    it is a tensor of its shape that holds these rows.
+    """
+    shape = [embedding.org_vocab_size, embedding.embedding_dim]
+    first, end = embedding.shard_indices.org_vocab_start_index, embedding.shard_indices.org_vocab_end_index
+    in_memory = embedding.weight[: end - first].cpu()
+    if not any(
+        all(_begins(in_memory, tensor[first:last]) for last in (min(end, first + _PROBE_ROWS), end))
+        for tensor in _tensors(directory)
+        if tensor.get_shape() == shape
+    ):
+        raise RuntimeError(f"after the reload the embedding is that of no tensor in {directory}")
 
 
-def _read_embedding(directory: Path, start: int, end: int) -> torch.Tensor:
+def _begins(in_memory: torch.Tensor, rows: torch.Tensor) -> bool:
+    return torch.equal(rows.to(in_memory.dtype), in_memory[: rows.shape[0]])
+
+
+def _tensors(directory: Path) -> Iterator[Any]:
+    """The tensors of a model on disk, each to be read in slices while its file is open."""
     for path in _weight_files(directory):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - the file is not a dict
-                if name.endswith("embed_tokens.weight"):
-                    rows: torch.Tensor = file.get_slice(name)[start:end]
-                    return rows
-    raise RuntimeError(f"no embed_tokens.weight in {directory}")
+                yield file.get_slice(name)
 
 
 def _weight_files(directory: Path) -> list[Path]:

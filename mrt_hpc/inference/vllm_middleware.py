@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
+CacheSalt = Callable[[], Awaitable[str]]
 
 _decode_batch = msgspec.json.Decoder(protocol.RequestBatch).decode
 _request_numbers = itertools.count()
@@ -35,11 +36,9 @@ class RunRoutes:
     def __init__(self, app: Any) -> None:
         self.app = app
         self.authorization = f"Bearer {os.environ['VLLM_API_KEY']}".encode()
-        self.pauses = 0
-        """The number of pauses so far. New weights are loaded during a pause, and traces may run through it with the
-        keys and values of the old ones: a sample finds in the prefix cache only what was computed after the pause
-        before it.
-        """
+        self._pauses = 0
+        self._pausing = asyncio.Lock()
+        """Held while the engine pauses: a sample that arrives in this time is queued for the new weights."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] == "/health":
@@ -49,10 +48,21 @@ class RunRoutes:
         elif scope["path"] == protocol.SERVED_PATH:
             await _respond(send, 200, os.environ[protocol.SERVED_VARIABLE].encode())
         elif scope["path"] == protocol.GENERATE_PATH:
-            await _generate(scope["app"].state.engine_client, receive, send, f"pause {self.pauses}")
+            await _generate(scope["app"].state.engine_client, receive, send, self._cache_salt)
+        elif scope["path"] == protocol.PAUSE_PATH:
+            async with self._pausing:
+                self._pauses += 1
+                await self.app(scope, receive, send)
         else:
-            self.pauses += scope["path"] == protocol.PAUSE_PATH
             await self.app(scope, receive, send)
+
+    async def _cache_salt(self) -> str:
+        """What samples share that may share cached prefixes. New weights are loaded during a pause, and traces may run
+        through it with the keys and values of the old ones: a sample finds only what was computed after the pause
+        before it.
+        """
+        async with self._pausing:
+            return f"pause {self._pauses}"
 
     def _authorized(self, scope: Scope) -> bool:
         given = dict(scope["headers"]).get(b"authorization", b"")
@@ -64,9 +74,10 @@ async def _respond(send: Send, status: int, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def _generate(engine: "EngineClient", receive: Receive, send: Send, cache_salt: str) -> None:
+async def _generate(engine: "EngineClient", receive: Receive, send: Send, cache_salt: CacheSalt) -> None:
     """Sample a batch; each sample is sent when it is finished, so that its branches can start while the others go
-    on. Samples of one ``cache_salt`` share their cached prefixes."""
+    on. Samples of one ``cache_salt`` share their cached prefixes; it is asked for when a sample goes to the engine.
+    """
     try:
         batch = _decode_batch(await _read_body(receive))
     except msgspec.MsgspecError as error:
@@ -125,7 +136,7 @@ async def _sample(
     request: protocol.Request,
     i: int,
     j: int,
-    cache_salt: str,
+    cache_salt: CacheSalt,
     finished: asyncio.Queue[protocol.ServedSample],
 ) -> None:
     """Sample once and put the result, or the refusal, on the queue."""
@@ -138,8 +149,8 @@ async def _sample(
         finished.put_nowait(protocol.ServedSample(i, j, error=f"{type(error).__name__}: {error}"))
 
 
-async def _final_output(engine: "EngineClient", request: protocol.Request, seed: int, cache_salt: str) -> Any:
-    prompt = tokens_input(request.prompt_ids, cache_salt=cache_salt)
+async def _final_output(engine: "EngineClient", request: protocol.Request, seed: int, cache_salt: CacheSalt) -> Any:
+    prompt = tokens_input(request.prompt_ids, cache_salt=await cache_salt())
     name = f"mrt-{next(_request_numbers)}"
     outputs = engine.generate(prompt, sampling_params(request, seed), name)
     return [output async for output in outputs][-1]

@@ -190,14 +190,19 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
 
 
 def _sliding_window(text: dict[str, Any]) -> tuple[int | None, int]:
-    """The length of the window, and the number of layers that have one."""
+    """The length of the window, and the number of layers that have one. Where no field names these layers, models
+    differ, and no layer counts as one: that is the most memory.
+    """
     window = text.get("sliding_window")
     if not isinstance(window, int) or text.get("use_sliding_window") is False:
         return None, 0
     kinds = text.get("layer_types")
     if isinstance(kinds, list):
         return window, kinds.count("sliding_attention")
-    return window, max(0, text["num_hidden_layers"] - int(text.get("max_window_layers", 0)))
+    layers = text["num_hidden_layers"]
+    if isinstance(pattern := text.get("sliding_window_pattern"), int) and pattern > 0:
+        return window, layers - layers // pattern
+    return window, max(0, layers - int(text.get("max_window_layers", layers)))
 
 
 # -- trainer -----------------------------------------------------------------------------------------------------------

@@ -88,7 +88,8 @@ def gathered(trainer: TrainerEngine, dtype: str) -> GatheredWeights:
 
 def gather(trainer: TrainerEngine, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Return all weights by name on the CPU of rank 0, and nothing elsewhere. Only one parameter at a time is whole on
-    a device.
+    a device. Buffers keep their number format: biases of a router that differ by less than bfloat16 resolves would send
+    the tokens to other experts.
     """
     model = trainer.policy.model
     partitioned = trainer.engine.zero_optimization_partition_weights()
@@ -98,7 +99,8 @@ def gather(trainer: TrainerEngine, dtype: torch.dtype) -> dict[str, torch.Tensor
     for name, tensor in tensors:
         with deepspeed.zero.GatheredParameters([tensor], enabled=partitioned and hasattr(tensor, "ds_id")):
             if trainer.ranks.rank == 0:
-                kind = dtype if tensor.is_floating_point() else tensor.dtype
+                is_weight = isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point()
+                kind = dtype if is_weight else tensor.dtype
                 weights[name] = to_host(tensor, kind)
     return weights
 

@@ -208,6 +208,9 @@ def load_policy(
         padded = replace(kernels, batching=Batching.PADDED)
         return load_policy(directory, temperature, precision, gradient_checkpointing, partition, padded, row_ranks)
     refuse_other_keys(report, directory)
+    frozen = {name for name, tensor in _without_data(config).named_parameters() if not tensor.requires_grad}
+    for name, tensor in model.named_parameters():  # transformers forgets it while it loads a model that is whole
+        tensor.requires_grad_(name not in frozen)
     for module in model.modules():  # some models have dropout of their own, beyond their configuration
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -12,13 +12,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import httpx
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -33,11 +34,12 @@ from warm_start import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.attached_server import AttachedServer
 from mrt_hpc.inference.client import Completion, GenerationClient, Request, SamplingSettings, connect
-from mrt_hpc.inference.protocol import GENERATE_PATH
+from mrt_hpc.inference.protocol import GENERATE_PATH, PAUSE_PATH, RequestBatch
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_control import Address
 from mrt_hpc.inference.server_start import ServerProcess, ServerSettings
-from mrt_hpc.inference.vllm_extension import _verify_product
+from mrt_hpc.inference.vllm_extension import _verify_product, _verify_rows
+from mrt_hpc.inference.vllm_middleware import RunRoutes
 from mrt_hpc.inference.vllm_on_cpu import step_keys
 from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.roles.sampling.serving import restart_when_hung
@@ -457,6 +459,63 @@ def test_a_product_that_is_not_a_number_is_no_right_one() -> None:
     weight[1, 1] = torch.nan
     with pytest.raises(RuntimeError, match="relative error nan"):
         _verify_product(head)
+
+
+def test_the_embedding_is_found_on_disk_by_its_shape_and_its_rows(tmp_path: Path) -> None:
+    rows = torch.arange(40.0).view(10, 4)
+    save_file(
+        {"head": -rows.numpy(), "wte.weight": rows.numpy(), "z": rows[:9].numpy()}, tmp_path / "model.safetensors"
+    )
+    shard = SimpleNamespace(org_vocab_start_index=5, org_vocab_end_index=10)
+    half = SimpleNamespace(org_vocab_size=10, embedding_dim=4, shard_indices=shard, weight=rows[5:].clone())
+    _verify_rows(half, tmp_path)
+    half.weight[4, 3] += 1
+    with pytest.raises(RuntimeError, match="the embedding is that of no tensor"):
+        _verify_rows(half, tmp_path)
+
+
+def test_a_sample_whose_request_comes_during_a_pause_finds_no_prefix_of_the_old_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Engine:
+        async def generate(self, prompt: Any, *_: object) -> AsyncIterator[None]:
+            salts.append(prompt["cache_salt"])
+            raise ConnectionError
+            yield
+
+    async def vllm(*_: object) -> None:
+        """Its pause ends when the body of the request has come."""
+        pausing.set()
+        await arrived.wait()
+
+    def request() -> Callable[[], Awaitable[dict[str, Any]]]:
+        """Its body comes during the pause; after it, its client waits."""
+
+        async def receive() -> dict[str, Any]:
+            if not left:
+                await asyncio.Event().wait()
+            await pausing.wait()
+            arrived.set()
+            return {"type": "http.request", "body": left.pop()}
+
+        left = [msgspec.json.encode(RequestBatch([wanted]))]
+        return receive
+
+    async def send(_: object) -> None: ...
+
+    async def pause_during_a_request() -> None:
+        await asyncio.gather(routes(scope(GENERATE_PATH), request(), send), routes(scope(PAUSE_PATH), request(), send))
+        await routes(scope(GENERATE_PATH), request(), send)
+
+    def scope(path: str) -> dict[str, Any]:
+        app = SimpleNamespace(state=SimpleNamespace(engine_client=Engine()))
+        return {"type": "http", "path": path, "headers": [(b"authorization", b"Bearer key")], "app": app}
+
+    monkeypatch.setenv("VLLM_API_KEY", "key")
+    wanted, salts = Request([1, 2], [5], SamplingSettings(8)), list[str]()
+    routes, pausing, arrived = RunRoutes(vllm), asyncio.Event(), asyncio.Event()
+    asyncio.run(pause_during_a_request())
+    assert salts == ["pause 1", "pause 1"]
 
 
 def test_a_server_that_cannot_start_tells_the_end_of_its_log(tmp_path: Path) -> None:

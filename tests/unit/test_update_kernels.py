@@ -6,6 +6,7 @@ import inspect
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,12 +15,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
-from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Ernie4_5_MoeConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
+    Glm4MoeLiteConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.training import attention, losses, micro_batch
 from mrt_hpc.training.attention import PACKED_ATTENTION, Blocks, VariableLengths
+from mrt_hpc.training.export import gather
 from mrt_hpc.training.micro_batch import arrange, collate, collate_end_to_end, collate_shared, lay_out
 from mrt_hpc.training.packing import SharedRow
 from mrt_hpc.training.policy import Kernels, Policy, load_policy
@@ -350,3 +362,28 @@ def test_a_query_head_keeps_its_head_of_keys(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
         load_policy(tmp_path, 1.0, Precision.FP32, row_ranks=attention.RowRanks(3))
     assert refused.value.expected == "one of 1, 2, 4"
+
+
+def test_frozen_parameters_stay_frozen_and_buffers_keep_their_number_format(tmp_path: Path) -> None:
+    """Ernie's router has a bias that is a frozen parameter, that of GLM is a buffer of 32 bits."""
+    moe = {"moe_intermediate_size": 8, "moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 1}
+    ernie = AutoModelForCausalLM.from_config(Ernie4_5_MoeConfig(**SHAPE, **moe))
+    ernie.save_pretrained(tmp_path / "ernie")
+    frozen = {name for name, tensor in ernie.named_parameters() if not tensor.requires_grad}
+    loaded = load_policy(tmp_path / "ernie", 1.0, Precision.FP32).model.named_parameters()
+    assert frozen
+    assert {name for name, tensor in loaded if not tensor.requires_grad} == frozen
+
+    latent = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
+    experts = {"moe_intermediate_size": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1}
+    config = Glm4MoeLiteConfig(**{**SHAPE, "num_key_value_heads": 4}, **latent, **experts, topk_group=1)
+    glm = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    bias = next(name for name, _ in glm.named_buffers() if name.endswith("e_score_correction_bias"))
+    glm.get_buffer(bias).copy_(8.5 + torch.arange(4) / 1000)
+    glm.save_pretrained(tmp_path / "glm")
+    engine = SimpleNamespace(zero_optimization_partition_weights=lambda: False)
+    policy = load_policy(tmp_path / "glm", 1.0, Precision.BF16)
+    trainer = SimpleNamespace(policy=policy, engine=engine, ranks=SimpleNamespace(rank=0))
+    published = gather(trainer, torch.bfloat16)  # type: ignore[arg-type]
+    assert torch.equal(published[bias], glm.get_buffer(bias))
+    assert published["lm_head.weight"].dtype == torch.bfloat16
