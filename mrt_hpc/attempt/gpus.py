@@ -8,14 +8,15 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from subprocess import TimeoutExpired
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.jobs import Job, JobResources, Role
+from mrt_hpc.run.process import finished
 from mrt_hpc.run.typed_file import typed
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
@@ -214,8 +215,8 @@ def look() -> GpuView:
     """
     command = [sys.executable, "-P", "-m", __name__]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
+        done = finished(command, LOOK_LIMIT_S)
+    except TimeoutExpired:
         raise _broken(f"the NVIDIA driver of this node gave no answer in {LOOK_LIMIT_S:.0f} s") from None
     if done.returncode:
         raise _broken(f"the NVIDIA driver of this node failed: {done.stderr.strip() or done.returncode}")

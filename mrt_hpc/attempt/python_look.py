@@ -4,14 +4,15 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from subprocess import TimeoutExpired
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.run.process import finished
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Experiment
@@ -112,16 +113,8 @@ def look_at_python(
     script = "\n".join([*setup, 'exec "$0" "$@"'])
     command = ["/bin/bash", "-c", script, *words, "-c", PROGRAM, "import" if importing else "find", *STACK]
     try:
-        done = subprocess.run(
-            command,
-            env={**os.environ, "PYTHONSAFEPATH": "1", **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=deadline_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+        done = finished(command, deadline_s, {**os.environ, "PYTHONSAFEPATH": "1", **(environment or {})})
+    except TimeoutExpired:
         raise PythonLookError(f"no answer within {deadline_s:.0f} s", timed_out=True) from None
     except OSError as error:
         raise PythonLookError(f"{error.strerror} ({error.filename})") from None

@@ -9,16 +9,17 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import TimeoutExpired
 
 from mrt_hpc.inference.server_main import LONGEST_SOCKET_FOLDER
 from mrt_hpc.run.access import CACHES
 from mrt_hpc.run.atomic import sync_directory, sync_file
+from mrt_hpc.run.process import finished
 
 SHARED_TYPES = frozenset({
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "panfs", "pvfs2", "orangefs", "cifs", "smb3", "afs",
@@ -139,10 +140,8 @@ def quota(place: Path, kind: str, source: str) -> Quota | None:
     if shutil.which(command[0]) is None:
         return None
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=QUOTA_S, check=False
-        )
-    except subprocess.TimeoutExpired:
+        done = finished(command, QUOTA_S)
+    except (OSError, TimeoutExpired):
         return None
     return parse_quota(done.stdout, str(place) if kind == "lustre" else source, " ".join(command))
 

@@ -5,13 +5,14 @@ filesystems on which runs may lie, and whether a Slurm cluster is used from it.
 import os
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import TimeoutExpired
 
 from mrt_hpc.attempt.python_look import missing_here
 from mrt_hpc.cluster.filesystems import Filesystem, filesystem
+from mrt_hpc.run.process import finished
 
 CONTAINER_COMMANDS = ("apptainer", "singularity")
 BUILDCFG_S = 10.0
@@ -75,10 +76,8 @@ def mounts_by_kernel(container: str) -> bool | None:
         None where it cannot be known.
     """
     try:
-        printed = subprocess.run(
-            [container, "buildcfg"], capture_output=True, text=True, check=False, timeout=BUILDCFG_S
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        printed = finished([container, "buildcfg"], BUILDCFG_S)
+    except (OSError, TimeoutExpired):
         return None
     built = dict(line.split("=", 1) for line in printed.stdout.splitlines() if "=" in line)
     kind = "SINGULARITY" if "SINGULARITY_SUID_INSTALL" in built else "APPTAINER"

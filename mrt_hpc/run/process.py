@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from pathlib import Path
-from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
+from subprocess import DEVNULL, STDOUT, CompletedProcess, Popen, TimeoutExpired, run
 
 from mrt_hpc.run.atomic import make_folder
 
@@ -101,6 +101,26 @@ def started(words: Sequence[str], log: Path, environment: Mapping[str, str], *, 
     make_folder(log.parent)
     with log.open("ab") as out:
         return Popen(words, env=environment, stdin=DEVNULL, stdout=out, stderr=STDOUT, start_new_session=leads)
+
+
+def finished(
+    words: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
+) -> CompletedProcess[str]:
+    """Run another program, which reads nothing, to its end. What it prints may be text in any encoding.
+
+    Args:
+        words: of its command.
+        timeout_s: seconds after which it is killed.
+        environment: all of its variables; None for those of this process.
+
+    Raises:
+        OSError: it cannot be started.
+        TimeoutExpired: it did not end in time.
+    """
+    return run(
+        words, env=environment, stdin=DEVNULL, capture_output=True, encoding="utf-8", errors="replace",
+        timeout=timeout_s, check=False,
+    )  # fmt: skip
 
 
 def end_or_kill(process: Popen[bytes], seconds: float) -> None:

@@ -14,6 +14,7 @@ from mrt_hpc.attempt import gpus
 from mrt_hpc.attempt.entry import run_task
 from mrt_hpc.attempt.gpus import NO_DEVICE, NO_LIBRARY, GpuView, look, require_gpus, verdict
 from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.backends.local import slots
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.local.slots import visible_gpus
 from mrt_hpc.errors import ExitCode
@@ -98,6 +99,9 @@ def test_parts_of_a_gpu_do_not_count_as_gpus(tmp_path: Path, monkeypatch: pytest
     look_first_in(tmp_path, monkeypatch)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert visible_gpus() == ["0", "1"]
+    executable(tmp_path / "nvidia-smi", "sleep 9")
+    monkeypatch.setattr(slots, "LISTING_S", 0.1)
+    assert visible_gpus() == []
 
 
 DRIVER = """

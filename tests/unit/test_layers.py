@@ -130,3 +130,14 @@ def test_every_function_of_the_method_states_its_source_and_its_errors(path: Pat
         assert "\nSource: " in stated, f"{function.name} does not say where it is from"
         raises = any(isinstance(node, ast.Raise) for node in ast.walk(function))
         assert not raises or "\nRaises:" in stated, f"{function.name} does not state its errors"
+
+
+def test_what_other_programs_print_may_be_text_in_any_encoding() -> None:
+    """``text=True`` ends a command with UnicodeDecodeError where a site's program prints another encoding."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
+            called = getattr(call.func, "id", getattr(call.func, "attr", ""))
+            options = {keyword.arg for keyword in call.keywords}
+            if called in ("run", "Popen", "check_output"):
+                strict = options & {"text", "universal_newlines", "encoding"} and "errors" not in options
+                assert not strict, f"{path}, line {call.lineno}"

@@ -47,6 +47,13 @@ def test_a_task_without_a_package_says_so_and_may_be_tried_on_another_node(monke
     assert refused.exit_code is ExitCode.RETRYABLE
 
 
+def test_a_look_reads_what_a_site_prints_in_another_encoding() -> None:
+    in_latin_1 = "printf 'Module charg\\351\\n'"
+    assert look_at_python([sys.executable], setup=[in_latin_1, f"{in_latin_1} >&2"]).python
+    with pytest.raises(PythonLookError, match="charg\N{REPLACEMENT CHARACTER}"):
+        look_at_python(["false"], setup=[f"{in_latin_1} >&2"])
+
+
 def test_sampling_without_gpus(tmp_path: Path) -> None:
     one = "resources.inference.gpus=1"
     for name, version, *changes in (

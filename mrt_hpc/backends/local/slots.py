@@ -3,17 +3,20 @@
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import TimeoutExpired
 
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import Job, JobResources, Plan, Role
+from mrt_hpc.run.process import finished
 
 MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """The files with the memory limit of a container, bytes, in the two versions of control groups; "max" is no limit."""
+LISTING_S = 60.0
+"""The time-out of nvidia-smi, seconds."""
 
 
 @dataclass
@@ -145,5 +148,8 @@ def visible_gpus() -> list[str]:
         return [g for g in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if g]
     if shutil.which("nvidia-smi") is None:
         return []
-    listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60, check=False)
+    try:
+        listing = finished(["nvidia-smi", "--list-gpus"], LISTING_S)
+    except (OSError, TimeoutExpired):
+        return []
     return re.findall(r"^GPU (\d+):", listing.stdout, re.MULTILINE)  # the lines of their parts (MIG) are indented

@@ -11,7 +11,6 @@ import platform
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -20,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import Annotated, Any
 
 from pydantic import TypeAdapter
@@ -34,6 +34,7 @@ from mrt_hpc.recipe.kinds import VERIFIERS, VerifierSettings
 from mrt_hpc.recipe.lock import installed_version
 from mrt_hpc.recipe.user_code import import_from
 from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.process import finished
 from mrt_hpc.run.retries import list_directory, wait_until
 from mrt_hpc.run.typed_file import typed
 
@@ -224,13 +225,13 @@ def compiler_problem() -> str:
             source = Path(folder) / "module.c"
             source.write_text("#include <Python.h>\nint answer(void) { return PY_MAJOR_VERSION; }\n")
             words = [compiler, str(source), "-shared", "-fPIC", f"-I{headers}", "-o", f"{folder}/module.so"]
-            subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_S, check=True)
-    except subprocess.CalledProcessError as error:
-        said = next((line for line in error.stderr.splitlines() if "error" in line), error.stderr.strip())
-        return f"{compiler} does not compile a module of {sys.executable}: {said}"
-    except (OSError, subprocess.TimeoutExpired) as error:
+            done = finished(words, COMPILE_S)
+    except (OSError, TimeoutExpired) as error:
         return f"{compiler}: {error}"
-    return ""
+    if not done.returncode:
+        return ""
+    said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip())
+    return f"{compiler} does not compile a module of {sys.executable}: {said}"
 
 
 def unreadable(path: Path) -> str:
