@@ -99,9 +99,23 @@ def test_parts_of_a_gpu_do_not_count_as_gpus(tmp_path: Path, monkeypatch: pytest
     look_first_in(tmp_path, monkeypatch)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert visible_gpus() == ["0", "1"]
+    executable(tmp_path / "nvidia-smi", f"echo '{lines}'; exit 15")
+    assert visible_gpus() == []
     executable(tmp_path / "nvidia-smi", "sleep 9")
     monkeypatch.setattr(slots, "LISTING_S", 0.1)
     assert visible_gpus() == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [
+        ("0, 1", ["0", "1"]), ("0,0", ["0"]), ("", []), ("-1", []), ("NoDevFiles", []), ("0,-1,1", ["0"]),
+        ("GPU-5c,MIG-7", ["GPU-5c", "MIG-7"]),
+    ],
+)  # fmt: skip
+def test_only_words_that_name_gpus_are_gpus(visible: str, gpus: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_gpus() == gpus
 
 
 DRIVER = """

@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from subprocess import TimeoutExpired
 
@@ -15,6 +16,8 @@ from mrt_hpc.run.process import finished
 
 MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """The files with the memory limit of a container, bytes, in the two versions of control groups; "max" is no limit."""
+_GPU = re.compile(r"\d+|(?:GPU|MIG)-\S+")
+"""What CUDA_VISIBLE_DEVICES calls a GPU, or a part of one, which a task refuses."""
 LISTING_S = 60.0
 """The time-out of nvidia-smi, seconds."""
 
@@ -145,11 +148,14 @@ def runs_beside(job: Job, trainer: Job) -> bool:
 def visible_gpus() -> list[str]:
     """The GPUs of this machine, by the names that CUDA_VISIBLE_DEVICES takes; none without a driver."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return [g for g in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if g]
+        words = map(str.strip, os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+        return list(dict.fromkeys(takewhile(_GPU.fullmatch, words)))  # CUDA ends the list there, too
     if shutil.which("nvidia-smi") is None:
         return []
     try:
         listing = finished(["nvidia-smi", "--list-gpus"], LISTING_S)
     except (OSError, TimeoutExpired):
+        return []
+    if listing.returncode:  # a GPU is lost, or the driver has failed
         return []
     return re.findall(r"^GPU (\d+):", listing.stdout, re.MULTILINE)  # the lines of their parts (MIG) are indented
