@@ -196,6 +196,12 @@ def test_one_line_of_sacct() -> None:
     assert (kinds.gpus, kinds.cpus, kinds.queued_s) == (3, 8, 100.0)
 
 
+def test_numbers_of_sacct_that_are_none_are_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
+    for start, elapsed in (("1000", "-3500"), ("1000", "00:10:00"), ("1000", "INVALID"), ("9" * 40, "60")):
+        assert attempts_of(f"7|COMPLETED|900|900|{start}|{elapsed}|4|cpu=4") == []
+        assert elapsed in capsys.readouterr().err
+
+
 def test_the_same_use_again_writes_nothing(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "a.jsonl")
     for what in (Use.STARTING, Use.WAITING, Use.WAITING, Use.GENERATING):

@@ -226,3 +226,10 @@ def test_a_live_view_asks_the_queue_only_when_it_is_due_and_waits_for_no_answer(
         now += snapshot_reader.ASK_EVERY_S + 1
         assert looks.latest() is last, "until the next one comes"
         wait_until(lambda: "Slurm" in looks.latest().unreached, reason="the end of the question", deadline_s=60)
+
+
+@pytest.mark.parametrize("task", ["12_[-]", "12_[0-3:0]", "12_[1,]", "12_[0-99999999]"])
+def test_tasks_in_a_form_that_is_not_known_are_passed_over(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(queue._expand(task)) == []
+    assert task in capsys.readouterr().err
+    assert [*queue._expand("12_[0-4:2,7%2]"), *queue._expand("12_3")] == ["12_0", "12_2", "12_4", "12_7", "12_3"]

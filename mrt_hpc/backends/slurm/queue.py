@@ -19,7 +19,8 @@ from mrt_hpc.backends.slurm.parameters import NO_TOKEN, SCRIPT, queue_name
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.layout import RunLayout
 
-_ARRAY_RANGE = re.compile(r"(?P<job>\d+)_\[(?P<ranges>[\d,:-]+)(?:%\d+)?\]")
+_PART = r"\d{1,7}(?:-\d{1,7}(?::[1-9]\d{0,6})?)?"
+_ARRAY_RANGE = re.compile(rf"(?P<job>\d+)_\[(?P<ranges>{_PART}(?:,{_PART})*)(?:%\d+)?\]")
 _ENDING = "Ending"
 """Reason of a task whose processes are just being ended."""
 CLOCKS_APART_S = 30.0
@@ -34,7 +35,7 @@ LOOK_EVERY_S = 1.0
 _UNKNOWN_ID = re.compile(r"invalid job id", re.IGNORECASE)
 _LIVE = ("%i", "%T", "%e", "%r", "%N")
 _OWN = ("%F", "%T", "%e", "%j", "%o")
-_ACCOUNTED = re.compile(rf"({slurm.TASK_ID.pattern})(\.\w+)?\|([A-Z_]+[^|]*)\|([\d:]*)\|([^|]*)\|(\d*)")
+_ACCOUNTED = re.compile(rf"({slurm.TASK_ID.pattern})(\.\w+)?\|([A-Z_]+[^|]*)\|([\d:]*)\|([^|]*)\|(\d{{0,12}})")
 
 _WORDS = {
     QueueState.PENDING: "PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
@@ -295,7 +296,8 @@ FIELDS = ("JobID", "State", "Submit", "Eligible", "Start", "ElapsedRaw", "AllocC
 """sacct prints times as seconds since the epoch (see ``commands``), or as a word where there is none."""
 NOT_LOST = frozenset({QueueState.COMPLETED, QueueState.RUNNING})
 """The states of an attempt that has not ended, or has ended well."""
-_LINE = re.compile(rf"({slurm.TASK_ID.pattern})\|([A-Z_]+[^|]*)" + r"\|([^|]*)" * (len(FIELDS) - 2))
+_TIME, _COUNT = r"\|(\d{1,12}|[A-Za-z]*)", r"\|(\d{0,12})"
+_LINE = re.compile(rf"({slurm.TASK_ID.pattern})\|([A-Z_]+[^|]*){_TIME * 3}{_COUNT * 2}\|([^|]*)")
 
 
 def accounted_attempts(job_ids: Iterable[str]) -> list[Allocation] | None:
@@ -341,7 +343,7 @@ def _attempt(
         began=float(start),
         seconds=float(elapsed),
         gpus=_gpus(resources),
-        cpus=int(cpus) if cpus.isdecimal() and int(cpus) else None,
+        cpus=int(cpus or 0) or None,
         queued_s=max(0.0, float(int(start) - ready)),
         failed=queue_state(word) not in NOT_LOST,
     )
