@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any, Self
 
@@ -29,6 +30,8 @@ _MARKED = re.compile(r"####\s*(\S.*)")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _OWN_LETTER = re.compile(r"\(?([A-Za-z])[).:]\s*")
 _HALF = re.compile("[\ud800-\udfff]")
+EXACT_BELOW = 2.0**53
+"""From here on not every integer has a floating-point number of its own."""
 """Half of a character, as a JSON file may hold it."""
 
 
@@ -332,11 +335,13 @@ def _listed(value: object) -> tuple[object, list[object]]:
 
 
 def _text(value: object, column: str) -> str:
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+    if value is None or (isinstance(value, (float, Decimal)) and not math.isfinite(value)):
         raise BadRowError(f"{column} is missing or no finite number")
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+    if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
         raise BadRowError(f"{column} is of type {type(value).__name__}: it takes a text or a number")
-    text = _number(value) if isinstance(value, float) else str(value).strip()
+    if isinstance(value, float) and abs(value) >= EXACT_BELOW:
+        raise BadRowError(f"{column} is {value!r}, of which a table keeps 16 digits only: write it there as a text")
+    text = _number(value) if isinstance(value, (float, Decimal)) else str(value).strip()
     if not text:
         raise BadRowError(f"{column} is empty")
     if _HALF.search(text):
@@ -344,6 +349,9 @@ def _text(value: object, column: str) -> str:
     return text
 
 
-def _number(value: float) -> str:
+def _number(value: float | Decimal) -> str:
     """A number as people write it: 27 for 27.0, since a table with empty cells makes all its integers so."""
-    return str(int(value)) if value.is_integer() else repr(value)
+    if value == int(value):
+        return str(int(value))
+    short = repr(float(value))
+    return short if isinstance(value, float) or Decimal(short) == value else str(value)

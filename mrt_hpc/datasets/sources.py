@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from decimal import Decimal, InvalidOperation
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path, PurePath
 from typing import Any
@@ -336,8 +337,8 @@ def _items(value: object, where: str) -> list[object]:
 
 def _parsed(text: bytes, where: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=once)
-    except (ValueError, RecursionError) as error:
+        return json.loads(text, object_pairs_hook=once, parse_float=Decimal)  # it keeps all digits
+    except (ValueError, RecursionError, InvalidOperation) as error:
         raise UserError(
             f"not JSON: {error}", where=where, value=text[:80], advice="fetch or write the file once more"
         ) from error
@@ -354,8 +355,8 @@ def _csv(file: SourceFile) -> Iterator[Row]:
             if twice := repeated(filter(None, reader.fieldnames or ())):
                 raise csv.Error(f"column {twice} stands there twice")
             for number, value in enumerate(reader, start=1):
-                if None in value:
-                    raise csv.Error("a row has more cells than there are columns")
+                if None in value or None in value.values():
+                    raise csv.Error(f"row {number} has more or fewer cells than there are columns")
                 yield Row(f"{file.name}, row {number}", value)
     except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(
@@ -373,6 +374,8 @@ def _parquet(file: SourceFile, columns: Sequence[str] | None = None) -> Iterator
 
     number = 0
     with _reading_parquet(file), parquet.ParquetFile(file.path) as table:
+        if twice := repeated(table.schema_arrow.names):
+            raise ValueError(f"column {twice} stands there twice")
         for batch in table.iter_batches(columns=None if columns is None else list(columns)):
             for value in batch.to_pylist():
                 number += 1
@@ -385,7 +388,7 @@ def _reading_parquet(file: SourceFile) -> Iterator[None]:
 
     try:
         yield
-    except ArrowException as error:
+    except (ArrowException, OSError, ValueError, OverflowError) as error:  # of a page, a text, a time in it
         raise UserError(
             f"not a parquet file that can be read: {error}", where=file.name, advice="fetch or write the file once more"
         ) from error

@@ -7,10 +7,13 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from decimal import Decimal
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from commands import in_a_process, refusal, typed
 from data_files import json_lines, parquet
@@ -54,6 +57,13 @@ def of_rows(rows: Sequence[Any], *options: str, code: ExitCode = ExitCode.OK) ->
     return prepared("rows.jsonl", *options, code=code)
 
 
+def parquet_of(columns: Sequence[Any], names: Sequence[str]) -> bytes:
+    stream = BytesIO()
+    pq.write_table(pa.Table.from_arrays([*map(pa.array, columns)], names=list(names)), stream)
+    return stream.getvalue()
+
+
+ANSWERED_TWICE = parquet_of([["p1"], ["1"], ["3"]], ["problem", "answer", "answer"])
 CSV = b"Question,Answer\nWhat is 1+1?,2\nHalf of 5?,2.5\nHalf of 8?,4\n"
 
 
@@ -66,8 +76,8 @@ CSV = b"Question,Answer\nWhat is 1+1?,2\nHalf of 5?,2.5\nHalf of 8?,4\n"
         ("rows.json", json_lines(ROWS)),
         ("rows.parquet", parquet(FLOATS)),
         ("rows.csv", CSV.replace(b"\n", b"\r\n").replace(b"Question", b"\xef\xbb\xbfQuestion")),
-        ("rows.csv", CSV.replace(b"Answer", b"Answer,,")),
-        ("rows.csv", CSV.replace(b",Answer", b",Answer,why").replace(b",2.5", b",2.5," + b"so " * 100_000)),
+        ("rows.csv", CSV.replace(b"\n", b",,\n")),
+        ("rows.csv", CSV.replace(b"\n", b"," + b"so " * 100_000 + b"\n")),
         ("rows.json.gz", gzip.compress(json.dumps(ROWS).encode(), mtime=0)),
         ("rows.csv.gz", gzip.compress(CSV, mtime=0)),
         ("rows.jsonl.zst", pa.compress(json_lines(ROWS), codec="zstd", asbytes=True)),
@@ -88,6 +98,8 @@ def test_each_kind_of_file_makes_the_same_problems(name: str, content: bytes) ->
     [
         ("rows.txt", b"problem,answer\n1+1?,2\n", "rows.txt"),
         ("rows.csv", b"problem,answer\n1+1?,2,3\n", "rows.csv"),
+        ("rows.csv", b"problem,answer,level\n100+23?,123,1\n200+34?,2", "row 2"),  # as a file that was cut
+        ("rows.parquet", ANSWERED_TWICE, "answer stands there twice"),
         ("rows.csv", b"problem,answer\n\xff,2\n", "rows.csv"),
         ("rows.csv", b"problem,answer,answer\n1+1?,2,3\n", "rows.csv"),
         ("rows.jsonl", b'{"problem": "x", "answer": "1", "answer": "2"}\n', "line 1"),
@@ -181,7 +193,18 @@ ANSWERS = {
     "Natalia sold 48/2 = 24.\nIn all 72.\n#### 72": "72", "#### Step 1\nwe add\n#### 1,080\n": "1,080",
     "#### Step 1\nwe add": "#### Step 1\nwe add",
 }  # fmt: skip
-NO_ANSWERS = [None, float("nan"), "  ", True, ["1", "2"], "\ud800"]
+NO_ANSWERS = [None, float("nan"), 2.0**53, Decimal("1e400"), "  ", True, ["1", "2"], "\ud800"]
+
+
+def test_a_number_keeps_the_digits_of_its_file() -> None:
+    written = {
+        "1e23": "1" + "0" * 23, "12345678901234567890.0": "12345678901234567890", "27.0": "27", "2.50": "2.5",
+        "0.12345678901234567890123": "0.12345678901234567890123", "1e-7": "1e-07",
+    }  # fmt: skip
+    lines = [f'{{"problem": "{n}?", "answer": {number}}}\n' for n, number in enumerate(written)]
+    Path("rows.jsonl").write_text("".join(lines))
+    prepared("rows.jsonl")
+    assert [problem.answer for problem in read_problems(OUT)] == [*written.values()]
 
 
 def test_the_texts_of_values() -> None:
