@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from io import BufferedReader, TextIOWrapper
+from os.path import normpath
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -29,6 +30,8 @@ _NAME = re.compile(
 ONE_KIND = "a file of JSON lines (.jsonl), JSON (.json), parquet (.parquet) or CSV (.csv); texts also as .gz or .zst"
 COMPRESSED = (".gz", ".zst")
 """Endings behind that of a text."""
+OF_A_CARD = (ValueError, TypeError, AttributeError, LookupError)
+"""What ``datasets`` raises for a card whose fields are of other types."""
 LARGEST_CSV_FIELD = 2**30
 """Bytes; Python's limit of 128 KiB is shorter than some solutions."""
 
@@ -161,14 +164,15 @@ def choose(path: str, asked: Selection, where: str, commit: str | None = None) -
         commit: that of a data set of the hub.
 
     Raises:
-        UserError: there are no data files, the choice is open, or there is no such part.
+        UserError: there are no data files, the choice is open, there is no such part, or a file lies outside; links in
+            the folder may lead out of it, as in the cache of the hub.
     """
     from datasets import exceptions, load_dataset_builder
     from yaml import YAMLError
 
     try:
         config = load_dataset_builder(path, asked.config, revision=commit).config
-    except (exceptions.DatasetsError, ValueError, YAMLError) as error:
+    except (exceptions.DatasetsError, FileNotFoundError, *OF_A_CARD, YAMLError) as error:
         raise UserError(
             f"the data set has no files that can be chosen: {error}",
             where=where,
@@ -186,7 +190,16 @@ def choose(path: str, asked: Selection, where: str, commit: str | None = None) -
             expected=f"one of {', '.join(splits)}",
             advice=f"--split {splits[0]}",
         )
-    return str(config.name), split, sorted(config.data_files[split])
+    places = sorted(map(str, config.data_files[split]))
+    within = path if commit is None else f"hf://datasets/{path}@{commit}"
+    if outside := [place for place in places if not PurePath(normpath(place)).is_relative_to(normpath(within))]:
+        raise UserError(
+            "the card of the data set names a file that lies outside of it",
+            where=where,
+            value=outside[0],
+            advice="name that file as SOURCE if you mean it",
+        )
+    return str(config.name), split, places
 
 
 # -- reading rows ------------------------------------------------------------------------------------------------------

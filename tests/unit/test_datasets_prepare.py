@@ -64,6 +64,10 @@ def parquet_of(columns: Sequence[Any], names: Sequence[str]) -> bytes:
 
 
 ANSWERED_TWICE = parquet_of([["p1"], ["1"], ["3"]], ["problem", "answer", "answer"])
+NOT_UTF_8 = pa.array([b"\xff"]).view(pa.string())
+YEAR_146_MILLION = pa.scalar(2**62, type=pa.timestamp("ms"))
+SOUND = parquet_of([["p" * 999], ["1"]], ["problem", "answer"])
+DAMAGED = SOUND[:4] + b"\xff" * 36 + SOUND[40:]
 CSV = b"Question,Answer\nWhat is 1+1?,2\nHalf of 5?,2.5\nHalf of 8?,4\n"
 
 
@@ -99,6 +103,9 @@ def test_each_kind_of_file_makes_the_same_problems(name: str, content: bytes) ->
         ("rows.txt", b"problem,answer\n1+1?,2\n", "rows.txt"),
         ("rows.csv", b"problem,answer\n1+1?,2,3\n", "rows.csv"),
         ("rows.csv", b"problem,answer,level\n100+23?,123,1\n200+34?,2", "row 2"),  # as a file that was cut
+        ("rows.parquet", parquet_of([NOT_UTF_8, ["1"]], ["problem", "answer"]), "rows.parquet"),
+        ("rows.parquet", parquet_of([["p"], [YEAR_146_MILLION]], ["problem", "answer"]), "rows.parquet"),
+        ("rows.parquet", DAMAGED, "rows.parquet"),
         ("rows.parquet", ANSWERED_TWICE, "answer stands there twice"),
         ("rows.csv", b"problem,answer\n\xff,2\n", "rows.csv"),
         ("rows.csv", b"problem,answer,answer\n1+1?,2,3\n", "rows.csv"),
@@ -310,6 +317,7 @@ configs:
 - {config_name: socratic, data_files: [{split: train, path: "socratic/**/*.parquet"}]}
 ---
 """
+ELSEWHERE = "---\nconfigs: [{{config_name: default, data_files: [{{split: train, path: {}}}]}}]\n---\n"
 DECLARED = ["main/train-0.jsonl", "main/test-0.jsonl", "socratic/a/b.parquet"]
 
 
@@ -346,6 +354,10 @@ HARD, TWO_SPLITS = "data/hard-00000-of-00001.parquet", ["train.jsonl", "test.jso
         (DECLARED, CARD, Selection(config="platonic"), "--config", None),
         (["loader.py"], "", Selection(), "--config", None),
         (DECLARED, "---\nconfigs: [\n---\n", Selection(), "--config", None),
+        (DECLARED, "---\ndataset_info: [1, 2]\n---\n", Selection(), "--config", None),
+        (DECLARED, "---\nconfigs: 7\n---\n", Selection(), "--config", None),
+        (DECLARED, ELSEWHERE.format("http://127.0.0.1:9/x.jsonl"), Selection(), "--config", None),
+        (["a.jsonl", "../b.jsonl"], ELSEWHERE.format("../b.jsonl"), Selection(), "as SOURCE", None),
     ],
 )
 def test_the_files_of_a_split(
