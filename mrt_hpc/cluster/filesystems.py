@@ -31,6 +31,7 @@ QUOTA_S = 10.0
 KIB = 1024
 GIB = 1024**3
 _OCTAL = re.compile(r"\\(\d{3})")
+_COUNT = re.compile(r"(\d{1,18})\*?")
 
 
 @dataclass(frozen=True)
@@ -148,17 +149,19 @@ def quota(place: Path, kind: str, source: str) -> Quota | None:
 
 def parse_quota(text: str, name: str, command: str) -> Quota | None:
     """The quota in the output of a command, in the words after a filesystem's name: KiB, soft limit, hard limit and
-    grace, then the same for files. None where the name is not in it.
+    grace, then the same for files. None where the name is not in it, or a number is in another form: Lustre sets what
+    it is not sure of in brackets.
     """
     words = text.split()
     if name not in words:
         return None
-    after = words[words.index(name) + 1 :][:8]  # a long name stands on a line of its own
-    if len(after) < 7:
+    after = words[words.index(name) + 1 :][:7]  # a long name stands on a line of its own
+    columns = [match[1] for word in after[:3] + after[4:] if (match := _COUNT.fullmatch(word))]
+    if len(columns) < 6:
         return None
-    numbers = [int(digits) if (digits := word.rstrip("*")).isdecimal() else 0 for word in after]
-    space, files = _limit(numbers[1:3]), _limit(numbers[5:7])
-    return Quota(numbers[0] * KIB, None if space is None else space * KIB, numbers[4], files, command)
+    used, *space, used_files, soft, hard = map(int, columns)
+    limit = _limit(space)
+    return Quota(used * KIB, None if limit is None else limit * KIB, used_files, _limit([soft, hard]), command)
 
 
 def _limit(soft_and_hard: list[int]) -> int | None:

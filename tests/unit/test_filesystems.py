@@ -47,7 +47,11 @@ def test_quotas_are_read_and_bound_what_may_be_written() -> None:
     assert scratch is not None
     assert (scratch.free_bytes, scratch.free_files) == (4000000 * 1024, 10000)
     assert parse_quota("", "/scratch", "lfs quota") is None
-    assert parse_quota("/scratch none", "/scratch", "lfs quota") is None
+    for not_known in (
+        "none", "[1048576] 0 [2097152] - [10] 0 [100] -", "1.5G 0k 2T - 10 0 100 -",
+        "10485* 0 2097152 6d 23h 10 0 100 -",
+    ):  # fmt: skip
+        assert parse_quota(f"/scratch {not_known}", "/scratch", "lfs quota") is None
     limited = Filesystem(Path("/x"), "/x", "nfs4", 100, 50, Quota(0, 10, 0, None, "quota"))
     assert (limited.writable_bytes, limited.writable_files, limited.is_shared) == (10, 50, True)
     free = Filesystem(Path("/x"), "/x", "ext4", 100, None, None)
