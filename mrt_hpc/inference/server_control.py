@@ -239,12 +239,14 @@ class ServerControl:
         # by default vLLM clears the cache when it pauses, that of running samples as well
         self.request(PAUSE_PATH, timeout=pause_deadline_s, params={"mode": mode, "clear_cache": False})
         arguments = {"method": "reload_and_verify", "args": [str(directory)]}
-        report = self._answer("/collective_rpc", _Reports, timeout=read_deadline_s, json=arguments).results[0]
+        reports = self._answer("/collective_rpc", _Reports, timeout=read_deadline_s, json=arguments).results
+        if other := [read for report in reports if (read := report.get("directory", str(directory))) != str(directory)]:
+            raise self._failure(f"the vLLM server has loaded {other[0]!r}, not {directory}", "/collective_rpc")
         if swap is not WeightSwap.KEEP:  # the cache of a running sample cannot be cleared without its own
             self.reset_prefix_cache(running=swap is WeightSwap.RECOMPUTE)
         self.request("/update_weight_version", json={"new_version": str(version)})
         self.request("/resume")
-        return report
+        return reports[0]
 
     def _answer(self, path: str, kind: type[T], **arguments: Any) -> T:
         """Call a route that must succeed, and return its answer.
@@ -270,8 +272,9 @@ class ServerControl:
             response = self.call(method, path, timeout=timeout, **arguments)
         except httpx.TransportError as error:
             raise self._failure(f"the vLLM server does not answer: {error!r}", path) from error
-        if response.is_error:
-            raise self._failure(f"the vLLM server refused: {response.text.strip()}", path)
+        if response.status_code != httpx.codes.OK:
+            said = response.text.strip() or f"status {response.status_code}"
+            raise self._failure(f"the vLLM server refused: {said}", path)
         return response
 
     def call(self, method: str, path: str, *, timeout: float, **arguments: Any) -> httpx.Response:

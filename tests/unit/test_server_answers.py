@@ -103,6 +103,25 @@ def test_a_server_of_another_kind_is_told_by_each_of_its_routes(body: bytes) -> 
     assert server.tokens_done() is None
 
 
+class Scripted(ServerControl):
+    """A server whose every route answers the same."""
+
+    answer = httpx.Response(200)
+
+    def call(self, method: str, path: str, *, timeout: float, **arguments: object) -> httpx.Response:  # noqa: ARG002
+        return self.answer
+
+
+def test_only_what_was_done_counts_as_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Scripted(Address("http://127.0.0.1:1"), "key", where="the log", advice="read it")
+    monkeypatch.setattr(Scripted, "answer", httpx.Response(302, headers={"Location": "/login"}))
+    assert "302" in refusal(server.wake_up, 1.0).what
+    loaded = httpx.Response(200, json={"results": [{"directory": "w"}, {"directory": "old"}]})
+    monkeypatch.setattr(Scripted, "answer", loaded)
+    refused = refusal(lambda: server.load(Path("w"), 1, pause_deadline_s=1.0, read_deadline_s=1.0))
+    assert "loaded 'old', not w" in refused.what
+
+
 def check(completions: list[Completion]) -> None:
     found = {(c.request, c.sample): (c.token_ids, c.logprobs, c.seed, c.weights_version) for c in completions}
     wanted = {(i, j): (right(i, j), seed) for i, r in enumerate(REQUESTS) for j, seed in enumerate(r.seeds)}

@@ -34,7 +34,7 @@ ROOMS: dict[str, Size] = {
     "backends": Size(2680, 22),  # what nvidia-smi and CUDA_VISIBLE_DEVICES say counts only where it names GPUs
     "cli": Size(3360, 21),  # submit RUN, sweeps, judge, traces, check, names of other trainers
     "cluster": Size(2200, 15),
-    "datasets": Size(1200, 6),
+    "datasets": Size(1220, 6),  # what is damaged, cut or leads outside is refused, and numbers keep their digits
     "domains": Size(2120, 18),
     "errors": Size(60, 1),
     "evaluate": Size(840, 7),  # what a run takes for granted of own classes, for `check`
