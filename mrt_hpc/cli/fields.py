@@ -25,43 +25,48 @@ WIDEST = 110
 """The maximum number of columns of a line: longer lines are hard to read."""
 
 
-OTHER_NAMES: dict[str, tuple[str, ...]] = {
-    "lr": ("training.learning_rate",),
-    "beta": ("training.kl_coefficient",),
-    "kl_coef": ("training.kl_coefficient",),
-    "kl_loss_coef": ("training.kl_coefficient",),
-    "epsilon": ("training.clip_low", "training.clip_high"),
-    "epsilon_high": ("training.clip_high",),
-    "cliprange": ("training.clip_low", "training.clip_high"),
-    "clip_higher": ("training.clip_high",),
-    "clip_ratio": ("training.clip_low", "training.clip_high"),
-    "max_grad_norm": ("training.gradient_clip",),
-    "grad_clip": ("training.gradient_clip",),
-    "lr_scheduler_type": ("training.schedule",),
-    "batch_size": ("sampling.problems_per_iteration", "sampling.rollouts_per_problem"),
-    "train_batch_size": ("sampling.problems_per_iteration",),
-    "mini_batch_size": ("training.optimizer_steps_per_iteration",),
-    "num_iterations": ("training.optimizer_steps_per_iteration",),
-    "per_device_train_batch_size": ("training.max_tokens_per_micro_batch",),
-    "gradient_accumulation_steps": ("training.max_tokens_per_micro_batch",),
-    "num_generations": ("sampling.rollouts_per_problem",),
-    "rollouts_per_example": ("sampling.rollouts_per_problem",),
-    "max_completion_length": ("sampling.max_tokens",),
-    "max_response_length": ("sampling.max_tokens",),
-    "max_prompt_length": ("sampling.max_prompt_tokens",),
-    "max_steps": ("schedule.iterations",),
-    "max_async_level": ("schedule.max_staleness",),
-    "save_steps": ("training.checkpoint_every",),
-    "eval_steps": ("evaluation.every",),
-    "top_k": ("evaluation.top_p",),
-    "system_prompt": ("prompt.instruction", "prompt.chat_template"),
-    "dtype": ("training.precision", "serving.dtype"),
-    "reward_funcs": ("data[jsonl].verifier",),
-    "scale_rewards": ("algorithm[grpo].divide_by_std",),
-    "tensor_parallel_size": ("serving.tensor_parallel",),
-    "report_to": ("tracking",),
+OTHER_NAMES: dict[str, str] = {
+    "sampling.problems_per_iteration": "batch_size train_batch_size generation_batch_size",
+    "sampling.rollouts_per_problem": "n num_generations rollouts_per_example batch_size",
+    "sampling.max_tokens": "max_completion_length max_response_length",
+    "sampling.max_prompt_tokens": "max_prompt_length",
+    "training.optimizer_steps_per_iteration": "mini_batch_size ppo_mini_batch_size steps_per_generation num_iterations "
+    "ppo_epochs",
+    "training.max_tokens_per_micro_batch": "per_device_train_batch_size gradient_accumulation_steps seq_len "
+    "ppo_max_token_len_per_gpu",
+    "training.learning_rate": "lr",
+    "training.schedule": "lr_scheduler_type warmup_style",
+    "training.warmup_steps": "lr_warmup_steps",
+    "training.warmup_ratio": "lr_warmup_steps_ratio",
+    "training.gradient_clip": "max_grad_norm grad_clip",
+    "training.clip_low": "epsilon cliprange clip_ratio clip_ratio_low",
+    "training.clip_high": "epsilon epsilon_high cliprange clip_higher clip_ratio clip_ratio_high",
+    "training.kl_coefficient": "beta kl_coef kl_loss_coef use_kl_loss",
+    "training.importance_cap": "vllm_importance_sampling_cap",
+    "training.zero_stage": "fsdp_config lora lora_rank peft_config",
+    "training.offload_optimizer": "fsdp_config lora lora_rank peft_config",
+    "training.sequence_parallel": "ulysses_sequence_parallel_size",
+    "training.gradient_checkpointing": "enable_gradient_checkpointing",
+    "training.checkpoint_every": "save_steps save_freq interval",
+    "training.precision": "dtype",
+    "algorithm[grpo].divide_by_std": "scale_rewards",
+    "schedule.iterations": "max_steps total_epochs",
+    "schedule.coupling": "vllm_mode hybrid_engine",
+    "schedule.max_staleness": "max_async_level",
+    "serving.tensor_parallel": "tensor_parallel_size vllm_tensor_parallel_size tensor_model_parallel_size",
+    "serving.gpu_memory_utilization": "vllm_gpu_memory_utilization",
+    "serving.dtype": "dtype",
+    "data[jsonl].verifier": "reward_funcs custom_reward_function",
+    "data[jsonl].path": "train_files",
+    "prompt.instruction": "system_prompt",
+    "prompt.chat_template": "system_prompt",
+    "prompt.template_variables": "chat_template_kwargs",
+    "evaluation.every": "eval_steps test_freq interval",
+    "evaluation.top_p": "top_k",
+    "tracking.wandb": "report_to logger",
+    "tracking.tensorboard": "report_to logger",
 }
-"""The fields that are, or are nearest to, what TRL, verl and prime-rl call by these names."""
+"""What TRL, verl and prime-rl call each field, or that to which it is nearest; docs/coming-from.md has them, too."""
 
 
 def recipe_fields() -> list[DocumentedField]:
@@ -134,7 +139,8 @@ def _within(kind: str, fields: list[DocumentedField], asked: str) -> list[Docume
     """
     if below := [field for field in fields if field.is_within(asked)]:
         return below
-    other = OTHER_NAMES.get(asked.lower().replace("-", "_").rpartition(".")[2], ()) if kind == "recipe" else ()
+    word = asked.lower().replace("-", "_").rpartition(".")[2]
+    other = [ours for ours, theirs in OTHER_NAMES.items() if kind == "recipe" and word in theirs.split()]
     if found := [field for name in other for field in fields if field.name == name]:
         click.echo(f"{asked} of other trainers is {', '.join(other)} here, or nearest to it:")
     found += [field for field in fields if asked in field.name and field not in found]

@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
+from basics import ROOT
 from commands import recipe, refusal, typed
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -198,6 +199,22 @@ def test_fields_can_be_narrowed(words: list[str], there: str, absent: str) -> No
 def test_a_field_is_found_by_a_part_of_its_name_and_by_its_name_elsewhere() -> None:
     assert {"training.clip_low", "training.gradient_clip"} <= set(typed("fields", "clip").output.splitlines())
     names = {field.name for field in recipe_fields()}
-    for other, ours in OTHER_NAMES.items():
-        assert set(ours) <= names and not any(field.is_within(other) for field in recipe_fields()), other
-        assert typed("fields", other).output.splitlines()[1] == ours[0]
+    assert OTHER_NAMES.keys() <= names
+    for other in {word for theirs in OTHER_NAMES.values() for word in theirs.split()}:
+        assert not any(field.is_within(other) for field in recipe_fields()), other
+    shown = typed("fields", "actor_rollout_ref.actor.clip-ratio").output.splitlines()
+    assert shown[1] == "training.clip_low" and "training.clip_high" in shown
+    assert "nearest to it" in typed("fields", "lora").output and "nearest to it" in typed("fields", "ppo_epochs").output
+
+
+def test_each_name_of_another_trainer_in_the_table_is_found() -> None:
+    table = (ROOT / "docs" / "coming-from.md").read_text().partition("## Their name and ours")[2].partition("## ")[0]
+    pairs = 0
+    for line in (line for line in table.splitlines() if line.startswith("| ")):
+        *theirs, ours = line.split("|")[1:-1]
+        wanted = set(re.findall(r"`([a-z_]+\.[a-z_]+)", ours))
+        for name in re.findall(r"(?<!of )`(\w+)(?:: \w+)?`", " ".join(theirs)) if wanted else ():
+            found = {re.sub(r"\[\w+\]", "", line) for line in typed("fields", name).output.splitlines()}
+            assert wanted & found, f"{name} is none of {wanted}"
+            pairs += 1
+    assert pairs > 50
