@@ -401,7 +401,7 @@ def _in_use(layout: RunLayout, other: LocalProcess) -> UserError:
 def _kernel_start(pid: int) -> str:
     """Field 22 of /proc/PID/stat; empty if there is no such process, or only a zombie."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()  # a name is any bytes
     except OSError:
         return ""
     return "" if fields[0] == "Z" else fields[19]

@@ -28,6 +28,8 @@ SHARED_TYPES = frozenset({
 """Types, in /proc/self/mountinfo, of filesystems that several machines share; those of FUSE have a prefix."""
 QUOTA_S = 10.0
 """The time-out of a quota command, seconds."""
+MOUNTS = Path("/proc/self/mountinfo")
+"""The names in it may be of any bytes."""
 KIB = 1024
 GIB = 1024**3
 _OCTAL = re.compile(r"\\(\d{3})")
@@ -115,7 +117,7 @@ def filesystem(path: Path) -> Filesystem:
         OSError: the filesystem does not answer.
     """
     place = existing_ancestor(path)
-    mount_point, kind, source = mount_of(place.resolve(), Path("/proc/self/mountinfo").read_text())
+    mount_point, kind, source = mount_of(place.resolve(), os.fsdecode(MOUNTS.read_bytes()))
     counts = os.statvfs(place)
     files = counts.f_favail if counts.f_files else None
     return Filesystem(place, mount_point, kind, counts.f_bavail * counts.f_frsize, files, quota(place, kind, source))
@@ -124,11 +126,11 @@ def filesystem(path: Path) -> Filesystem:
 def mount_of(place: Path, mountinfo: str) -> tuple[str, str, str]:
     """Mount point, type and source of the filesystem that holds a path, from the text of /proc/self/mountinfo."""
     mount = ("/", "unknown", "")
-    for line in mountinfo.splitlines():
+    for line in mountinfo.strip("\n").split("\n"):
         before, _, after = line.partition(" - ")
-        point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), before.split()[4])
+        point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), before.split(" ")[4])
         if place.is_relative_to(point) and len(point) >= len(mount[0]):
-            kind, source = after.split()[:2]
+            kind, source = after.split(" ")[:2]
             mount = (point, kind, source)
     return mount
 

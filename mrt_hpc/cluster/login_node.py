@@ -92,7 +92,9 @@ def mounts_by_kernel(container: str) -> bool | None:
 def _squashfs_by_kernel(configuration: Path) -> bool | None:
     """Whether Apptainer with a setuid starter has the kernel mount images."""
     try:
-        allowed = re.search(r"^\s*allow setuid-mount squashfs\s*=\s*(\w+)", configuration.read_text(), re.MULTILINE)
+        allowed = re.search(
+            r"^\s*allow setuid-mount squashfs\s*=\s*(\w+)", configuration.read_text(errors="replace"), re.MULTILINE
+        )
     except OSError:
         return None
     return {"yes": True, "no": False}.get(allowed[1]) if allowed else None

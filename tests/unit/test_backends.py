@@ -1,5 +1,6 @@
 """A back end that the package does not know, in one file beside the site profile; and this machine's own."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from ruamel.yaml import YAML
 from run_of import read_events, run_of
 from submitted import latest_ids
 
+from mrt_hpc.attempt import ledger
 from mrt_hpc.attempt.ledger import record_submission, recorded_site, submissions
 from mrt_hpc.attempt.ranks import run_one_task
 from mrt_hpc.backends.backend import Site
@@ -236,3 +238,13 @@ def test_a_concurrent_pair_must_fit_and_a_sequential_one_need_not() -> None:
     assert len(advised) == 3
     for fits in (plan(*advised), sequential):
         assert machine_slots(fits, LocalSite(gpus=1)).gpus == ["0"]
+
+
+def test_a_process_whose_name_is_no_utf_8_is_known_by_its_start() -> None:
+    own = Path("/proc/self/comm")
+    before, start = own.read_bytes(), ledger._kernel_start(os.getpid())
+    try:
+        own.write_bytes(b"\xe9 ) R\n")
+        assert ledger._kernel_start(os.getpid()) == start != ""
+    finally:
+        own.write_bytes(before)

@@ -39,6 +39,14 @@ def test_the_mount_of_a_path() -> None:
         assert filesystems.mount_of(Path(path), MOUNTS) == found
 
 
+def test_mounts_with_names_in_any_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mountinfo").write_bytes(
+        MOUNTS.encode() + b"43 22 0:43 / /\xe9t\xe9\xe2\x80\xa8a rw - fuse.sshfs me@h:/ rw\n"
+    )
+    monkeypatch.setattr(filesystems, "MOUNTS", tmp_path / "mountinfo")
+    assert filesystems.filesystem(Path("/usr")).type == "ext4"
+
+
 def test_quotas_are_read_and_bound_what_may_be_written() -> None:
     home = parse_quota(QUOTA, "filer:/export/home", "quota")
     assert home == Quota(9000000 * 1024, 8000000 * 1024, 42, None, "quota")

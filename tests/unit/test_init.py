@@ -108,12 +108,12 @@ def test_a_profile_is_replaced_only_when_asked_to(init: Callable[..., str], home
 def test_who_mounts_images_is_told_by_starter_and_configuration(tmp_path: Path) -> None:
     programs = tmp_path / "libexec" / "apptainer" / "bin"
     programs.mkdir(parents=True)
-    allow = "# a comment\nallow setuid-mount squashfs ="
+    allow = "# un commentaire charg\xe9\nallow setuid-mount squashfs ="
     for suid, starter, configuration, kernel in (
         ("0", False, "", False), ("1", False, "", False), ("1", True, f"{allow} yes\n", True),
         ("1", True, f"{allow} no\n", False), ("1", True, f"{allow} iflimited\n", None), ("1", True, "", None),
     ):  # fmt: skip
-        (tmp_path / "apptainer.conf").write_text(configuration)
+        (tmp_path / "apptainer.conf").write_text(configuration, encoding="latin-1")
         if starter:
             (programs / "starter-suid").touch()
         build = [f"APPTAINER_SUID_INSTALL={suid}", f"LIBEXECDIR={tmp_path}/libexec"]
