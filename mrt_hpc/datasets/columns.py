@@ -30,9 +30,9 @@ _MARKED = re.compile(r"####\s*(\S.*)")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _OWN_LETTER = re.compile(r"\(?([A-Za-z])[).:]\s*")
 _HALF = re.compile("[\ud800-\udfff]")
+"""Half of a character, as a JSON file may hold it."""
 EXACT_BELOW = 2.0**53
 """From here on not every integer has a floating-point number of its own."""
-"""Half of a character, as a JSON file may hold it."""
 
 
 class BadRowError(Exception):
