@@ -91,7 +91,7 @@ class UserError(Exception):
         return partial(UserError, self.what, **self._facts()), ()
 
 
-def in_a_line(error: Exception) -> str:
+def in_a_line(error: BaseException) -> str:
     """An error with the place where it was raised, short enough for a line: of code that is the user's own, the line
     there from which the package was called.
     """

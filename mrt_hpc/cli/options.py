@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 from rich.console import Console
 
 from mrt_hpc.attempt.python_look import light_installation
-from mrt_hpc.errors import ExitCode, UserError, nearest, word
+from mrt_hpc.errors import ExitCode, UserError, in_a_line, nearest, word
 from mrt_hpc.recipe.find import RECIPES, SITES, SUITES, Kind, expanded, find, known_names
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import FULL, error_number, shortage
@@ -340,6 +340,8 @@ class CommandGroup(click.Group):
         except KeyboardInterrupt:
             click.echo("stopped; the same command continues the run", err=True)
             ctx.exit(int(ExitCode.INTERRUPTED))
+        except SystemExit as error:  # click itself ends with another exception; a code of 0 would read as success
+            self._show(ctx, UserError(f"a library, or a class of your own, ended Python: {in_a_line(error)}"))
 
     @staticmethod
     def _show(ctx: click.Context, error: UserError) -> None:

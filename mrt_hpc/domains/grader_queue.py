@@ -69,7 +69,7 @@ def judge_timed(verifier: Verifier, answer: str, gold: str, limit_s: float) -> t
             raise NoVerdictError(f"{verifier.type} returned {judgement!r:.80}, which is no Judgement of true or false")
     except UserError:
         raise
-    except Exception as error:  # any error that a hostile answer causes, MemoryError and RecursionError too, scores 0
+    except BaseException as error:  # whatever a hostile answer causes, MemoryError and SystemExit too, scores 0
         judgement = Judgement(correct=False, readable=False, error=in_a_line(error))
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
@@ -129,14 +129,21 @@ class Lane:
         """
         for _ in range(REPLACEMENTS + 1):
             pool = self.started()
+            judged: asyncio.Future[tuple[Judgement, float]] | None = None
             try:
-                return await asyncio.wrap_future(self._schedule(pool, answer, gold, limit_s))
+                return await (judged := asyncio.wrap_future(self._schedule(pool, answer, gold, limit_s)))
             except TimeoutError:
                 return VerdictStatus.TIMED_OUT
             except ProcessExpired as end:
                 return VerdictStatus.TIMED_OUT if end.exitcode == -signal.SIGPROF else VerdictStatus.MALFORMED
             except BrokenProcessPool as error:
                 self._replace(pool, error)
+            except UserError:
+                raise
+            except BaseException as error:  # one of this process, such as Ctrl-C, is not that of the judgement
+                if judged is None or not judged.done() or judged.cancelled() or judged.exception() is not error:
+                    raise
+                return Judgement(correct=False, readable=False, error=f"{type(error).__name__} in its process"), 0.0
         raise UserError(
             "the grader processes are killed as soon as they start",
             value=f"{REPLACEMENTS + 1} times in a row",

@@ -58,7 +58,7 @@ def kept(text: str, check: Callable[[], str | None], *, stops: bool = True) -> P
     """
     try:
         return Promise(text, check() or "", stops)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Promise(text, in_a_line(error), stops)
 
 

@@ -199,11 +199,11 @@ def _module(module: str, name: str) -> ModuleType:
         found = _nearest(guess and f"{guess}:{name.partition(':')[2]}")
         what = "module:Class of a module that is installed, or lies beside the file that names it"
         raise _no_class(f"{found}{what}: Python finds no module `{error.name}`") from error
-    except Exception as error:  # whatever the user's code raises is a fault of the user's file
+    except (Exception, SystemExit) as error:  # whatever the user's code raises is a fault of the user's file
         raise _broken(module, error) from error
 
 
-def _broken(module: str, error: Exception) -> PydanticCustomError:
+def _broken(module: str, error: BaseException) -> PydanticCustomError:
     """The refusal of a module whose code fails, with the last line of it that ran."""
     if isinstance(error, SyntaxError):
         place = f"{error.filename}, line {error.lineno}"

@@ -201,6 +201,11 @@ def test_an_answer_is_judged_with_the_reason(words: tuple[str, ...], facts: tupl
     assert [fact for fact in facts if fact not in printed] == [], printed
 
 
+def test_code_that_ends_python_is_no_success_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mrt_hpc.cli.fields.print_fields", lambda _: sys.exit(0))
+    assert "ended Python: SystemExit(0)" in typed("fields", exits=2).stderr
+
+
 def test_an_answer_is_judged_as_a_run_judges_it(run: RunLayout) -> None:
     printed = typed("judge", r"Wait, \boxed{3}", "3", "--recipe", run.root).output
     assert "right" in printed and "does not end its thought with </think>" in printed

@@ -155,6 +155,7 @@ def test_a_module_that_fails_or_lacks_something_is_refused(recipe_file: Path) ->
         ("x = 1\ndef f(:\n", "line 2: SyntaxError"),
         ("x = 1\nimport nowhere_at_all\n", "line 2: ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("x = 1\ny = x / 0\n", "line 2: ZeroDivisionError"),
+        ("import sys\nsys.exit(0)\n", "line 2: SystemExit"),
         ("from mrt_hpc.algorithms.base import RolloutAlgorithm\nclass Mine(RolloutAlgorithm):\n    type: str\n",
          "the method learnt"),
         ("from mrt_hpc.provers.base import SamplingProver\nclass Mine(SamplingProver):\n    type: str\n", "is none"),

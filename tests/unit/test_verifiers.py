@@ -154,6 +154,14 @@ def needs_words(answer: str, gold: str) -> bool:
     return answer == f"{first} {second}"
 
 
+class Unreadable(Exception):
+    def __repr__(self) -> str:
+        raise self
+
+
+ENDS = {"exit": SystemExit(0), "interrupt": KeyboardInterrupt(), "unreadable": Unreadable()}
+
+
 def bad(answer: str, gold: str) -> object:
     if answer == "hang":
         while True:
@@ -161,6 +169,8 @@ def bad(answer: str, gold: str) -> object:
     if answer == "stop":
         import os
         os._exit(3)
+    if answer in ENDS:
+        raise ENDS[answer]
     return {"right": numpy.bool_(True), "one": 1}[answer]
 """
 
@@ -198,6 +208,10 @@ def test_a_function_that_hangs_crashes_or_answers_neither_yes_nor_no_scores_noth
     beside: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with GraderPool(own(beside, "of_the_user:bad"), processes=1, time_limit_s=0.5) as pool:
+        ended = grade_all(pool, [(answer, "g") for answer in ("exit", "interrupt", "unreadable")])
+        assert {(verdict.reward, verdict.status) for verdict in ended} == {(0.0, VerdictStatus.MALFORMED)}
+        assert "SystemExit(0) (of_the_user.py:" in str(ended[0].error)
+        caplog.clear()
         verdicts = grade_all(pool, [(answer, "g") for answer in ("right", "hang", "stop", "one", "unknown")])
         with pytest.raises(UserError) as told:  # before anything is sampled
             pool.readable_all(["right", "unknown"])
