@@ -341,7 +341,7 @@ class CommandGroup(click.Group):
             click.echo("stopped; the same command continues the run", err=True)
             ctx.exit(int(ExitCode.INTERRUPTED))
         except SystemExit as error:  # click itself ends with another exception; a code of 0 would read as success
-            self._show(ctx, UserError(f"a library, or a class of your own, ended Python: {in_a_line(error)}"))
+            self._show(ctx, ended_python(error))
 
     @staticmethod
     def _show(ctx: click.Context, error: UserError) -> None:
@@ -362,6 +362,16 @@ def _print_any_text() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def ended_python(error: SystemExit) -> UserError:
+    """The error of a command that was ended by what it has called: a class of the user's own, or a library."""
+    return UserError(
+        "this command has not finished: code that it called ended Python",
+        where=in_a_line(error),
+        expected="code that returns, or raises an error",
+        advice="replace the call of sys.exit there, and type the same command again",
+    )
 
 
 def full_disk(error: OSError) -> UserError:
