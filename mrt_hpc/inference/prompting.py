@@ -1,6 +1,5 @@
 """Conversion of a problem to prompt token ids, by the model's own chat template."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.tokens import BYTE_LEVEL_SPACE, SPACE_MARK, load_tokenizer
 from mrt_hpc.recipe.chat_template import COMPLETION, QUESTION, CheckedTemplate, given_to, opened, template_text, user
+from mrt_hpc.recipe.model_files import named_stops
 from mrt_hpc.recipe.sections import Prompt
 from mrt_hpc.run.problems import SolvedProblem, read_examples, shown_before
 from mrt_hpc.run.records import Problem
@@ -243,13 +243,13 @@ class Prompter:
 
 
 def stop_tokens(directory: Path, tokenizer: "PreTrainedTokenizerFast") -> tuple[int, ...]:
-    """Return the end-of-sequence tokens of the tokenizer and of the model's generation configuration."""
-    stops: set[int] = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
-    path = directory / "generation_config.json"
-    if path.is_file():
-        named = json.loads(path.read_bytes()).get("eos_token_id")
-        stops.update(named if isinstance(named, list) else [] if named is None else [named])
-    return tuple(sorted(stops))
+    """Return the end-of-sequence tokens of the tokenizer and of the model's generation configuration.
+
+    Raises:
+        UserError: that configuration names none that a model can have.
+    """
+    own = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
+    return tuple(sorted(own.union(named_stops(directory, "the model"))))
 
 
 def _further_stops(tokenizer: "PreTrainedTokenizerFast", prompt: Prompt) -> list[int]:

@@ -65,6 +65,7 @@ class ModelFiles:
         self._check_weights(trained)
         self._check_architecture(config)
         self._check_length(config, longest)
+        named_stops(self.directory, self.field)
 
     def check_division(self, tensor_parallel: int) -> None:
         """Refuse a model that vLLM cannot divide over this number of GPUs. Each GPU gets the same number of attention
@@ -245,6 +246,34 @@ def config_number(text: dict[str, Any], name: str) -> float | None:
             advice="fetch the model again, or correct config.json",
         )
     return value
+
+
+def named_stops(directory: Path, field: str) -> list[int]:
+    """The tokens that end a sequence by the generation configuration of a model; none where it has no such file.
+
+    Args:
+        directory: of the model.
+        field: what names the model, for messages.
+
+    Raises:
+        UserError: it cannot be read, or names something else than tokens of the vocabulary.
+    """
+    path, config = directory / "generation_config.json", directory / "config.json"
+    if not path.is_file():
+        return []
+    named = json_of(path, f"{field}, {path}").get("eos_token_id")
+    stops = named if isinstance(named, list) else [] if named is None else [named]
+    text = text_config(json_of(config, f"{field}, {config}")) if config.is_file() else {}
+    vocabulary = config_number(text, "vocab_size") or LARGEST_NUMBER
+    if bad := [stop for stop in stops if type(stop) is not int or not 0 <= stop < vocabulary]:
+        raise UserError(
+            "the generation configuration of the model names a token that ends a sequence and is none",
+            value=f"{bad[0]!r:.40}",
+            where=f"{field}, {path}, eos_token_id",
+            expected=f"the number of a token, from 0 to {vocabulary - 1:.0f}, or a list of such numbers",
+            advice="fetch the model again, or correct the file",
+        )
+    return stops
 
 
 def divides(tensor_parallel: int, heads: int, shared: int) -> bool:

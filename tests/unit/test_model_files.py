@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.model_files import context_length
 
-CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
+CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer_config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TEMPLATE = "{{ messages[0].content }}"
 CLOSED = TEMPLATE + "[assistant]<think></think>"
@@ -26,7 +26,7 @@ HALF = json.dumps({"weight_map": {"a": WEIGHTS, "b": "model-00002-of-00002.safet
 def model(tmp_path: Path) -> Path:
     directory = tmp_path / "model"
     directory.mkdir()
-    config = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 4096}
+    config = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 4096, "vocab_size": 394}
     contents = {CONFIG: config, "tokenizer.json": {}, TOKENIZER: {"chat_template": TEMPLATE}}
     for name, content in contents.items():
         (directory / name).write_text(json.dumps(content))
@@ -72,6 +72,13 @@ def holding(name: str, content: bytes) -> Callable[[Path], object]:
         (change(CONFIG, architectures=["BertForMaskedLM"]), "BertForMaskedLM"),
         (change(TOKENIZER, chat_template=CLOSED), "closes the thought"),
         (change(CONFIG, max_position_embeddings=128), "within 128 tokens"),
+        (holding(GENERATION, b'{"eos_token_id": [1, '), "cannot be read"),
+        (holding(GENERATION, b'{"a": "\xff"}'), "cannot be read"),
+        (holding(GENERATION, b"[1]"), "no JSON object"),
+        *(
+            (holding(GENERATION, b'{"eos_token_id": %s}' % stop), "ends a sequence and is none")
+            for stop in (b'"</s>"', b'[1, "2"]', b"[[1]]", b"true", b"1.0", b"-1", b"1" + b"0" * 30, b"[394]")
+        ),
     ],
 )
 def test_a_model_that_cannot_be_right_is_refused_by_submit(damage: Any, fact: str, model: Path) -> None:
