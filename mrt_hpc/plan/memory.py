@@ -7,9 +7,10 @@ from math import ceil, lcm
 from pathlib import Path
 from typing import Any
 
+from mrt_hpc.errors import UserError
 from mrt_hpc.plan.hours import BYTES
 from mrt_hpc.recipe.choices import Precision
-from mrt_hpc.recipe.model_files import text_config
+from mrt_hpc.recipe.model_files import config_number, text_config
 from mrt_hpc.recipe.sections import Training
 from mrt_hpc.recipe.site import SiteSettings
 from mrt_hpc.run.typed_file import file_bytes
@@ -167,20 +168,21 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
     """
     text = text_config(config)
     strange = [name for name in UNKNOWN_PARTS if text.get(name)]
-    missing = [name for name in NEEDED if not isinstance(text.get(name), int)]
+    missing = [name for name in NEEDED if text.get(name) is None]
     if strange or missing:
         reason = f"it has {strange[0]}" if strange else f"its config.json lacks {missing[0]}"
         raise UnknownShapeError(f"the estimate knows dense decoders only, and {reason}")
-    heads, kind = text["num_attention_heads"], text.get("model_type", "")
+    hidden, intermediate, layers, heads, vocabulary = (_whole(text, name, 0) for name in NEEDED)
+    kind = text.get("model_type", "")
     window, window_layers = _sliding_window(text)
     return ModelShape(
-        hidden=text["hidden_size"],
-        intermediate=text["intermediate_size"],
-        layers=text["num_hidden_layers"],
+        hidden=hidden,
+        intermediate=intermediate,
+        layers=layers,
         heads=heads,
-        kv_heads=text.get("num_key_value_heads") or heads,
-        head_size=text.get("head_dim") or text["hidden_size"] // heads,
-        vocabulary=text["vocab_size"],
+        kv_heads=_whole(text, "num_key_value_heads", heads),
+        head_size=_whole(text, "head_dim", hidden // heads),
+        vocabulary=vocabulary,
         tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
         biased=kind in BIASED or bool(text.get("attention_bias")),
         normed=kind in NORMED,
@@ -189,20 +191,31 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
     )
 
 
+def _whole(text: dict[str, Any], name: str, otherwise: int) -> int:
+    """A whole number of the configuration above 0; ``otherwise`` where it does not say."""
+    try:
+        number = config_number(text, name)
+    except UserError as error:
+        raise UnknownShapeError(error.evidence) from error
+    if isinstance(number, float):
+        raise UnknownShapeError(f"{name} of its config.json is no whole number: {number}")
+    return otherwise if number is None else number
+
+
 def _sliding_window(text: dict[str, Any]) -> tuple[int | None, int]:
     """The length of the window, and the number of layers that have one. Where no field names these layers, models
     differ, and no layer counts as one: that is the most memory.
     """
-    window = text.get("sliding_window")
-    if not isinstance(window, int) or text.get("use_sliding_window") is False:
+    if text.get("use_sliding_window") is False or (window := _whole(text, "sliding_window", 0)) == 0:
         return None, 0
     kinds = text.get("layer_types")
     if isinstance(kinds, list):
         return window, kinds.count("sliding_attention")
     layers = text["num_hidden_layers"]
-    if isinstance(pattern := text.get("sliding_window_pattern"), int) and pattern > 0:
+    if pattern := _whole(text, "sliding_window_pattern", 0):
         return window, layers - layers // pattern
-    return window, max(0, layers - int(text.get("max_window_layers", layers)))
+    first = text.get("max_window_layers")
+    return window, max(0, layers - first) if isinstance(first, int) else 0
 
 
 # -- trainer -----------------------------------------------------------------------------------------------------------

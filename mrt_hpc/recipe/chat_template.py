@@ -73,12 +73,15 @@ def _default(stored: Any, directory: Path) -> str | None:
     """The one template that is used, of a text or of a list of named ones."""
     if stored is None or isinstance(stored, str):
         return stored
-    named = {template.get("name"): template.get("template") for template in stored if isinstance(template, dict)}
-    if isinstance(text := named.get("default"), str):
-        return text
+    templates = [template for template in stored if isinstance(template, dict)] if isinstance(stored, list) else []
+    for template in templates:
+        if template.get("name") == "default" and isinstance(text := template.get("template"), str):
+            return text
     raise UserError(
-        "the model has several chat templates, and none of them is its default",
-        value=", ".join(map(str, named)),
+        "the model has several chat templates, and none of them is its default"
+        if templates
+        else "the chat template of the model is no text",
+        value=", ".join(str(template.get("name")) for template in templates) or f"{stored!r:.80}",
         where=directory,
         advice="set prompt.chat_template to a file with one of them",
     )

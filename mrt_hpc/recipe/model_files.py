@@ -4,11 +4,14 @@ Everything here is read on a login node, before anything is queued, without torc
 JSON, and the headers of safetensors files.
 """
 
-import json
 import struct
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.chat_template import check_stored, json_of
@@ -23,6 +26,13 @@ SINGLE_FILE = "model.safetensors"
 """The name of the only file of weights of a model without an index."""
 LONGEST_HEADER = 100_000_000
 """Bytes that the safetensors format allows for a header."""
+BITS = {
+    "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32, "BF16": 16, "F16": 16, "I16": 16,
+    "U16": 16, "I8": 8, "U8": 8, "BOOL": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+}  # fmt: skip
+"""Bits of an element by the name of its number format: all that the safetensors format knows."""
+Count = Annotated[int, Meta(ge=0)]
 LENGTH_FIELDS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length",
     "max_seq_length", "seq_len",
@@ -108,8 +118,11 @@ class ModelFiles:
         if not files:
             raise self._lacks("safetensors files", "*.safetensors")
         if self._has(INDEX):
-            named = set(self._json(INDEX, INDEX).get("weight_map", {}).values())
-            if missing := sorted(named - files):
+            places = self._json(INDEX, INDEX).get("weight_map")
+            named = list(places.values()) if isinstance(places, dict) else []
+            if not named or not all(isinstance(name, str) for name in named):
+                raise self._lacks(f"weight_map in its {INDEX}", "the name of the file of each tensor")
+            if missing := sorted({*named} - files):
                 raise self._lacks(f"{len(missing)} of the files that {INDEX} names, as {missing[0]}", "all of them")
         elif trained and SINGLE_FILE not in files:
             raise no_weights(self.directory, SINGLE_FILE, self.field)
@@ -170,8 +183,43 @@ def no_weights(directory: Path, missing: str, field: str) -> UserError:
     )
 
 
+class TensorHeader(msgspec.Struct, frozen=True):
+    """What the header of a safetensors file says of a tensor."""
+
+    dtype: str
+    """A name of ``BITS``."""
+    shape: tuple[Count, ...]
+    data_offsets: tuple[Count, Count]
+    """The bytes at which it begins and ends, counted from the end of the header."""
+
+
+def tensors_of(header: bytes) -> dict[str, TensorHeader]:
+    """The tensors that the header of a safetensors file names, in the order of their places.
+
+    Raises:
+        ValueError: it is no such header, or its tensors do not lie end to end, each as large as its shape and its
+            number format say. A name that stands twice leaves a gap.
+    """
+    try:
+        described = msgspec.json.decode(header, type=dict[str, Any])
+        described.pop("__metadata__", None)
+        tensors = msgspec.convert(described, dict[str, TensorHeader])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    place = 0
+    ordered = sorted(tensors.items(), key=lambda tensor: tensor[1].data_offsets)
+    for name, tensor in ordered:
+        if (bits := BITS.get(tensor.dtype)) is None:
+            raise ValueError(f"{name:.80} has the unknown number format {tensor.dtype:.20}")
+        begin, end = tensor.data_offsets
+        if begin != place or (end - begin) * 8 != prod(tensor.shape) * bits:
+            raise ValueError(f"{name:.80} does not fill its place")
+        place = end
+    return dict(ordered)
+
+
 def check_safetensors(path: Path, field: str) -> None:
-    """Refuse a safetensors file whose header does not fit its size: one that is cut off, or none at all.
+    """Refuse a safetensors file whose header does not fit its size or itself: one that is cut off, or none at all.
 
     Raises:
         UserError: naming the file and both sizes.
@@ -197,11 +245,10 @@ def _size_by_header(path: Path, size: int) -> tuple[int | None, str]:
             return None, "it does not begin with the header of a safetensors file"
         text = stream.read(length)
     try:
-        header = json.loads(text)
-        ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+        ends = [tensor.data_offsets[1] for tensor in tensors_of(text).values()]
         return 8 + length + max(ends, default=0), "its size is not what its header says"
-    except (ValueError, RecursionError, AttributeError, KeyError, IndexError, TypeError):
-        return None, "its header cannot be read"
+    except ValueError as error:
+        return None, f"its header cannot be right: {error}"
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -4,18 +4,17 @@ A file is the length of its header (8 bytes), the header (JSON: for each tensor 
 the tensors end to end.
 """
 
-import json
 import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from mrt_hpc.recipe.model_files import LONGEST_HEADER
+from mrt_hpc.recipe.model_files import BITS, LONGEST_HEADER, TensorHeader, tensors_of
 from mrt_hpc.run.atomic import CHECKSUMS_AT_ONCE
 from mrt_hpc.run.manifest import NOT_THERE, DamagedError
 from mrt_hpc.run.retries import list_directory
@@ -23,14 +22,12 @@ from mrt_hpc.run.retries import list_directory
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 """The bytes of an array, flat."""
 SUFFIX = ".safetensors"
-WIDTHS = {
-    "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2,
-}  # fmt: skip
-"""Bytes of an element by the name of its number format, where it is more than 1."""
 EXPONENTS = {
     "F64": 0x7FF0_0000_0000_0000, "F32": 0x7F80_0000, "BF16": 0x7F80, "F16": 0x7C00, "F8_E5M2": 0x7C, "F8_E4M3": 0x7F,
 }  # fmt: skip
 """The bits, by the name of a number format, that are all set in its NaN and infinities and in no other number."""
+ONLY_NAN = {"F8_E8M0": 0xFF, "F8_E4M3FNUZ": 0x80, "F8_E5M2FNUZ": 0x80}
+"""The one number that is not finite in formats that have one."""
 AT_ONCE = 1 << 23
 """The bytes of a tensor that are looked at together: so many stay in the processor's cache."""
 
@@ -93,19 +90,15 @@ class SafetensorsFile:
             with path.open("rb") as stream:
                 length = struct.unpack("<Q", stream.read(8))[0]
                 head = stream.read(min(length, LONGEST_HEADER))
-            described: dict[str, Any] = json.loads(head)
-            described.pop("__metadata__", None)
-            tensors = [_stored(path, 8 + length, name, fields) for name, fields in described.items()]
-        except (*NOT_THERE, struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+            tensors = tuple(_stored(path, 8 + length, *described) for described in tensors_of(head).items())
+        except (*NOT_THERE, struct.error, ValueError) as error:
             raise DamagedError(f"no readable safetensors file: {error!r}", where=path) from error
-        return SafetensorsFile(
-            path, struct.pack("<Q", length) + head, tuple(sorted(tensors, key=lambda tensor: tensor.start))
-        )
+        return SafetensorsFile(path, struct.pack("<Q", length) + head, tensors)
 
 
-def _stored(path: Path, data: int, name: str, fields: dict[str, Any]) -> StoredTensor:
-    begin, end = fields["data_offsets"]
-    return StoredTensor(path, name, fields["dtype"], tuple(fields["shape"]), data + begin, end - begin)
+def _stored(path: Path, data: int, name: str, described: TensorHeader) -> StoredTensor:
+    begin, end = described.data_offsets
+    return StoredTensor(path, name, described.dtype, described.shape, data + begin, end - begin)
 
 
 def weights_files(directory: Path) -> list[SafetensorsFile]:
@@ -118,7 +111,8 @@ def weights_files(directory: Path) -> list[SafetensorsFile]:
 
 
 def is_finite(dtype: str, data: Bytes) -> bool:
-    """Whether numbers have no NaN and no infinity among them; always true of whole numbers.
+    """Whether numbers have no NaN and no infinity among them; always true of whole numbers, and never of numbers whose
+    format is not known.
 
     A comparison of bits takes 0.7 s for 1.5 billion numbers in bfloat16 on one core, where torch.isfinite takes 20 s.
 
@@ -126,8 +120,11 @@ def is_finite(dtype: str, data: Bytes) -> bool:
         dtype: the name of their number format.
         data: [bytes] the numbers.
     """
+    if dtype in ONLY_NAN:
+        return not np.any(data == ONLY_NAN[dtype])
+    dtype = "F32" if dtype == "C64" else dtype
     if (exponent := EXPONENTS.get(dtype)) is None:
-        return True
+        return dtype in BITS
     numbers = data.view(f"u{width_of(dtype)}")
     bits, count = numbers.dtype.type(exponent), AT_ONCE // numbers.itemsize
     parts = (numbers[start : start + count] for start in range(0, len(numbers), count))
@@ -156,4 +153,4 @@ def width_of(dtype: str) -> int:
     """Bytes of an element of a number format; 1 for those that are narrower, or not known here: any array of bytes can
     be compared byte by byte.
     """
-    return WIDTHS.get(dtype, 1)
+    return BITS.get(dtype, 8) // 8 or 1

@@ -1,6 +1,7 @@
 """The memory of roles, against arithmetic by hand; refusals, and proposals that fit."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,10 @@ def test_shapes_of_published_models_and_of_the_small_world() -> None:
 
 
 def test_other_kinds_of_models_are_not_guessed(tmp_path: Path) -> None:
-    for change in ({"num_experts": 8}, {"kv_lora_rank": 512}, {"hidden_size": None}):
+    for change in (
+        {"num_experts": 8}, {"kv_lora_rank": 512}, {"hidden_size": None}, {"hidden_size": -64000000},
+        {"head_dim": math.nan}, {"num_key_value_heads": "8"}, {"vocab_size": 1.5}, {"intermediate_size": True},
+    ):  # fmt: skip
         with pytest.raises(UnknownShapeError):
             memory.shape_of({**QWEN_1_5B, **change})
     with pytest.raises(UnknownShapeError, match=r"config\.json"):

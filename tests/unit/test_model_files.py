@@ -3,6 +3,7 @@
 import json
 import struct
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from run_of import run_of
 from safetensors.numpy import save_file
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.model_files import context_length
+from mrt_hpc.recipe.model_files import BITS, check_safetensors, context_length
+from mrt_hpc.run.manifest import DamagedError
+from mrt_hpc.run.safetensors_file import is_finite, refuse_not_finite
 
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer_config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -58,6 +61,11 @@ def holding(name: str, content: bytes) -> Callable[[Path], object]:
     ("damage", "fact"),
     [
         (without(CONFIG), CONFIG),
+        *(
+            (holding(INDEX, b'{"weight_map": %s}' % places), "lacks weight_map")
+            for places in (b"null", b"[1]", b'"x"', b'{"a": ["x"]}', b"{}")
+        ),
+        (holding(INDEX, b"{}"), "lacks weight_map"),
         (without("tokenizer.json"), "tokenizer.json"),
         (change(TOKENIZER, chat_template=None), "prompt.chat_template"),
         (without(WEIGHTS), r"\*\.safetensors"),
@@ -87,6 +95,59 @@ def test_a_model_that_cannot_be_right_is_refused_by_submit(damage: Any, fact: st
         submit(model)
     assert "model.path" in str(refused.value.where)
     assert not (model.parent / "run").exists()
+
+
+@pytest.mark.parametrize("template", [5, True, {"a": 1}, [{"name": ["x"], "template": "a"}], [["default"]]])
+def test_a_chat_template_that_is_no_text_is_refused(template: object, model: Path) -> None:
+    change(TOKENIZER, chat_template=template)(model)
+    assert "chat template" in refusal(submit, model).what
+
+
+def stored(data: bytes, **tensors: Any) -> bytes:
+    """A safetensors file: for each tensor its number format, shape and place."""
+    described = {name: dict(zip(("dtype", "shape", "data_offsets"), of, strict=True)) for name, of in tensors.items()}
+    head = json.dumps(described).encode()
+    return struct.pack("<Q", len(head)) + head + data
+
+
+NAN = bytes.fromhex("0000c07f")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        stored(NAN, a=("F32", [1], [4, 0]), b=("F32", [0], [4, 4])),
+        stored(NAN, a=("F32", [0], [4, 4])),
+        stored(NAN, a=("f32", [1], [0, 4])),
+        stored(NAN, a=(["F32"], [1], [0, 4])),
+        stored(b"123", a=("F32", [1], [0, 3])),
+        stored(NAN, a=("F32", [1], [0, 4.0])),
+        stored(NAN, a=("F32", [1000], [0, 4])),
+        stored(NAN, a=("F32", [-1], [0, -4])),
+        stored(NAN, a=("F32", [1], [0, 4]), b=("I32", [1], [0, 4])),
+        stored(NAN, a=("F32", [1], [0, 4]), b=("F32", [0], [4, 4])).replace(b'"b"', b'"a"'),
+        struct.pack("<Q", 60_000) + b"[" * 60_000,
+    ],
+)  # fmt: skip
+def test_weights_whose_header_contradicts_itself_are_refused_and_never_finite(content: bytes, model: Path) -> None:
+    (model / WEIGHTS).write_bytes(content)
+    with pytest.raises(UserError, match="damaged"):
+        check_safetensors(model / WEIGHTS, "model.path")
+    with pytest.raises(DamagedError):
+        refuse_not_finite(model)
+
+
+def test_weights_of_every_number_format_are_taken(model: Path) -> None:
+    formats = {f"t{number}": (name, [8], bits) for number, (name, bits) in enumerate(BITS.items())}
+    ends = [*accumulate(bits for *_, bits in formats.values())]
+    tensors = {name: (of[0], of[1], [end - of[2], end]) for (name, of), end in zip(formats.items(), ends, strict=True)}
+    (model / WEIGHTS).write_bytes(stored(bytes(ends[-1]), **tensors, empty=("U8", [0, 3], [ends[-1]] * 2)))
+    check_safetensors(model / WEIGHTS, "model.path")
+    refuse_not_finite(model)
+    with pytest.raises(DamagedError, match="bad"):
+        (model / WEIGHTS).write_bytes(stored(NAN * 2, bad=("C64", [1], [0, 8])))
+        refuse_not_finite(model)
+    assert not is_finite("f32", np.zeros(4, np.uint8))
 
 
 def test_the_templates_of_the_recipe_stand_in_for_the_models_and_are_checked_for_it(model: Path) -> None:
