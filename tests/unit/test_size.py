@@ -43,11 +43,11 @@ ROOMS: dict[str, Size] = {
     "inference": Size(2420, 19),  # what a recipe asks of a server; torch only to look for a GPU
     "modes": Size(400, 6),
     "mrt": Size(560, 14),
-    "plan": Size(1220, 6),
+    "plan": Size(1240, 6),  # the numbers of a shape are checked
     "provers": Size(660, 11),
-    "recipe": Size(2840, 19),  # faults told by own classes, and all at once; the user's data folder
+    "recipe": Size(2900, 19),  # headers of weights, and the tokens that end a sequence, are checked
     "roles": Size(4340, 28),  # results and the upload stand with the roles that write them
-    "run": Size(2940, 27),  # a heart beats once more before a claim counts; a field that stands twice
+    "run": Size(2960, 27),  # a group is checked for the numbers of its rollouts; a field that stands twice
     "submit": Size(1180, 9),  # files of examples and own verifiers are tried before the queue
     "training": Size(2380, 16),  # copies between a GPU and the host, fast, have a file
     "view": Size(1260, 8),  # explain knows of `cancel`
