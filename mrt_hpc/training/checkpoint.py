@@ -34,7 +34,6 @@ from mrt_hpc.run.atomic import (
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import (
     MANIFEST,
-    NOT_THERE,
     PLACE,
     FileSum,
     is_of_the_filesystem,
@@ -51,14 +50,6 @@ from mrt_hpc.training.rendezvous import agree, exchange, on_rank_zero, together
 from mrt_hpc.training.trained_state import KEYS, TrainedState
 
 STATE = "state.json"
-STATE_TYPES: dict[str, type] = {
-    "step": int,
-    "optimizer_steps": int,
-    "world_size": int,
-    "zero_stage": int,
-    "precision": str,
-    "cursor": dict,
-}
 FILE_BYTES = 2 << 30
 """The maximum size of one file, unless one parameter is larger; also the memory that a rank uses for its share."""
 BYTES_PER_ELEMENT = 4 * len(KEYS)
@@ -305,30 +296,15 @@ def _contents(path: Path) -> tuple[dict[str, Any], list[str]]:
     manifest = read_manifest(path)
     files = sorted(name for name in manifest.files if name.endswith(".safetensors"))
     if STATE not in manifest.files or not files:
-        raise _unusable("the directory is not a checkpoint of this format; an older version may have written it", path)
-    return _read_state(path / STATE), files
-
-
-def _read_state(file: Path) -> dict[str, Any]:
-    try:
-        state = json.loads(file.read_bytes())
-    except (*NOT_THERE, ValueError) as error:
-        raise _unusable(f"the state cannot be read: {error!r}", file) from error
-    if not isinstance(state, dict):
-        raise _unusable("the state is not a mapping", file)
-    for key, kind in STATE_TYPES.items():
-        if key not in state:
-            raise _unusable(f"{key!r} is missing; an older version may have written this checkpoint", file)
-        if type(state[key]) is not kind:
-            raise _unusable(f"{key!r} is not of type {kind.__name__}", file)
-    return state
+        raise _unusable("the directory is not a checkpoint of this format", path)
+    return json.loads((path / STATE).read_bytes()), files
 
 
 def _unusable(what: str, where: Path) -> UserError:
     return UserError(
         what,
         where=where,
-        expected=f"a checkpoint with {STATE} ({', '.join(STATE_TYPES)}) and tensors in safetensors files",
+        expected=f"a checkpoint with {STATE} and tensors in safetensors files",
         advice="continue from an older checkpoint, or from the beginning",
         exit_code=ExitCode.FATAL,
     )

@@ -204,24 +204,18 @@ def break_the_reader(path: Path) -> None:
     (path / MANIFEST).write_text(json.dumps(content))
 
 
-def rewrite_state(changes: dict[str, Any], path: Path) -> None:
-    """Change state.json and seal the checkpoint again; a value of ... takes the key out."""
-    state = json.loads((path / "state.json").read_text()) | changes
-    (path / "state.json").write_text(json.dumps({k: v for k, v in state.items() if v is not ...}))
+def remove_state(path: Path) -> None:
+    """Seal the checkpoint again without its state."""
+    (path / checkpoint.STATE).unlink()
     seal(path)
 
 
-STATES: list[tuple[dict[str, Any], str]] = [
-    *(({key: ...}, f"{key!r} is missing") for key in checkpoint.STATE_TYPES),
-    ({"step": True}, "'step' is not of type int"),
-    ({"cursor": [1]}, "'cursor' is not of type dict"),
-]
 DAMAGES: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: os.truncate(path / PART, (path / PART).stat().st_size - 100), PART),
     (lambda path: (path / MANIFEST).unlink(), "no readable manifest"),
     (make_infinite, "a NaN or an infinity: "),
     (break_the_reader, ""),
-    *((partial(rewrite_state, changes), reason) for changes, reason in STATES),
+    (remove_state, "not a checkpoint of this format"),
 ]
 
 
@@ -269,17 +263,6 @@ def test_what_is_removed_while_it_is_read_is_looked_for_again(three: Path, monke
 
     monkeypatch.setattr(checkpoint, "verify", slow)
     assert good(three) == (three / "step000004", [])
-
-
-def test_an_older_format_is_refused(one_rank: Ranks, folder: Path, tmp_path: Path) -> None:
-    path = RunLayout(tmp_path).checkpoint(1)
-    (path / "deepspeed").mkdir(parents=True)
-    (path / "state.json").write_text('{"world_size": 1, "zero_stage": 0, "precision": "fp32", "step": 1, "cursor": {}}')
-    write_manifest(path, step=1)
-    found, [(_, why)] = good(path.parent)
-    assert found is None and "older version" in why
-    with pytest.raises(UserError, match="older version"):
-        checkpoint.load(build(settings(), folder / "model", one_rank), path)
 
 
 def test_one_of_another_model_is_refused_before_anything_changes(one_rank: Ranks, folder: Path, tmp_path: Path) -> None:

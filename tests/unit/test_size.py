@@ -49,7 +49,7 @@ ROOMS: dict[str, Size] = {
     "roles": Size(4340, 28),  # results and the upload stand with the roles that write them
     "run": Size(2960, 27),  # a group is checked for the numbers of its rollouts; a field that stands twice
     "submit": Size(1180, 9),  # files of examples and own verifiers are tried before the queue
-    "training": Size(2380, 16),  # copies between a GPU and the host, fast, have a file
+    "training": Size(2360, 16),  # copies between a GPU and the host, fast, have a file
     "view": Size(1260, 8),  # explain knows of `cancel`
 }
 SHORT: dict[str, str] = {
