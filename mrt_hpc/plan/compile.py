@@ -151,7 +151,14 @@ def build_plan(recipe: Recipe, *, max_array_size: int | None) -> Plan:
         last = _segment(recipe, segment, [*beginning, *last], units, max_array_size)
         jobs += last
     jobs.append(_report(recipe, [job for job in jobs if _ends_last(job, segments)]))
-    return Plan(name=recipe.name, iterations=schedule.iterations, segments=segments, jobs=tuple(jobs))
+    return Plan(
+        name=recipe.name,
+        kind=recipe.algorithm.type,
+        groups=recipe.sampling.problems_per_iteration,
+        iterations=schedule.iterations,
+        segments=segments,
+        jobs=tuple(jobs),
+    )
 
 
 def evaluation_plan(recipe: EvaluationRecipe, site: SiteSettings) -> Plan:
@@ -174,7 +181,8 @@ def evaluation_plan(recipe: EvaluationRecipe, site: SiteSettings) -> Plan:
     )
     evaluation = split_array(whole, site.limits.array_size)
     jobs = (prepare, *evaluation, _report(recipe, evaluation))
-    plan = Plan(name=recipe.name, iterations=0, segments=0, jobs=jobs)
+    kind = f"suite {suite}" if (suite := recipe.evaluation.suite) else "unknown"
+    plan = Plan(name=recipe.name, kind=kind, iterations=0, segments=0, jobs=jobs)
     check_evaluation_limits(plan, site)
     return plan
 

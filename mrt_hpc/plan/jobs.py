@@ -122,6 +122,10 @@ class Plan(PlanPart):
     """All jobs of a run, in an order in which each comes after those it depends on."""
 
     name: str
+    kind: str = "unknown"
+    """The algorithm; or the suite of an evaluation on its own, as in ``suite paper_20``."""
+    groups: int | None = None
+    """Groups that an iteration samples; None where none are sampled."""
     iterations: int
     segments: int
     jobs: tuple[Job, ...]

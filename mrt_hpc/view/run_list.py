@@ -2,9 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -12,64 +10,9 @@ from mrt_hpc.attempt.run_progress import progress
 from mrt_hpc.backends.queued_jobs import QueueLook, look_at_runs
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import read_plan
-from mrt_hpc.recipe.source import MAX_BYTES, UNREADABLE, parsed
 from mrt_hpc.run.events import ProcessEvent, is_log, last_event
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.typed_file import file_bytes
 from mrt_hpc.view.run_look import NO_QUEUES, RunLook, RunState
-
-# -- what a run is. The lock is read without the schema of recipes, whose import takes longer than reading 100 locks.
-
-
-@dataclass(frozen=True)
-class RunFacts:
-    """What the lock of a run says; fields are None where it does not, or cannot be read."""
-
-    algorithm: str | None = None
-    """The type of its algorithm; None for an evaluation on its own."""
-    suite: str | None = None
-    """The suite of an evaluation on its own."""
-    groups: int | None = None
-    """The number of groups that an iteration samples."""
-    retries: int | None = None
-    """The number of failures in a row that a task may have."""
-
-    @property
-    def kind(self) -> str:
-        """The algorithm or the suite, for a table."""
-        return self.algorithm or (f"suite {self.suite}" if self.suite else "unknown")
-
-
-def read_facts(layout: RunLayout) -> RunFacts:
-    """Read what a run is from its lock; nothing is known where the lock is missing or damaged."""
-    try:
-        content, _ = parsed(file_bytes(layout.recipe_lock, MAX_BYTES).decode())
-    except (*UNREADABLE, OSError):
-        return RunFacts()
-    recipe = _section(content, "recipe")
-    alone = "models" in recipe
-    return RunFacts(
-        algorithm=None if alone else _text(_section(recipe, "algorithm").get("type")),
-        suite=_text(_section(recipe, "evaluation").get("suite")) if alone else None,
-        groups=_number(_section(recipe, "sampling").get("problems_per_iteration")),
-        retries=_number(_section(recipe, "resilience").get("retries")),
-    )
-
-
-def _section(content: Any, name: str) -> dict[str, Any]:
-    section = content.get(name) if isinstance(content, dict) else None
-    return section if isinstance(section, dict) else {}
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _number(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
-
-
-# -- the list
 
 DEEPEST = 4
 """The number of folders below a directory in which runs are looked for."""
@@ -173,7 +116,7 @@ def _whole(layout: RunLayout, queues: QueueLook, room: int | None) -> ListedRun:
     return ListedRun(
         run=str(layout.root),
         name=plan.name,
-        kind=read_facts(layout).kind,
+        kind=plan.kind,
         state=look.state,
         iterations_done=now.iterations_done,
         iterations_planned=now.iterations,

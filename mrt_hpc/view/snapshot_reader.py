@@ -24,7 +24,6 @@ from mrt_hpc.run.weights import published_versions
 from mrt_hpc.view import snapshot
 from mrt_hpc.view.explain import paused
 from mrt_hpc.view.run_history import RunHistory, ShardCommitted
-from mrt_hpc.view.run_list import RunFacts, read_facts
 from mrt_hpc.view.run_look import NO_QUEUES, RunLook
 from mrt_hpc.view.snapshot import Clock, expected_end, upcoming
 
@@ -220,7 +219,6 @@ class SnapshotReader:
 
     layout: RunLayout
     plan: Plan
-    facts: RunFacts
     history: RunHistory
     metrics: ChangingFiles[IterationMetrics] = field(default_factory=lambda: ChangingFiles(IterationMetrics.read))
     summaries: ChangingFiles[snapshot.Evaluated] = field(default_factory=lambda: ChangingFiles(_evaluated))
@@ -228,8 +226,8 @@ class SnapshotReader:
 
     @classmethod
     def of(cls, layout: RunLayout, plan: Plan) -> Self:
-        """A reader for a run, of which nothing but its facts is read yet."""
-        return cls(layout, plan, read_facts(layout), RunHistory.of(layout))
+        """A reader for a run, of which nothing is read yet."""
+        return cls(layout, plan, RunHistory.of(layout))
 
     def read(self, queues: QueueLook = NO_QUEUES) -> snapshot.Snapshot:
         """Read the run's files.
@@ -249,7 +247,7 @@ class SnapshotReader:
         return snapshot.Snapshot(
             run=str(self.layout.root),
             name=self.plan.name,
-            kind=self.facts.kind,
+            kind=self.plan.kind,
             time=now,
             state=look.state,
             unreached=dict(queues.unreached),
@@ -281,14 +279,14 @@ class SnapshotReader:
             planned=done.iterations,
             weights_version=max(published_versions(self.layout), default=None),
             groups_done=done.groups_collected if collects else self._groups_done(done, groups) if samples else None,
-            groups_planned=self.facts.groups if samples and not collects else None,
+            groups_planned=self.plan.groups if samples and not collects else None,
             seconds=iteration_seconds(measured),
         )
 
     def _groups_done(self, done: Progress, groups: int) -> int:
         """The complete groups of the current iteration; all of them where training has put them into its archive."""
         archived = self.layout.group_archive(done.iterations_done).exists()
-        return self.facts.groups or 0 if archived else groups
+        return self.plan.groups or 0 if archived else groups
 
     def _results(self) -> list[snapshot.Evaluated]:
         """The results of the planned evaluations that are there."""

@@ -398,7 +398,7 @@ def test_an_evaluation_is_listed_with_its_suite_and_a_damaged_run_with_the_reaso
     found = listed()
     assert found["running"]["state"] is None
     assert "plan" in found["running"]["trouble"]
-    assert (found["queued"]["state"], found["finished"]["kind"]) == ("queued", "unknown")
+    assert (found["queued"]["state"], found["finished"]["kind"]) == ("queued", "mrt_online")
     assert "damaged" in typed("runs").output
 
 
