@@ -15,7 +15,7 @@ from mrt_hpc.plan.compile import role_resources
 from mrt_hpc.plan.hours import UseHours
 from mrt_hpc.plan.jobs import JobResources, Plan, Role
 from mrt_hpc.recipe.schema import Experiment
-from mrt_hpc.run.events import PROGRESS, EventKind, Use, events_by_process
+from mrt_hpc.run.events import PROGRESS, EventKind, EventStream, Use
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import last_beat
 from mrt_hpc.run.task_state import TaskState, shown_task
@@ -81,9 +81,9 @@ class SpentTime:
         return {use: time for use, time in spent.items() if time}
 
 
-def attempts(layout: RunLayout) -> list[SpentTime]:
+def attempts(layout: RunLayout, stream: EventStream) -> list[SpentTime]:
     """All attempts of a run, as the first rank of each wrote them, by their begin."""
-    processes = list(events_by_process(layout.events))
+    processes = [[recorded.event for recorded in process] for process in stream.new_by_process()]
     signs = _signs_of_life(processes)
     begun = [events for events in processes if events[0]["kind"] == EventKind.TASK_STARTED]
     firsts = [events for events in begun if not events[0]["rank"]]
@@ -306,7 +306,8 @@ def spending(layout: RunLayout, plan: Plan, recipe: Experiment, accounts: Accoun
         accounts: what is known beside the events; None where only the run directory is asked.
     """
     accounts = accounts or Accounts()
-    every = attempts(layout)
+    stream = EventStream(layout.events)
+    every = attempts(layout, stream)
     of_plan = [attempt for attempt in every if is_job(attempt.job, plan)]
     allocations = [allocation for allocation in accounts.allocations if is_job(allocation.job, plan)]
     strange = len(every) - len(of_plan) + len(accounts.allocations) - len(allocations)
@@ -316,7 +317,7 @@ def spending(layout: RunLayout, plan: Plan, recipe: Experiment, accounts: Accoun
     spent = [_by_account(allocation, attempt, plan, recipe) for allocation, attempt in pairs]
     submitted = accounts.submitted or {}
     spent += [_by_events(attempt, plan, recipe, _queued_s(attempt, plan, of_plan, submitted)) for attempt in rest]
-    notes = [*_notes(allocations, uncounted, plan, recipe)]
+    notes = [*stream.faults, *_notes(allocations, uncounted, plan, recipe)]
     if strange:
         notes.append(
             f"{strange} attempt(s) do not count, as they name a job that no plan has: their records are damaged"

@@ -87,13 +87,11 @@ def _reckoned(run: Path) -> Reckoning:
     from mrt_hpc.backends.queued_jobs import accounts
     from mrt_hpc.recipe.lock import look_at_lock
     from mrt_hpc.run.evaluation_settings import evaluation_settings
-    from mrt_hpc.run.events import event_faults
     from mrt_hpc.run.typed_file import UnreadableError
 
     layout, plan = open_run(run)
     recipe = look_at_lock(layout.recipe_lock)
     known, unread = accounts(layout)
-    unread += event_faults(layout.events)
     spent = spending(layout, plan, recipe, known)
     if not recipe.trains:
         return Reckoning(spent, (), (*unread, *spent.notes))

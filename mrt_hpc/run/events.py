@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Required, TypedDict
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, Required, TypedDict
 import msgspec
 
 from mrt_hpc.run.atomic import make_folder
-from mrt_hpc.run.retries import RetryPolicy, list_directory, retrying
+from mrt_hpc.run.retries import RetryPolicy, retrying
 from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.run.typed_file import Moment, Whole
 
@@ -227,27 +228,9 @@ def finished_parts(directory: Path, jobs: Sequence[str]) -> int:
     return sum(event["kind"] in PROGRESS for job in jobs for event in _events_in(directory, f"{job}.*.jsonl"))
 
 
-def events_by_process(directory: Path) -> Iterator[list[dict[str, Any]]]:
-    """The events of each process, in the order in which it wrote them."""
-    for path in list_directory(directory, "*.jsonl"):
-        if events := list(_events(path)):
-            yield events
-
-
 def _events_in(directory: Path, pattern: str) -> Iterator[dict[str, Any]]:
-    """The events in all files whose names match a pattern, file by file."""
-    return chain.from_iterable(map(_events, list_directory(directory, pattern)))
-
-
-def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of one process; a line that is none is passed over."""
-    for line in path.read_bytes().splitlines() if path.is_file() else []:
-        try:
-            event = event_of(line)
-        except ValueError:
-            continue
-        if event is not None:
-            yield event
+    """The events in all files whose names match a pattern, by time."""
+    return (recorded.event for recorded in EventStream(directory, pattern=pattern).new())
 
 
 def event_of(line: bytes) -> dict[str, Any] | None:
@@ -270,20 +253,6 @@ def event_of(line: bytes) -> dict[str, Any] | None:
     if missing := [name for name in needed if event.get(name) is None]:
         raise ValueError(f"{event['kind']} without {', '.join(missing)}")
     return event
-
-
-def event_faults(directory: Path) -> Iterator[str]:
-    """A line for each file of events that is none, or that holds events that were damaged."""
-    for path in list_directory(directory, "*.jsonl"):
-        if not path.is_file():
-            yield f"the events of a process cannot be read: it is no file ({path})"
-            continue
-        for number, line in enumerate(path.read_bytes().splitlines(), 1):
-            try:
-                event_of(line)
-            except ValueError as error:
-                yield f"an event is damaged, and is not counted: {error} ({path}, line {number})"
-                break
 
 
 # -- event stream ------------------------------------------------------------------------------------------------------
@@ -332,8 +301,10 @@ class EventStream:
     """Whether a line is decoded; the last new one of a file always is. Of a run of thousands of tasks nearly all events
     are of one or two kinds, which few readers need one by one.
     """
-    faults: dict[str, str] = field(default_factory=dict, init=False)
-    """What is wrong with the first damaged event of a file, by its name."""
+    pattern: str = "*.jsonl"
+    """The names of the files that are read."""
+    _faults: dict[str, str] = field(default_factory=dict, init=False)
+    """What is wrong with a file, or with its first damaged event, by its name."""
     _read: dict[str, int] = field(default_factory=dict, init=False)
     """Bytes read of each file, by its name."""
     _ended: set[str] = field(default_factory=set, init=False)
@@ -345,8 +316,20 @@ class EventStream:
         Raises:
             OSError: the folder or a file cannot be read, and it is not a temporary error.
         """
-        events = [event for name in sorted(self._grown()) for event in self._new_of(name)]
-        return sorted(events, key=lambda event: event.time)
+        return sorted(chain.from_iterable(self.new_by_process()), key=lambda event: event.time)
+
+    def new_by_process(self) -> list[list[ProcessEvent]]:
+        """The events since the last call of each process that has written some, in the order in which it wrote them.
+
+        Raises:
+            OSError: as for ``new``.
+        """
+        return [events for name in self._grown() if (events := list(self._new_of(name)))]
+
+    @property
+    def faults(self) -> list[str]:
+        """A line for each file that is none, or that holds an event that was damaged."""
+        return [f"{fault} ({self.directory / name})" for name, fault in sorted(self._faults.items())]
 
     def processes(self) -> list[Process]:
         """The processes whose events have been read."""
@@ -355,10 +338,14 @@ class EventStream:
     def _grown(self) -> Iterator[str]:
         """The names of the files that may have new lines."""
         try:
-            names = retrying(lambda: _names(self.directory), "listing the events")
+            logs = retrying(lambda: _logs(self.directory, self.pattern), "listing the events")
         except FileNotFoundError:
             return
-        yield from (name for name in names if name not in self._ended)
+        for name in sorted(logs.keys() - self._ended):
+            if logs[name]:
+                yield name
+            else:
+                self._faults[name] = "the events of a process cannot be read: it is no file"
 
     def _new_of(self, name: str) -> Iterator[ProcessEvent]:
         begin = self._read.get(name, 0)
@@ -374,12 +361,13 @@ class EventStream:
                     self._ended.add(name)
                 yield ProcessEvent(process, event)
         if faults:
-            self.faults[name] = faults[0]
+            self._faults.setdefault(name, f"an event is damaged, and is not counted: {faults[0]}")
 
 
-def _names(directory: Path) -> list[str]:
+def _logs(directory: Path, pattern: str) -> dict[str, bool]:
+    """Whether each entry of the folder whose name matches is a file of events."""
     with os.scandir(directory) as entries:
-        return [entry.name for entry in entries if is_log(entry)]
+        return {entry.name: is_log(entry) for entry in entries if fnmatchcase(entry.name, pattern)}
 
 
 def is_log(entry: os.DirEntry[str]) -> bool:

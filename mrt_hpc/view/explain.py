@@ -362,7 +362,7 @@ def explain_run(look: RunLook, history: RunHistory) -> Statement:
         others.append(f"The queue was not reached ({name}: {why}); all else is from the run's files.")
     state = "is paused" if first[0].cause is Cause.FULL_DISK else IN_WORDS[look.state]
     sentence = f"The run {state}: {_sentence(look, first)}"
-    return Statement(sentence, first[0].next, (*details, *others, *look.unreadable, *history.faults))
+    return Statement(sentence, first[0].next, (*details, *others, *look.unreadable, *history.stream.faults))
 
 
 def explain_job(look: RunLook, history: RunHistory, text: str) -> list[Statement]:

@@ -69,12 +69,6 @@ class RunHistory:
         """The history of a run, of which nothing is read yet."""
         return cls(EventStream(layout.events, _is_rare))
 
-    @property
-    def faults(self) -> list[str]:
-        """A line for each file with an event that was damaged."""
-        directory = self.stream.directory
-        return [f"an event is damaged: {why} ({directory / name})" for name, why in sorted(self.stream.faults.items())]
-
     def update(self) -> None:
         """Take in the events that were written since the last call."""
         for event in self.stream.new():

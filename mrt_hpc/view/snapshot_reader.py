@@ -301,7 +301,7 @@ class SnapshotReader:
         yield from done.unreadable
         yield from (line for line in self.metrics.faults if line not in done.unreadable)
         yield from self.summaries.faults
-        yield from self.history.faults
+        yield from self.history.stream.faults
 
     def _tasks(self, look: RunLook) -> Iterator[snapshot.TaskView]:
         waiting = {

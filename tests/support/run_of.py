@@ -15,7 +15,7 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.events import EventKind, events_by_process
+from mrt_hpc.run.events import EventKind, EventStream
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.weights import publish
@@ -49,8 +49,7 @@ def say(layout: RunLayout, job: str, state: TaskState, index: int = 0) -> None:
 
 def read_events(directory: Path, kind: EventKind | None = None) -> list[dict[str, Any]]:
     """All events of a run (of one kind), by time."""
-    events = [event for process in events_by_process(directory) for event in process]
-    return sorted((event for event in events if kind in (None, event["kind"])), key=lambda event: event["time"])
+    return [recorded.event for recorded in EventStream(directory).new() if kind in (None, recorded.kind)]
 
 
 def publish_some(layout: RunLayout, *versions: int) -> None:

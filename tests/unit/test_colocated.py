@@ -37,7 +37,7 @@ from mrt_hpc.roles.sampling.serving import Rest
 from mrt_hpc.roles.sampling.weights_on_node import NodeFolder
 from mrt_hpc.roles.task.context import Companion, Task, turn_of
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
-from mrt_hpc.run.events import EventKind, EventLog, Use, event_file, has_progressed
+from mrt_hpc.run.events import EventKind, EventLog, EventStream, Use, event_file, has_progressed
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import commit_whole
@@ -352,6 +352,6 @@ def test_while_the_trainer_waits_the_use_of_its_companion_counts(layout: RunLayo
         path.parent.mkdir(exist_ok=True)
         events = [{"time": now + after, **line} for after, line in zip(times, lines, strict=False)]
         path.write_text("".join(f"{json.dumps(event)}\n" for event in events))
-    (attempt,) = attempts(layout)
+    (attempt,) = attempts(layout, EventStream(layout.events))
     expected = {Use.STARTING: 20, Use.GENERATING: 30, Use.WAITING: 10, Use.TRAINING: 20}
     assert attempt.time_by_use(now, 80) == pytest.approx(expected)
