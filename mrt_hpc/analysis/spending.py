@@ -12,7 +12,7 @@ from typing import Any
 
 from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.plan.compile import role_resources
-from mrt_hpc.plan.hours import UseHours
+from mrt_hpc.plan.hours import UseHours, summed
 from mrt_hpc.plan.jobs import JobResources, Plan, Role
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.run.events import PROGRESS, EventKind, EventStream, Use
@@ -260,13 +260,11 @@ class Spending:
     @property
     def rows(self) -> list[UseHours]:
         """The hours by role and use, in the order of their definition; what took no time is left out."""
-        by_use: dict[tuple[Role, Use], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-        for attempt in self.attempts:
-            for use, seconds in attempt.by_use.items():
-                hours = by_use[attempt.role, use]
-                for column, number in enumerate((1, attempt.held.gpus or 0, attempt.held.cpus or 0)):
-                    hours[column] += seconds * number / HOUR_S
-        return [UseHours(role, use, *by_use[role, use]) for role in Role for use in Use if (role, use) in by_use]
+        return summed(
+            UseHours(spent.role, use, *(seconds * n / HOUR_S for n in (1, spent.held.gpus or 0, spent.held.cpus or 0)))
+            for spent in self.attempts
+            for use, seconds in spent.by_use.items()
+        )
 
     @property
     def gpu_hours(self) -> float:

@@ -10,8 +10,9 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
+from operator import add
 from pathlib import Path
 
 from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan, Role
@@ -92,6 +93,15 @@ class UseHours:
     """Wall time of all tasks together."""
     gpu_hours: float
     core_hours: float
+
+
+def summed(parts: Iterable[UseHours]) -> list[UseHours]:
+    """The hours by role and use, in the order of their definition."""
+    sums: dict[tuple[Role, Use], tuple[float, ...]] = {}
+    for part in parts:
+        hours, key = (part.hours, part.gpu_hours, part.core_hours), (part.role, part.use)
+        sums[key] = tuple(map(add, sums.get(key, (0.0, 0.0, 0.0)), hours))
+    return [UseHours(role, use, *sums[role, use]) for role in Role for use in Use if (role, use) in sums]
 
 
 @dataclass(frozen=True)
@@ -311,21 +321,11 @@ def expected_hours(plan: Plan, recipe: Experiment, throughput: Throughput) -> di
 
 def expected_uses(plan: Plan, expected: Mapping[str, ExpectedHours]) -> list[UseHours]:
     """The hours of all jobs whose hours are known, by role and use, in the order of their definition."""
-    uses: dict[tuple[Role, Use], UseHours] = {}
-    for job in (job for job in plan.jobs if job.name in expected):
-        for use, hours in expected[job.name].by_use.items():
-            before = uses.get((job.role, use), UseHours(job.role, use, 0.0, 0.0, 0.0))
-            uses[job.role, use] = _with(before, hours * job.tasks, job)
-    return [uses[role, use] for role in Role for use in Use if (role, use) in uses]
-
-
-def _with(before: UseHours, hours: float, job: Job) -> UseHours:
-    """The hours with those of one more job, all its tasks together."""
-    return replace(
-        before,
-        hours=before.hours + hours,
-        gpu_hours=before.gpu_hours + hours * job.resources.gpus,
-        core_hours=before.core_hours + hours * job.resources.cpus,
+    known = [job for job in plan.jobs if job.name in expected]
+    parts = ((job, use, hours * job.tasks) for job in known for use, hours in expected[job.name].by_use.items())
+    return summed(
+        UseHours(job.role, use, hours, hours * job.resources.gpus, hours * job.resources.cpus)
+        for job, use, hours in parts
     )
 
 
