@@ -7,9 +7,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeGuard
 
 from mrt_hpc.algorithms.samples import read_conversations, read_suffixes, write_samples
 from mrt_hpc.attempt.notify import sign
@@ -37,6 +35,9 @@ from mrt_hpc.submit.origin import Origin
 
 GOLDS_TRIED = 16
 """The number of gold answers that a verifier of the user's own judges before anything is submitted."""
+Samples = Sequence[Conversation | Suffix]
+IN_RUN = RunLayout(Path())
+"""The paths of a run that is not there yet, relative to its directory."""
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -75,7 +76,7 @@ def create_or_open(
         raise UserError(
             "the run directory exists and is not a run", value=str(root), advice="choose another with --run DIR"
         )
-    data = _check_inputs(recipe, origin)
+    problems, samples = _check_inputs(recipe, origin)
     make_results_folder(recipe)
     make_durable(layout.root.parent)
     temporary = temporary_sibling(layout.root)
@@ -88,7 +89,7 @@ def create_or_open(
         write_text(RunLayout(temporary).identity, f"{secrets.token_hex(16)}\n")
         if origin is not None:
             origin.take(RunLayout(temporary))
-        _fill(RunLayout(temporary), recipe, plan, data)
+        _fill(RunLayout(temporary), recipe, plan, problems, samples)
         mine = commit_directory(temporary, layout.root)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -97,9 +98,11 @@ def create_or_open(
     return create_or_open(root, recipe, plan, group_access=group_access, origin=origin)  # another submission was faster
 
 
-def _check_inputs(recipe: Experiment, origin: Origin | None) -> "RunData":
-    """Read the data of a recipe, and check its model; arguments and errors as in :func:`create_or_open`."""
-    data = read_all_data(recipe)
+def _check_inputs(recipe: Experiment, origin: Origin | None) -> tuple[dict[Path, list[Problem]], Samples]:
+    """Read the problems and samples of a recipe, and check its model; arguments and errors as in
+    :func:`create_or_open`.
+    """
+    data = read_all_problems(recipe), given_samples(recipe)
     check_model(recipe if origin is None else origin.checked(recipe))
     return data
 
@@ -157,44 +160,27 @@ def refuse_repeated_problems(recipe: Recipe, training: Sequence[Problem]) -> Non
         )
 
 
-@dataclass(frozen=True)
-class RunData:
-    """All data of a run, after they were checked."""
-
-    problems: list[Problem]
-    """The problems to train on; none where samples are given."""
-    samples: Sequence[Conversation | Suffix]
-    """Given for supervised training. An evaluation on its own has neither problems nor samples."""
-    benchmarks: dict[str, list[Problem]]
-    """The problems of each benchmark, by its name."""
-
-    def write(self, layout: RunLayout) -> None:
-        """Write the data into a run directory."""
-        if self.problems:
-            write_problems(layout.train_data, self.problems)
-        elif self.samples:
-            write_samples(layout.train_data, self.samples)
-        for name, rows in self.benchmarks.items():
-            write_problems(layout.benchmark_data(name), rows)
+def problem_sources(layout: RunLayout, recipe: Experiment) -> dict[Path, sections.Problems]:
+    """Return the source of each of the run's files of problems."""
+    training = {layout.train_data: recipe.data} if isinstance(recipe.data, sections.ProblemSource) else {}
+    return {**training, **{layout.benchmark_data(b.name): b.problems for b in recipe.evaluation.benchmarks}}
 
 
-def read_all_data(recipe: Experiment) -> RunData:
-    """Read all data that the run needs.
+def read_all_problems(recipe: Experiment) -> dict[Path, list[Problem]]:
+    """The problems of each file of the run, by its path in the run directory.
 
     Raises:
         UserError: a file is missing or wrong.
     """
-    benchmarks = {b.name: problems_of(b.problems) for b in recipe.evaluation.benchmarks}
-    if not isinstance(recipe, Recipe):
-        return RunData([], (), benchmarks)
-    if not isinstance(recipe.data, sections.JsonlProblems | sections.SmallWorldProblems):
-        return RunData([], given_samples(recipe), benchmarks)
-    problems = problems_of(recipe.data)
-    refuse_repeated_problems(recipe, problems)
-    return RunData(problems, (), benchmarks)
+    sources = problem_sources(IN_RUN, recipe)
+    benchmarks_first = sorted(sources, key=lambda path: path == IN_RUN.train_data)
+    problems = {path: problems_of(sources[path]) for path in benchmarks_first}
+    if isinstance(recipe, Recipe) and IN_RUN.train_data in problems:
+        refuse_repeated_problems(recipe, problems[IN_RUN.train_data])
+    return problems
 
 
-def given_samples(recipe: Recipe) -> Sequence[Conversation | Suffix]:
+def given_samples(recipe: Experiment) -> Samples:
     """The samples that a recipe names; none where it names problems."""
     source = recipe.data
     if isinstance(source, sections.Conversations):
@@ -206,7 +192,7 @@ def given_samples(recipe: Recipe) -> Sequence[Conversation | Suffix]:
     return ()
 
 
-def problems_of(source: sections.JsonlProblems | sections.SmallWorldProblems) -> list[Problem]:
+def problems_of(source: sections.Problems) -> list[Problem]:
     """The problems that a recipe names."""
     if isinstance(source, sections.JsonlProblems):
         refuse_unfetched_data(Path(source.path).resolve())
@@ -243,19 +229,16 @@ def try_own_verifiers(recipe: Experiment, *, here: bool, warn: Callable[[str], N
         UserError: naming the verifier, the answer and the line of its code: it raises an error, or returns neither
             true nor false.
     """
-    sources = [recipe.data, *(benchmark.problems for benchmark in recipe.evaluation.benchmarks)]
-    if not any(map(_has_own_verifier, sources)):
+    own = {path: source for path, source in problem_sources(IN_RUN, recipe).items() if _has_own_verifier(source)}
+    if not own:
         return
     try:
         from mrt_hpc.domains.grader_queue import GraderPool
     except ModuleNotFoundError:  # a light installation has no graders: there the first job finds it
         return
-    data, grading = read_all_data(recipe), recipe.grading
-    problems = [data.problems, *(data.benchmarks[benchmark.name] for benchmark in recipe.evaluation.benchmarks)]
-    for source, given in zip(sources, problems, strict=True):
-        if not _has_own_verifier(source):
-            continue
-        golds = list(dict.fromkeys(gold for problem in given for gold in golds_of(problem.answer)))[:GOLDS_TRIED]
+    problems, grading = read_all_problems(recipe), recipe.grading
+    for path, source in own.items():
+        golds = list(dict.fromkeys(g for problem in problems[path] for g in golds_of(problem.answer)))[:GOLDS_TRIED]
         verifier = verifier_of(source, grading)
         try:
             with GraderPool(verifier, 1, grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib) as pool:
@@ -266,8 +249,8 @@ def try_own_verifiers(recipe: Experiment, *, here: bool, warn: Callable[[str], N
             warn(f"{error.what}, on this machine: {error.where}; the first job tries it with the environment of tasks")
 
 
-def _has_own_verifier(source: object) -> TypeGuard[sections.ProblemSource]:
-    return isinstance(source, sections.ProblemSource) and source.verifier is not None and ":" in source.verifier.type
+def _has_own_verifier(source: sections.Problems) -> bool:
+    return source.verifier is not None and ":" in source.verifier.type
 
 
 def check_model(recipe: Experiment) -> None:
@@ -343,8 +326,13 @@ def check_length(layout: RunLayout, locked: Experiment, recipe: Experiment) -> N
     ModelFiles(directory, "model.path").check(recipe.longest_sequence)
 
 
-def _fill(layout: RunLayout, recipe: Experiment, plan: Plan, data: RunData) -> None:
-    data.write(layout)
+def _fill(
+    layout: RunLayout, recipe: Experiment, plan: Plan, problems: dict[Path, list[Problem]], samples: Samples
+) -> None:
+    for path, rows in problems.items():
+        write_problems(layout.root / path, rows)
+    if samples:
+        write_samples(layout.train_data, samples)
     keep_prompt_files(layout, recipe)
     keep(recipe, layout.code)
     write_json(layout.plan, plan.as_json())

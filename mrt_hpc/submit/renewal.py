@@ -15,7 +15,7 @@ from mrt_hpc.errors import word
 from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan, Role, read_plan
 from mrt_hpc.recipe.lock import FREE_SECTIONS, lock_text, read_lock
 from mrt_hpc.recipe.schema import Experiment
-from mrt_hpc.recipe.sections import BenchmarkSampling, JsonlProblems, PromptLimits, SmallWorldProblems
+from mrt_hpc.recipe.sections import BenchmarkSampling, PromptLimits
 from mrt_hpc.run.atomic import remove_whole, write_json, write_text
 from mrt_hpc.run.evaluation_settings import (
     EvaluationSettings,
@@ -32,7 +32,7 @@ from mrt_hpc.run.records import Problem
 from mrt_hpc.run.task_state import TaskRecord, TaskState, task_file, write_task
 from mrt_hpc.run.typed_file import read_if_there
 from mrt_hpc.submit.changes import PROMPT_LIMITS, Change, changes, returning
-from mrt_hpc.submit.create import check_length, problems_of
+from mrt_hpc.submit.create import check_length, problem_sources, problems_of
 
 EVALUATING = ("evaluation.", "schedule.iterations", *PROMPT_LIMITS)
 """The prefixes of the fields that decide which evaluations there are, and with which settings."""
@@ -164,14 +164,6 @@ class Renewal:
                 "results that they have of the same settings stay"
             )
         return sentences
-
-
-def problem_sources(layout: RunLayout, recipe: Experiment) -> dict[Path, JsonlProblems | SmallWorldProblems]:
-    """Return the source of each of the run's files of problems."""
-    benchmarks = {layout.benchmark_data(b.name): b.problems for b in recipe.evaluation.benchmarks}
-    data = recipe.data
-    training = {layout.train_data: data} if isinstance(data, JsonlProblems | SmallWorldProblems) else {}
-    return {**training, **benchmarks}
 
 
 def changed_data(layout: RunLayout, locked: Experiment, recipe: Experiment) -> set[Path]:
