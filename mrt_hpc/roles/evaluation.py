@@ -21,7 +21,7 @@ from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.inference.client import SamplingSettings
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.inference.sampler import RolloutPlan, TraceCutter
+from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler, TraceCutter
 from mrt_hpc.inference.server_control import Servers
 from mrt_hpc.inference.traces import PromptedGroup
 from mrt_hpc.modes.base import Direct, Mode
@@ -278,8 +278,8 @@ class UnitEvaluation:
             cutter = TraceCutter(policy.tokens, plan)
             writer = Writer(client, policy.prompter, cutter, self._settings(policy.prompter))
             tracer = self._mode.sampler(writer)
-            session = SamplingSession(client, policy.tokens, pool, plan, prover, room, tracer)
-            await session.sample(groups, commit)
+            sampler = RolloutSampler(client, policy.tokens, plan, room=room, tracer=tracer)
+            await SamplingSession(sampler, pool, prover).sample(groups, commit)
 
     async def _commit_part(
         self, parts: StoredParts, positions: Mapping[str, int], samples: range, began: float, group: GradedGroup

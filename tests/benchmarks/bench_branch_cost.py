@@ -85,10 +85,9 @@ class Bench:
     async def cold(self, asking: ProverSession) -> tuple[float, list[Sampled]]:
         """The same, when all traces were sampled before and every prefix has been forgotten."""
         session = self.session(asking)
-        sampler = RolloutSampler(self.client, self.mu.tokens, session.plan)
         await asyncio.to_thread(self.server.control.reset_prefix_cache)
         started = time.perf_counter()
-        traces = [trace async for trace in sampler.sample(self.groups)]
+        traces = [trace async for trace in session.sampler.sample(self.groups)]
         sampled = time.perf_counter() - started
         await asyncio.to_thread(self.server.control.reset_prefix_cache)
         started = time.perf_counter()
@@ -97,7 +96,7 @@ class Bench:
 
     def session(self, prover: ProverSession | None) -> SamplingSession:
         plan = rollout_plan(load_recipe(RECIPE), 0, self.group_size)
-        return SamplingSession(self.client, self.mu.tokens, self.pool, plan, prover)
+        return SamplingSession(RolloutSampler(self.client, self.mu.tokens, plan), self.pool, prover)
 
 
 def spent(seconds: float, graded: Sequence[Sampled]) -> Spent:

@@ -164,7 +164,7 @@ class Bench:
     async def _problem(self, asking: ProverSession, traces: Sequence[SampledTrace]) -> list[Valued]:
         """One trace after the other: what the first ones answered, the prover knows of the last ones."""
         plan = rollout_plan(load_recipe(RECIPE, self.setting.changes), 0, len(traces))
-        session = SamplingSession(self.client, self.mu.tokens, self.pool, plan, asking)
+        session = SamplingSession(RolloutSampler(self.client, self.mu.tokens, plan), self.pool, asking)
         async with self.concurrency:
             return [await self._one(session, trace) for trace in traces]
 

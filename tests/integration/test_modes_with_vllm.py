@@ -21,7 +21,7 @@ from mrt_hpc.domains.small_world.equations import FORCED_TEXT, Split, problems
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.inference.client import Completion, Request, SamplingSettings, connect
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.inference.sampler import Generator, RolloutPlan, TraceCutter
+from mrt_hpc.inference.sampler import Generator, RolloutPlan, RolloutSampler, TraceCutter
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_start import ServerSettings
 from mrt_hpc.inference.tokens import TokenBytes
@@ -115,8 +115,8 @@ def evaluate(server: VllmServer, mode: str, asked: ProverSettings | None = None)
             writer = Writer(recording, prompter, TraceCutter(tokens, plan), settings)
             valuer = ProverFactory.of(asked, ProverModel.of(prompter), 3).session(client) if asked else None
             tracer = as_kind(way, Mode).sampler(writer)
-            session = SamplingSession(recording, tokens, pool, plan, valuer, asyncio.Semaphore(4), tracer)
-            await session.sample(groups, finish)
+            sampler = RolloutSampler(recording, tokens, plan, room=asyncio.Semaphore(4), tracer=tracer)
+            await SamplingSession(sampler, pool, valuer).sample(groups, finish)
             return recording.seen
 
     with GraderPool(verifier_of(recipe.evaluation.benchmarks[0].problems, recipe.grading), 1, 5.0) as pool:

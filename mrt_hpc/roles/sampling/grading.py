@@ -5,14 +5,14 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, combinations
 
 from mrt_hpc.domains.grader_queue import GraderPool, Lane, LaneMaker, VerdictStatus
 from mrt_hpc.domains.verifiers import verifier_of
-from mrt_hpc.inference.sampler import Generator, RolloutPlan, RolloutSampler, TraceSampler
-from mrt_hpc.inference.tokens import TokenBytes, thought_and_answer
+from mrt_hpc.inference.sampler import RolloutSampler
+from mrt_hpc.inference.tokens import thought_and_answer
 from mrt_hpc.inference.traces import BoundaryPlan, PromptedGroup, SampledTrace, Valuation
 from mrt_hpc.mrt.values import Estimate, variance_of_progress
 from mrt_hpc.provers.base import GradedBoundary
@@ -237,21 +237,13 @@ GradedGroup = list[asyncio.Task["Sampled"]]
 
 @dataclass(frozen=True)
 class SamplingSession:
-    """Samples groups through one server, asks the prover about each trace at once, and grades in the background."""
+    """Asks the prover about each sampled trace at once, and grades it in the background."""
 
-    generator: Generator
-    """The client of the server that serves the policy."""
-    tokens: TokenBytes
-    """The tokens of the policy's tokenizer."""
+    sampler: RolloutSampler
+    """What samples the traces; the session gives it the prover."""
     pool: GraderPool
-    plan: RolloutPlan
-    """How traces are seeded and cut, and how many a group has."""
     prover: ProverSession | None = None
     """The prover's session; None asks for no values."""
-    room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(256))
-    """One place for each trace that is sampled at a time; several sessions may share it."""
-    tracer: TraceSampler | None = None
-    """Samples each trace by requests of its own; None samples it in one request, as training does."""
 
     async def traces(self, groups: Iterable[PromptedGroup]) -> AsyncGenerator[tuple[str, asyncio.Task[Sampled]]]:
         """Every trace when it is sampled, with the id of its problem; its grading continues in the background.
@@ -263,8 +255,7 @@ class SamplingSession:
             UserError: the server refused a request, or stayed unreachable.
         """
         valuer = None if self.prover is None else self.prover.estimator
-        sampler = RolloutSampler(self.generator, self.tokens, self.plan, valuer, self.room, self.tracer)
-        async with aclosing(sampler.sample(groups)) as sampled:
+        async with aclosing(replace(self.sampler, valuer=valuer).sample(groups)) as sampled:
             async for trace in sampled:
                 yield trace.group.problem.id, asyncio.create_task(self._grader.grade(trace))
 
@@ -281,7 +272,7 @@ class SamplingSession:
             async with aclosing(self.traces(groups)) as traces, asyncio.TaskGroup() as finishing:
                 async for problem_id, trace in traces:
                     waiting[problem_id].append(trace)
-                    if len(waiting[problem_id]) == self.plan.group_size:
+                    if len(waiting[problem_id]) == self.sampler.plan.group_size:
                         finishing.create_task(finish(waiting.pop(problem_id)))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures
@@ -298,7 +289,7 @@ class SamplingSession:
 
     @property
     def _grader(self) -> TraceGrader:
-        return TraceGrader(self.pool, self.plan.thought_end.decode(), self.prover)
+        return TraceGrader(self.pool, self.sampler.plan.thought_end.decode(), self.prover)
 
 
 # The grader processes of a task, on one node or on several.

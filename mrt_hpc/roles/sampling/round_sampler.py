@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mrt_hpc.algorithms.base import Starts, algorithm_of
 from mrt_hpc.domains.grader_queue import GraderPool
-from mrt_hpc.inference.sampler import Generator, RolloutPlan
+from mrt_hpc.inference.sampler import Generator, RolloutPlan, RolloutSampler
 from mrt_hpc.inference.traces import PromptedGroup
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel, ProverSession
@@ -248,8 +248,8 @@ class RoundSampler:
         context = start_context(self.task, self.policy.prompter, self.policy.tokens, self.problems, work.iteration)
         starts = algorithm_of(self.task.recipe).starts(context)
         plan = rollout_plan(self.task.recipe, work.iteration, starts.group_size)
-        prover = self._prover_session(work.iteration)
-        session = SamplingSession(self.client, self.policy.tokens, self.pool, plan, prover, self.room)
+        sampler = RolloutSampler(self.client, self.policy.tokens, plan, room=self.room)
+        session = SamplingSession(sampler, self.pool, self._prover_session(work.iteration))
         finish = GroupFinisher(self.task, work, clock, self.sampling)
         await session.sample(self._claimed(work, starts, finish, all_claimed or asyncio.Event()), finish.commit)
         log.info("iteration %d: %d groups in %.1f s", work.iteration, len(finish.claims), clock.now)
