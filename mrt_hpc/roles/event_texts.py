@@ -1,12 +1,14 @@
 """Faults, resumes and changes of a run, in words, from the events of its tasks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from mrt_hpc.analysis.report.content import Happening
-from mrt_hpc.run.events import EventKind, EventStream, Process
+from mrt_hpc.run.events import EventKind, EventStream, Process, ProcessEvent
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.task_state import TaskState, shown_task
+from mrt_hpc.run.task_state import TaskRecord, TaskState, shown_task
 
 _WORDS = {
     EventKind.RESUMED: "resumed from a checkpoint",
@@ -22,15 +24,48 @@ _WORDS = {
 _EMITTER = frozenset({"time", "kind", "host", "pid", "job", "task", "rank", "attempt"})
 
 
+@dataclass
+class Happenings:
+    """What the event logs of a run say of faults, resumes and changes so far."""
+
+    stream: EventStream
+    happenings: list[Happening] = field(default_factory=list)
+    _open: dict[Process, float] = field(default_factory=dict)
+    """When the attempts began that have no end. Of the ranks of a task, rank 0 reports its attempts."""
+
+    def update(self) -> None:
+        """Take in the events that were written since the last call."""
+        for event in self.stream.new():
+            self._take(event)
+
+    def _take(self, recorded: ProcessEvent) -> None:
+        process = recorded.process
+        self.happenings += happenings_of(recorded.event, task_of(process))
+        if process is not None and process.rank == 0 and recorded.kind == EventKind.TASK_STARTED:
+            self._open[process] = recorded.time
+        elif process is not None and recorded.kind == EventKind.TASK_ENDED:
+            self._open.pop(process, None)
+
+    def all_happenings(self, record_of: Callable[[str, int], TaskRecord]) -> list[Happening]:
+        """Faults, resumes and changes, by time, with the attempts that have neither an end nor a task that is in them.
+
+        Args:
+            record_of: the record of the task of a job and an index.
+        """
+        lost = [
+            Happening(began, "attempt lost: it recorded no end", task_of(process), "its begin is shown")
+            for process, began in self._open.items()
+            if (record := record_of(process.job, process.index)).state is not TaskState.RUNNING
+            or record.attempt != process.attempt
+        ]
+        return sorted((*self.happenings, *lost), key=lambda happening: happening.time)
+
+
 def happenings(layout: RunLayout) -> tuple[Happening, ...]:
-    """What the event logs say of faults and resumes, by time. Of the ranks of a task, rank 0 reports its attempts."""
-    recorded = EventStream(layout.events).new()
-    texts = [text for each in recorded for text in happenings_of(each.event, task_of(each.process))]
-    ended = {each.process for each in recorded if each.kind == EventKind.TASK_ENDED}
-    begun = {p: e.time for e in recorded if e.kind == EventKind.TASK_STARTED and (p := e.process) and p.rank == 0}
-    left = [process for process in begun if process not in ended and not _is_running(layout, process)]
-    ends = [lost(begun[process], task_of(process)) for process in left]
-    return tuple(sorted((*texts, *ends), key=lambda h: h.time))
+    """All happenings of a run, by time."""
+    found = Happenings(EventStream(layout.events))
+    found.update()
+    return tuple(found.all_happenings(partial(shown_task, layout)))
 
 
 def task_of(process: Process | None) -> str:
@@ -50,17 +85,6 @@ def happenings_of(event: Mapping[str, Any], task: str) -> Iterator[Happening]:
         yield Happening(event["time"], _WORDS[EventKind(kind)], task, _detail(event))
     elif kind == EventKind.TASK_ENDED and first and event.get("outcome") != TaskState.DONE:
         yield Happening(event["time"], f"attempt ended: {event.get('outcome')}", task, "")
-
-
-def lost(began: float, task: str) -> Happening:
-    """An attempt that was lost: it began at this time, and recorded no end."""
-    return Happening(began, "attempt lost: it recorded no end", task, "its begin is shown")
-
-
-def _is_running(layout: RunLayout, process: Process) -> bool:
-    """Whether the attempt of a process is the one that its task is in now."""
-    record = shown_task(layout, process.job, process.index)
-    return record.state is TaskState.RUNNING and record.attempt == process.attempt
 
 
 def _detail(event: Mapping[str, Any]) -> str:

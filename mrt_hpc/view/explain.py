@@ -387,7 +387,7 @@ def explain_task(look: RunLook, history: RunHistory, job: Job, index: int) -> St
     """Why one task is in its state; arguments as in :func:`explain_run`."""
     explanation = explained(look, job, index)
     words = f"{job.name} task {index}"
-    happenings = [happening for happening in history.all_happenings(look.records) if happening.task == words][-5:]
+    happenings = [happening for happening in history.all_happenings(look.record_of) if happening.task == words][-5:]
     attempts = history.attempts_of(job.name, index)
     lines = [f"{attempts} attempt(s) have begun."] if attempts else []
     lines += [

@@ -6,13 +6,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Self
 
-from mrt_hpc.analysis.report.content import Happening
 from mrt_hpc.attempt.end import comes_after
-from mrt_hpc.attempt.run_progress import Records
-from mrt_hpc.roles.event_texts import happenings_of, lost, task_of
+from mrt_hpc.roles.event_texts import Happenings
 from mrt_hpc.run.events import EventKind, EventStream, Process, ProcessEvent
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.task_state import TaskState
 
 _PART, _GROUP = (f'"kind": "{kind}"'.encode() for kind in (EventKind.PART_COMMITTED, EventKind.GROUP_COMMITTED))
 SHARDS_KEPT = 20
@@ -49,35 +46,23 @@ class TaskNews:
 
 
 @dataclass
-class RunHistory:
+class RunHistory(Happenings):
     """The events of a run so far."""
 
-    stream: EventStream
-    happenings: list[Happening] = field(default_factory=list)
     tasks: dict[tuple[str, int], TaskNews] = field(default_factory=dict)
     """The tasks by job and index."""
     published: dict[int, float] = field(default_factory=dict)
     """When each weights version was published."""
     shards: deque[ShardCommitted] = field(default_factory=lambda: deque(maxlen=SHARDS_KEPT))
-    newest: float | None = None
-    """The time of the newest event."""
-    _open: dict[Process, float] = field(default_factory=dict)
-    """When the attempts began that have no end."""
 
     @classmethod
     def of(cls, layout: RunLayout) -> Self:
         """The history of a run, of which nothing is read yet."""
         return cls(EventStream(layout.events, _is_rare))
 
-    def update(self) -> None:
-        """Take in the events that were written since the last call."""
-        for event in self.stream.new():
-            self.newest = max(self.newest or 0.0, event.time)
-            self._take(event)
-
     def _take(self, recorded: ProcessEvent) -> None:
+        super()._take(recorded)
         process, event = recorded.process, recorded.event
-        self.happenings += happenings_of(event, task_of(process))
         if recorded.kind == EventKind.PUBLISHED:
             self.published[event["version"]] = recorded.time
         if process is None or process.rank != 0:
@@ -85,11 +70,7 @@ class RunHistory:
         news = self._news(process, recorded)
         if recorded.kind in _VERSION_OF and event.get("version") is not None:
             news.version = event["version"]
-        if recorded.kind == EventKind.TASK_STARTED:
-            self._open[process] = recorded.time
-        elif recorded.kind == EventKind.TASK_ENDED:
-            self._open.pop(process, None)
-        elif recorded.kind == EventKind.SHARD_COMMITTED:
+        if recorded.kind == EventKind.SHARD_COMMITTED:
             version, benchmark, shard = (event[name] for name in ("version", "benchmark", "shard"))
             self.shards.append(ShardCommitted(version, benchmark, shard, news.began, recorded.time))
 
@@ -103,17 +84,6 @@ class RunHistory:
             return TaskNews(process.attempt, recorded.time, host, recorded.time)  # of an earlier attempt, read late
         news.time = max(news.time, recorded.time)
         return news
-
-    def all_happenings(self, records: Records) -> list[Happening]:
-        """Faults, resumes and changes, by time, with the attempts that have neither an end nor a task that is in them.
-
-        Args:
-            records: of the tasks.
-        """
-        ended = [
-            lost(began, task_of(process)) for process, began in self._open.items() if not _is_current(process, records)
-        ]
-        return sorted((*self.happenings, *ended), key=lambda happening: happening.time)
 
     def attempts_of(self, job: str, index: int) -> int:
         """The number of attempts at a task that have begun, by the names of its files."""
@@ -133,10 +103,3 @@ def _is_rare(line: bytes) -> bool:
     the last of each task is: it says that the task is alive.
     """
     return _PART not in line and _GROUP not in line
-
-
-def _is_current(process: Process, records: Records) -> bool:
-    """Whether a task says that it is in this attempt."""
-    tasks = records.get(process.job, ())
-    record = tasks[process.index] if process.index < len(tasks) else None
-    return record is not None and record.state is TaskState.RUNNING and record.attempt == process.attempt

@@ -133,6 +133,11 @@ class RunLook:
             (job.name, index) for job, index, record in self.tasks() if self._is_alive(job.name, index, record)
         )
 
+    def record_of(self, job: str, index: int) -> TaskRecord:
+        """The record of a task; one that the plan no longer has counts as waiting."""
+        tasks = self.records.get(job, ())
+        return tasks[index] if index < len(tasks) else TaskRecord(TaskState.WAITING)
+
     def tasks(self) -> Iterator[tuple[Job, int, TaskRecord]]:
         """Every task with its job, its index and its record."""
         for job in self.plan.jobs:

@@ -243,7 +243,7 @@ class SnapshotReader:
         groups = groups_there(self.layout, current)
         iterations = self._iterations(done, measured, len(groups))
         clock = Clock(now, done.iterations_done, iterations.seconds, self.history.published.get(done.iterations_done))
-        happenings, results = self.history.all_happenings(look.records), tuple(self._results())
+        happenings, results = self.history.all_happenings(look.record_of), tuple(self._results())
         return snapshot.Snapshot(
             run=str(self.layout.root),
             name=self.plan.name,
