@@ -352,7 +352,7 @@ def split_arms(texts: Sequence[str]) -> dict[str, list[str]]:
     return arms
 
 
-def read_arms(arms: Sequence[NamedArm], benchmarks: Sequence[str], *, graded: bool = True) -> list[list[Arm]]:
+def read_arms(arms: Sequence[NamedArm], benchmarks: Sequence[str], *, graded: bool) -> list[list[Arm]]:
     """The samples of each arm, one item a benchmark; see ``read_models``.
 
     Raises:

@@ -105,7 +105,7 @@ def run_task(
     job_name: str,
     index: int,
     placement: Placement,
-    role: Role | RoleFunction | None = None,
+    role: Role | RoleFunction | None,
     gone: Gone = never_gone,
 ) -> None:
     """Run one process of one array task to its end.

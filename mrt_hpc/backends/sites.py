@@ -258,7 +258,7 @@ def _as_before(layout: RunLayout, site: Site) -> ChosenSite:
     return ChosenSite(site, why, asked_for=False)
 
 
-def site_of_run(layout: RunLayout, *, trust: bool = False) -> Site | None:
+def site_of_run(layout: RunLayout, *, trust: bool) -> Site | None:
     """The site that a run was submitted to last, with the profile as it is now, or as it was where its file is gone;
     None where the run never was submitted.
 

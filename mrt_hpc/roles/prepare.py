@@ -119,7 +119,7 @@ def check_prover_model(task: Task) -> None:
         check_finite(Path(prover.model), Path(prover.model))
 
 
-def check_architecture(directory: Path, field: str, *, trained: bool = True) -> None:
+def check_architecture(directory: Path, field: str, *, trained: bool) -> None:
     """Refuse an architecture that the installed transformers or vLLM does not know.
 
     Args:

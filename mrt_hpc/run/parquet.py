@@ -143,7 +143,7 @@ def read_records(
     return [record_type(**_with_enums(row, record_type)) for row in table.to_pylist()]
 
 
-def _read_table(source: Path | BytesIO, where: Path | None, filters: pc.Expression | None = None) -> pa.Table:
+def _read_table(source: Path | BytesIO, where: Path | None, filters: pc.Expression | None) -> pa.Table:
     """The table of a file, or those of its rows that a filter lets through.
 
     Raises:

@@ -444,7 +444,7 @@ def _set_aside(history: RunHistory) -> list[str]:
     return [f"{len(moved)} file(s) or folder(s) were set aside, the last at {clock(last.time)} ({last.detail})."]
 
 
-def failure_text(look: RunLook, role: str | None = None) -> str | None:
+def failure_text(look: RunLook, role: str | None) -> str | None:
     """The first failure of a run (of one role) with the last traceback in its logs; None where nothing has failed.
 
     A task that has failed for good comes before one that is to run again.
