@@ -9,6 +9,7 @@ behind its trainer, off the critical path; the report waits for everything, howe
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import ceil
 
 from mrt_hpc.errors import UserError
@@ -42,38 +43,28 @@ def check_segments(recipe: Recipe) -> None:
         )
 
 
-def check_limits(plan: Plan, recipe: Recipe, site: SiteSettings, *, rebuild: Callable[[Recipe], Plan]) -> None:
+def check_limits(plan: Plan, site: SiteSettings, field: str, value: int, advice: Callable[[int], str]) -> None:
     """Refuse a plan beyond the site's limits.
 
     Args:
         plan: the plan to check.
-        recipe: what it was made from.
         site: whose limits count.
-        rebuild: makes a plan from a changed recipe, to look for one that fits.
-
-    Raises:
-        UserError: too many tasks (with the number of iterations a job that would fit), or too long time limits.
-    """
-    _check_times(plan, site)
-    if (most := site.limits.tasks) is not None and plan.tasks > most:
-        fitting = fitting_iterations_per_job(recipe, most, rebuild)
-        advice = (
-            f"--set schedule.iterations_per_job={fitting}" if fitting else "evaluate less often, or on fewer benchmarks"
-        )
-        field = "schedule.iterations_per_job"
-        raise _too_many_tasks(plan, most, field, recipe.schedule.iterations_per_job, advice)
-
-
-def check_evaluation_limits(plan: Plan, site: SiteSettings) -> None:
-    """Refuse the plan of an evaluation on its own beyond the site's limits.
+        field: the field of the recipe that decides how many tasks there are.
+        value: what the error names beside it.
+        advice: what to do, by the number of tasks that are allowed.
 
     Raises:
         UserError: too many tasks, or too long time limits.
     """
     _check_times(plan, site)
     if (most := site.limits.tasks) is not None and plan.tasks > most:
-        advice = "--set evaluation.problem_shards with a smaller number, or fewer models"
-        raise _too_many_tasks(plan, most, "evaluation.problem_shards", plan.tasks, advice)
+        raise UserError(
+            f"the plan has {plan.tasks} array tasks, more than the site lets you submit",
+            value=value,
+            where=field,
+            expected=f"at most {most} tasks (site max_submit_jobs)",
+            advice=advice(most),
+        )
 
 
 def _check_times(plan: Plan, site: SiteSettings) -> None:
@@ -89,16 +80,6 @@ def _check_times(plan: Plan, site: SiteSettings) -> None:
         value=", ".join(map(str, long.values())),
         expected=f"{limit} minutes or less (site max_time_minutes)",
         advice=" ".join(f"--set {field}={limit}" for field in long) + ", and fewer schedule.iterations_per_job with it",
-    )
-
-
-def _too_many_tasks(plan: Plan, limit: int, field: str, value: int, advice: str) -> UserError:
-    return UserError(
-        f"the plan has {plan.tasks} array tasks, more than the site lets you submit",
-        value=value,
-        where=field,
-        expected=f"at most {limit} tasks (site max_submit_jobs)",
-        advice=advice,
     )
 
 
@@ -130,8 +111,15 @@ def compile_plan(recipe: Recipe, site: SiteSettings) -> Plan:
         UserError: the plan is beyond what the site lets a user submit, or beyond what can be planned.
     """
     check_segments(recipe)
-    plan = build_plan(recipe, max_array_size=site.limits.array_size)
-    check_limits(plan, recipe, site, rebuild=lambda r: build_plan(r, max_array_size=site.limits.array_size))
+    rebuild = partial(build_plan, max_array_size=site.limits.array_size)
+    plan, field = rebuild(recipe), "schedule.iterations_per_job"
+
+    def advice(most: int) -> str:
+        """The number of iterations a job with which the plan fits."""
+        fitting = fitting_iterations_per_job(recipe, most, rebuild)
+        return f"--set {field}={fitting}" if fitting else "evaluate less often, or on fewer benchmarks"
+
+    check_limits(plan, site, field, recipe.schedule.iterations_per_job, advice)
     return plan
 
 
@@ -183,7 +171,8 @@ def evaluation_plan(recipe: EvaluationRecipe, site: SiteSettings) -> Plan:
     jobs = (prepare, *evaluation, _report(recipe, evaluation))
     kind = f"suite {suite}" if (suite := recipe.evaluation.suite) else "unknown"
     plan = Plan(name=recipe.name, kind=kind, iterations=0, segments=0, jobs=jobs)
-    check_evaluation_limits(plan, site)
+    advice = "--set evaluation.problem_shards with a smaller number, or fewer models"
+    check_limits(plan, site, "evaluation.problem_shards", plan.tasks, lambda _: advice)
     return plan
 
 
