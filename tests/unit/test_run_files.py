@@ -257,9 +257,14 @@ def test_a_stream_gives_each_event_once_when_its_line_is_whole(tmp_path: Path) -
         append(path, f"{torn}\n")
     append(path, line(7.0, "task_ended", outcome="done"))
     assert times(stream) == [6.0, 7.0]
+    (fault,) = stream.faults
+    assert "damaged" in fault and str(path) in fault
     path.unlink()
     path.mkdir()  # opening it would fail now, and after the end of its attempt nothing is added
+    (folder / "b.jsonl").mkdir()
     assert times(stream) == []
+    assert [("no file" in fault, str(path) in fault) for fault in stream.faults] == [(True, False), (False, True)]
+    (folder / "b.jsonl").rmdir()
     path.rmdir()
     append(path, line(1.0, "dull") + line(2.0) + line(3.0, "dull") + line(4.0, "dull"))
     assert times(EventStream(folder, lambda text: b"dull" not in text)) == [2.0, 4.0, 4.0], "the last of each file"
