@@ -4,7 +4,7 @@ The module has their names, units and round trip, and reads those of a run; ``ro
 shows them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -116,9 +116,9 @@ class EvaluationSummary(Record):
     ``accuracy`` and all other numbers; empty where a sample is one completion."""
     stages_by_problem: dict[str, tuple[float, ...]] = {}
     """[P][stages] mean reward of each problem in each stage, by problem id, in the order of ``stages``."""
-    graders: int = 1
-    """The number of graders whose verdicts it holds: more than one where mrt-hpc or math-verify was changed between two
-    parts of the evaluation."""
+    graders: tuple[str, ...] = ()
+    """The digests of the graders whose verdicts it holds: more than one where mrt-hpc or math-verify was changed
+    between two parts of the evaluation."""
     settings: str | None = None
     """The digest of the settings of the evaluation."""
 
@@ -211,16 +211,22 @@ class IterationMetrics(Record):
         return [warning for warning in sentences if warning is not None]
 
 
-def several_graders(graders: int, what: str) -> str | None:
+def graders_of(*evaluations: EvaluationSummary) -> set[str]:
+    """The digests of all graders that have judged these evaluations; verdicts of more than one are not compared."""
+    return {grader for evaluation in evaluations for grader in evaluation.graders}
+
+
+def several_graders(graders: Collection[str], what: str) -> str | None:
     """A warning where several graders have judged the samples of an evaluation; None where one has.
 
     Args:
-        graders: how many.
+        graders: their digests.
         what: the evaluation, in words.
     """
-    if graders == 1:
+    if len(graders) < 2:
         return None
-    return f"{what}: {graders} versions of the grader have judged its samples; mrt-hpc regrade RUN judges all by one"
+    judged = f"{what}: {len(graders)} versions of the grader have judged the samples, which are not compared"
+    return f"{judged}; mrt-hpc regrade RUN judges all of a run by one"
 
 
 def few_answers(share: float | None, where: str) -> str | None:

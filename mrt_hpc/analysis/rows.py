@@ -3,14 +3,14 @@ the time of phases.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from mrt_hpc.analysis import intervals
-from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
+from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase, graders_of
 from mrt_hpc.mrt.votes import RIGHT, AnswerCounts, majority_at_k
 
 Name = TypeVar("Name", int, str)
@@ -180,7 +180,7 @@ class EvaluationRow:
     evaluation: EvaluationSummary
     difference: intervals.IntervalEstimate | None
     """Gain over the first evaluated version, paired by problem; None for that version itself, and where the problems
-    are not the same."""
+    are not the same or several graders have judged them."""
     baseline: int
     """The version compared with."""
 
@@ -210,17 +210,32 @@ class RegretRow:
     """As in EvaluationRow; below zero is better."""
 
 
-def _gain(pairs: Sequence[tuple[intervals.Means, intervals.Means]]) -> intervals.IntervalEstimate | None:
-    """The mean gain from first to second, paired by problem; None where the problems are not the same."""
-    same = all(before and before.keys() == after.keys() for before, after in pairs)
-    return intervals.mean_paired_difference(pairs) if same else None
+Pair = tuple[EvaluationSummary, EvaluationSummary]
+
+
+def _gain(pairs: Sequence[Pair], budget: int | None = None) -> intervals.IntervalEstimate | None:
+    """The mean gain in reward, or with a budget that in regret, from first to second, paired by problem; None where the
+    problems are not the same, or several graders have judged a pair.
+    """
+    means = [(_measured(first, budget), _measured(second, budget)) for first, second in pairs]
+    same = all(before and before.keys() == after.keys() for before, after in means)
+    return intervals.mean_paired_difference(means) if same and not any(map(judged_by_several, pairs)) else None
+
+
+def _measured(evaluation: EvaluationSummary, budget: int | None) -> intervals.Means:
+    return evaluation.per_problem if budget is None else evaluation.regret[budget]
+
+
+def judged_by_several(evaluations: Iterable[EvaluationSummary]) -> bool:
+    """Whether several graders have judged them, so that a difference might be one of the graders."""
+    return len(graders_of(*evaluations)) > 1
 
 
 def evaluation_rows(evaluations: Sequence[EvaluationSummary]) -> list[EvaluationRow]:
     """All evaluations by benchmark and version, each with its gain over the benchmark's first version."""
     rows = []
     for first, *others in by_benchmark(evaluations).values():
-        gains = (_gain([(first.per_problem, evaluation.per_problem)]) for evaluation in others)
+        gains = (_gain([(first, evaluation)]) for evaluation in others)
         rows += [
             EvaluationRow(each, gain, first.version)
             for each, gain in zip((first, *others), (None, *gains), strict=True)
@@ -233,13 +248,13 @@ def mean_rows(evaluations: Sequence[EvaluationSummary]) -> list[MeanRow]:
     groups = list(by_benchmark(evaluations).values())
     if len(groups) < 2:
         return []
-    by_version = [{evaluation.version: evaluation.per_problem for evaluation in group} for group in groups]
+    by_version = [{evaluation.version: evaluation for evaluation in group} for group in groups]
     shared = sorted(set.intersection(*(set(versions) for versions in by_version)))
     rows = []
     for version in shared:
         pairs = [(versions[shared[0]], versions[version]) for versions in by_version]
         gain = None if version == shared[0] else _gain(pairs)
-        rows.append(MeanRow(version, mean_of(*(this for _, this in pairs)), gain))
+        rows.append(MeanRow(version, mean_of(*(this.per_problem for _, this in pairs)), gain))
     return [row for row in rows if row.difference or row.version == shared[0]]
 
 
@@ -250,10 +265,11 @@ def regret_rows(evaluations: Sequence[EvaluationSummary]) -> list[RegretRow]:
         for budget in sorted({budget for evaluation in versions for budget in evaluation.regret}):
             valued = [evaluation for evaluation in versions if evaluation.regret.get(budget)]
             for evaluation in valued:
-                first, this, counted = valued[0], evaluation.regret[budget], evaluation.regret_tokens
+                first, counted = valued[0], evaluation.regret_tokens
                 compared = evaluation is not first and counted == first.regret_tokens
-                change = _gain([(first.regret[budget], this)]) if compared else None
-                rows.append(RegretRow(evaluation.benchmark, evaluation.version, budget, counted, mean_of(this), change))
+                change = _gain([(first, evaluation)], budget) if compared else None
+                regret = mean_of(evaluation.regret[budget])
+                rows.append(RegretRow(evaluation.benchmark, evaluation.version, budget, counted, regret, change))
     return rows
 
 

@@ -84,7 +84,7 @@ def _regrade(
     now = asyncio.run(regrader.all(before))
     _replace(layout, waiting, paths, now, grader)
     old = read_summary(layout, version, benchmark.name)
-    new = summary_of(layout, experiment, benchmark, version, now)
+    new = summary_of(layout, experiment, benchmark, version, now, [grader])
     new.write(layout.evaluation_summary(version, benchmark.name))
     retrying(lambda: shutil.rmtree(waiting), f"removing {waiting}")
     samples, changed = sum(len(part.rollouts) for part in now), tuple(changed_verdicts(before, now))

@@ -325,14 +325,14 @@ class UnitEvaluation:
         if None in read:
             return
         parts = [part for part in read if part is not None]
-        graders = {read_manifest(shard).about.get("grader") for shard in paths}
-        summary = summary_of(layout, self.task.experiment, self.benchmark, unit.version, parts, len(graders))
+        graders = {str(read_manifest(shard).about.get("grader", "")) for shard in paths}
+        summary = summary_of(layout, self.task.experiment, self.benchmark, unit.version, parts, graders)
         path = layout.evaluation_summary(unit.version, unit.benchmark)
         self.task.retrying(lambda: summary.write(path), "the summary of an evaluation")
         shutil.rmtree(layout.evaluation_samples(unit.version, unit.benchmark), ignore_errors=True)
         log.info("version %d on %s: accuracy %.3f", unit.version, unit.benchmark, summary.accuracy)
         what = f"version {unit.version} on {unit.benchmark}"
-        for warning in filter(None, (several_graders(len(graders), what), few_answers(summary.answered_share, what))):
+        for warning in filter(None, (several_graders(graders, what), few_answers(summary.answered_share, what))):
             log.warning("%s", warning)
 
     def _ask_for_again(self, shard: Path) -> None:

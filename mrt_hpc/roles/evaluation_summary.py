@@ -2,7 +2,7 @@
 write the same; where the grader is another by then, their answers are judged again.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +37,7 @@ def summary_of(
     benchmark: Benchmark,
     version: int,
     parts: Sequence[Sampled],
-    graders: int = 1,
+    graders: Collection[str] = (),
 ) -> EvaluationSummary:
     """Return the summary of a weights version on a benchmark.
 
@@ -47,7 +47,7 @@ def summary_of(
         benchmark: of the recipe.
         version: the weights version.
         parts: all shards of its samples.
-        graders: the number of graders that have judged them.
+        graders: the digests of the graders that have judged them.
     """
     every_stage = [rollout for part in parts for rollout in part.rollouts]
     rollouts = [rollout for rollout in every_stage if rollout.counts]
@@ -67,7 +67,7 @@ def summary_of(
         regret=_regret(with_regret, experiment.evaluation, experiment.sampling_of(benchmark).max_tokens),
         regret_tokens=experiment.evaluation.regret_tokens,
         stages={} if benchmark.mode is None else stage_rewards(every_stage, benchmark.mode.stages),
-        graders=graders,
+        graders=tuple(sorted(graders)),
         settings=settings_of(layout, experiment, benchmark).summarised,
     )
 

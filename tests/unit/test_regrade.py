@@ -10,6 +10,7 @@ from run_of import forget_claims, run_of
 from samples import rollout, sampled
 
 from mrt_hpc.analysis.measures import RunSummary, read_summary
+from mrt_hpc.analysis.number_formats import DASH
 from mrt_hpc.analysis.report.content import RunRecord
 from mrt_hpc.analysis.report.result_sections import results
 from mrt_hpc.analysis.rows import summarise_evaluation
@@ -57,7 +58,7 @@ def test_verdicts_that_change_are_written_and_the_earlier_ones_kept(run: RunLayo
     (found,) = regrade_run(run, print)
     assert (found.samples, len(found.changed), found.accuracy) == (6, 3, (0.0, 0.5))
     assert {(old.sample, old.reward, new.reward) for old, new in found.changed} == {(0, 0.0, 1.0)}
-    assert read_summary(run, 0, "held-out").accuracy == 0.5
+    assert (read_summary(run, 0, "held-out").accuracy, read_summary(run, 0, "held-out").graders) == (0.5, (grader,))
     assert read_manifest(shard).about == {**before, "grader": grader}
     assert sorted(r.reward for r in read_group(shard).rollouts) == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
     assert [path.parent.parent for path in run.set_aside.glob("*/*/MANIFEST.json")] == [*run.set_aside.iterdir()]
@@ -104,9 +105,12 @@ def test_answers_are_found_again_where_the_rule_for_their_place_says(run: RunLay
 
 
 def test_verdicts_of_several_graders_bring_a_warning() -> None:
-    one = summarise_evaluation(3, "b", {"p": [1.0]})
-    for graders in (1, 2):
-        evaluations = (one.model_copy(update={"graders": graders}),)
+    """Also where each version has one, but another one than the first: then no gain over the first is shown."""
+    first, last = (summarise_evaluation(v, "b", {"p": [v / 3], "q": [v / 3]}, graders=("a",)) for v in (0, 3))
+    for graders, several in ((("a",), False), (("a", "b"), True), (("b",), True)):
+        evaluations = (first, last.model_copy(update={"graders": graders}))
         found = RunSummary(recipe="r", algorithm="grpo", model="m", iterations_planned=1, evaluations=evaluations)
-        warned = any("mrt-hpc regrade" in text for text in results([RunRecord("r", found)]).paragraphs)
-        assert warned is (graders == 2)
+        section = results([RunRecord("r", found)])
+        assert any("mrt-hpc regrade" in text for text in section.paragraphs) is several
+        assert any("points against version 0" in text for text in section.paragraphs) is not several
+        assert (section.tables[0].rows[1][6] == DASH) is several

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from mrt_hpc.analysis.intervals import FloatArray, IntervalEstimate, Means, crossed_gain, crossed_share
-from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary, few_answers, several_graders
+from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary, as_ranges, few_answers, graders_of, several_graders
 from mrt_hpc.analysis.number_formats import DASH, count, decimal_text, interval, number, percent, share_text
 from mrt_hpc.analysis.report.content import Column, ReportSection, RunRecord, Table, by_directory
 from mrt_hpc.analysis.report.plots import last_by_benchmark, result_plots
@@ -86,7 +86,7 @@ def _gains(record: RunRecord) -> list[str]:
     evaluations = record.summary.evaluations
     rows, means = outcomes(evaluation_rows(evaluations)), mean_rows(evaluations)
     sentences = [_outcome(row) for row in rows]
-    if not rows and record.trained:
+    if not rows and record.trained and not mixed_verdicts(record.summary):
         sentences.append("No two weights versions have been evaluated on the same problems.")
     if means and (gain := means[-1].difference):
         sentences.append(
@@ -119,8 +119,11 @@ def last_few_answers(summary: RunSummary) -> str | None:
 
 
 def mixed_verdicts(summary: RunSummary) -> list[str]:
-    """A warning for each evaluation whose samples several graders have judged."""
-    sentences = (several_graders(e.graders, f"version {e.version} on {e.benchmark}") for e in summary.evaluations)
+    """A warning for each benchmark on which several graders have judged the samples of the versions."""
+    sentences = (
+        several_graders(graders_of(*versions), f"version {as_ranges(e.version for e in versions)} on {benchmark}")
+        for benchmark, versions in by_benchmark(summary.evaluations).items()
+    )
     return [warning for warning in sentences if warning is not None]
 
 
