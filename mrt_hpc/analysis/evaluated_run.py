@@ -157,16 +157,26 @@ class EvaluatedRun:
             DamagedError: a shard is not what was written.
             UserError: the evaluation is not there, or not complete.
         """
-        settings, evaluated = self._settings(benchmark), self.recipe.benchmark(benchmark)
-        if not self._is_whole(version, benchmark, settings):
-            raise self._incomplete(version, benchmark)
+        about = self.described(version, benchmark, name)
         parts = (read_outcomes(shard, likelihoods=self.likelihoods) for shard in self._shards(version, benchmark))
+        adds_stages = self.recipe.benchmark(benchmark).adds_stages
+        return replace(about, problems=evaluated_problems(parts, adds_stages=adds_stages))
+
+    def described(self, version: int, benchmark: str, name: str) -> ModelSamples:
+        """What is known of such samples without reading them: it has no problems.
+
+        Raises:
+            DamagedError: a shard is not what was written.
+            UserError: the evaluation is not there, or not complete.
+        """
+        if not self._is_whole(version, benchmark, self._settings(benchmark)):
+            raise self._incomplete(version, benchmark)
         return ModelSamples(
             name=name,
             source=self.evaluable(version),
             benchmark=benchmark,
-            problems=evaluated_problems(parts, adds_stages=evaluated.adds_stages),
-            boundaries=evaluated.boundaries,
+            problems={},
+            boundaries=self.recipe.benchmark(benchmark).boundaries,
             weights=self._weights(version),
             settings=self._compared(version, benchmark),
             counted=self.recipe.evaluation.regret_tokens,

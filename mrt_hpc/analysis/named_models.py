@@ -227,7 +227,7 @@ def _require_different(chosen: Sequence[tuple[EvaluatedRun, int]]) -> None:
                 expected="different models",
                 advice=f"name {run.typed} once"
                 if run.models
-                else f"name {run.typed}{AT}{FIRST} and {run.typed}{AT}{LAST}",
+                else f"name it once, or mrt-hpc compare {run.typed}{AT}{FIRST} {run.typed}{AT}{LAST}",
             )
 
 
@@ -360,9 +360,7 @@ def read_arms(arms: Sequence[NamedArm], benchmarks: Sequence[str], *, graded: bo
         UserError: an evaluation is not there, or two of the models are the same or have the same training seed within
             an arm, or ``read_models`` refuses them.
     """
-    for arm in arms:
-        if len(arm.models) > 1:
-            _require_seeds(arm, benchmarks)
+    require_independent(arms, benchmarks)
     samples = iter(read_models([model for arm in arms for model in arm.models], benchmarks, graded=graded))
     runs = [[next(samples) for _ in arm.models] for arm in arms]
     return [
@@ -376,6 +374,22 @@ def read_arms(arms: Sequence[NamedArm], benchmarks: Sequence[str], *, graded: bo
 
 BESIDE_THE_RECIPE = ("name", "seed", *FREE_SECTIONS, *FREE_FIELDS, *RECORDED_SECTIONS)
 """Fields in which the runs of an arm may differ: they decide nothing of what was trained, or are what an arm varies."""
+
+
+def require_independent(arms: Sequence[NamedArm], benchmarks: Sequence[str]) -> None:
+    """Refuse a model that is named twice, and an arm of which two runs have the same training seed.
+
+    Args:
+        arms: that are compared.
+        benchmarks: on which; of models that have a number they do not matter.
+
+    Raises:
+        UserError: there is one, or ``NamedModel.number`` refuses.
+    """
+    for arm in arms:
+        if len(arm.models) > 1:
+            _require_seeds(arm, benchmarks)
+    _require_different([(model.run, model.number(benchmarks)) for arm in arms for model in arm.models])
 
 
 def _require_seeds(arm: NamedArm, benchmarks: Sequence[str]) -> None:

@@ -2,11 +2,14 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.measures import IterationMetrics, Measurements, RunCost, RunFile, RunSummary, read_measurements
+from mrt_hpc.analysis.model_samples import ModelSamples, other_settings
+from mrt_hpc.analysis.named_models import NamedArm, NamedModel, remarks_on, require_independent
 from mrt_hpc.analysis.report.content import RunRecord
 from mrt_hpc.analysis.report.render import write_markdown, write_page
 from mrt_hpc.analysis.spending import Spending, spending
@@ -83,14 +86,46 @@ def write_comparison(
         page: where the page goes.
         arms: of each run the arm that it belongs to, if there is one.
         trust: whether classes of the runs are imported also where another user can change them.
+
+    Raises:
+        UserError: ``compare`` would refuse the arms, see ``comparison_notes``.
     """
     recipes = [read_lock(layout.recipe_lock, trust=trust) for layout in layouts]
-    records = [
-        replace(with_samples(layout, recipe, record), arm=arm)
-        for layout, recipe, name, arm in zip(layouts, recipes, run_names(layouts, recipes), arms, strict=True)
-        for record in records_of(layout, recipe, measurements(layout, recipe), name)
-    ]
-    write_page(page, with_names_that_differ(records))
+    whose, records = [], []
+    for layout, recipe, name, arm in zip(layouts, recipes, run_names(layouts, recipes), arms, strict=True):
+        for record in records_of(layout, recipe, measurements(layout, recipe), name):
+            whose.append(EvaluatedRun(layout, recipe, layout.word))
+            records.append(replace(record, arm=arm))
+    first, *others = named = with_names_that_differ(records)
+    named = [replace(first, notes=tuple(comparison_notes(whose, named))), *others]
+    write_page(page, [with_samples(run.layout, run.recipe, one) for run, one in zip(whose, named, strict=True)])
+
+
+def comparison_notes(whose: Sequence[EvaluatedRun], records: Sequence[RunRecord]) -> Iterator[str]:
+    """What ``compare`` notes of the runs of arms, and of settings in which evaluations differ.
+
+    Args:
+        whose: of each record the run or the evaluation.
+        records: that stand side by side.
+
+    Raises:
+        UserError: what ``compare`` refuses as well: one of them is named twice, or an arm has a training seed twice.
+    """
+    arms: dict[str, list[NamedModel]] = {}
+    samples: dict[str, list[ModelSamples]] = {}
+    for run, record in zip(whose, records, strict=True):
+        if record.last is None:
+            continue
+        arms.setdefault(record.curve_name, []).append(NamedModel(run, record.last))
+        for benchmark in run.benchmarks:
+            if record.last in run.versions(benchmark):
+                samples.setdefault(benchmark, []).append(run.described(record.last, benchmark, record.name))
+    named = [NamedArm(tuple(models), name) for name, models in arms.items()]
+    require_independent(named, ())
+    yield from remarks_on(named, ())
+    several = any(len(arm.models) > 1 for arm in named)
+    for first, *others in samples.values():
+        yield from other_settings(first, others, seeds=not several)
 
 
 def with_names_that_differ(records: Sequence[RunRecord]) -> list[RunRecord]:
@@ -120,12 +155,13 @@ def records_of(layout: RunLayout, recipe: Experiment, measured: Measurements, na
     """
     spent = spending(layout, read_plan(layout.plan), recipe)
     if isinstance(recipe, Recipe):
-        records = [RunRecord(name, run_summary(layout, recipe, measured, spent))]
+        *_, last = None, *EvaluatedRun(layout, recipe, layout.word).wanted
+        records = [RunRecord(name, run_summary(layout, recipe, measured, spent), last=last)]
     else:
         summaries = model_summaries(layout, recipe, measured, spent)
         records = [
-            RunRecord(model.name, summary, evaluation=name)
-            for model, summary in zip(recipe.models, summaries, strict=True)
+            RunRecord(model.name, summary, evaluation=name, last=number)
+            for number, (model, summary) in enumerate(zip(recipe.models, summaries, strict=True))
         ]
     counted = Counter(attempt.role for attempt in spent.attempts)
     first = replace(

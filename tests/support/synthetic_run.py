@@ -236,6 +236,7 @@ def _overrides(shape: Shape) -> tuple[str, ...]:
     benchmarks = ", ".join(f"{{name: {n}, samples: {shape.samples}, problems: {source}}}" for n in shape.benchmarks)
     return (
         f"name={shape.name}",
+        f"seed={shape.seed}",
         f"schedule.iterations={shape.iterations}",
         f"schedule.iterations_per_job={shape.iterations}",
         "sampling.problems_per_iteration=8",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from commands import typed
+from evaluated import commit_all, run_directory
 from golden import assert_golden
 from synthetic_run import HOSTILE, Shape, SyntheticEvaluation, SyntheticRun
 from warm_start import build_tokenizer
@@ -30,6 +31,7 @@ from mrt_hpc.analysis.report.render import render_page, script_hash, write_markd
 from mrt_hpc.analysis.report.run_sections import sections
 from mrt_hpc.analysis.rows import mean_of, mean_rows, sample, summarise_evaluation
 from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, prefix_curve
+from mrt_hpc.errors import ExitCode
 from mrt_hpc.inference.tokens import StoredTokens
 from mrt_hpc.plan.hours import UseHours
 from mrt_hpc.plan.jobs import Role
@@ -55,7 +57,9 @@ def trace(problem: str = "p", sample: int = 0, text: str = "First.", right: bool
 
 def record(*traces: SampleTrace, name: str = "r", **summary: object) -> RunRecord:
     problems = {"p": SampleProblem("What is it?", "7")}
-    return RunRecord(name, SUMMARY.model_copy(update=summary), traces=traces, problems=problems)
+    found = SUMMARY.model_copy(update=summary)
+    last = max((evaluation.version for evaluation in found.evaluations), default=None)
+    return RunRecord(name, found, traces=traces, problems=problems, last=last)
 
 
 def iteration(index: int, **changes: object) -> IterationMetrics:
@@ -209,6 +213,7 @@ RUN = RunRecord(
     HAPPENINGS,
     recipe="a: 1",
     prefixes=(prefixes(0, 1, 2), prefixes(7, 1, 2)),
+    last=7,
 )
 ON_OTHERS = (evaluated(0, "x", "34144122", names="ijklmnop"), evaluated(9, "x", "34144122"))
 OTHER = replace(record(name="other", evaluations=ON_OTHERS, algorithm="grpo"), prefixes=(prefixes(9, 1, 2, 4),))
@@ -401,10 +406,41 @@ def test_a_page_draws_an_arm_as_one_line(run: RunLayout, tmp_path: Path) -> None
     assert OVER_SEEDS in text
     labels = {label: f">{label}: aime24<" in text for label in ("grpo", "long-run", "grpo-run", "third-run")}
     assert labels == {"grpo": True, "long-run": True, "grpo-run": False, "third-run": False}
-    assert "the mean of 2 runs and its 95 % interval over seeds" in text
+    assert "the mean of 2 runs, version 3, and its 95 % interval over seeds" in text
     assert text.count("points of pass@1 against") == 1, "arms are compared, and not each run of one"
+    again = typed("report", "--arm", f"a={other.root},{third.root},{other.root}", "--page", page, exits=ExitCode.FATAL)
+    assert "have the same training seed" in again.stderr
     for words in (("--arm", "x=y"), ()):
         assert "--arm" in typed("report", *words, exits=2).stderr
+
+
+def test_only_the_version_that_a_recipe_evaluates_last_stands_beside_others() -> None:
+    """Of three seeds of an arm one has only version 0, which never stands for a trained model."""
+    first, last = evaluated(0, "x", "0000"), evaluated(9, "x", "4031")
+    seeds = [replace(record(name=f"b{n}", evaluations=(first, last)), arm="b") for n in range(2)]
+    unfinished = replace(record(name="b2", evaluations=(first,)), arm="b", last=9)
+    one = record(name="a", evaluations=(first, last))
+    text = in_words(one, *seeds, unfinished)
+    assert "b2 is not compared on x: version 9, the last one that its recipe evaluates, has no evaluation there" in text
+    assert re.search(r"x \| 50.0 %.*, version 9 \| 50.0 % .*, 2 runs, version 9\n", text)
+    assert "b: +0.0 (" in text and "the mean of 2 runs, version 9, and its 95 % interval" in text
+    graded = [replace(one, name=name, summary=one.summary.model_copy(update={"evaluations": (
+        last.model_copy(update={"graders": (name,)}),)})) for name in ("c", "d")]  # fmt: skip
+    text = in_words(*graded)
+    assert "c, d on x: 2 versions of the grader" in text and "points of pass@1 against" not in text
+
+
+def test_settings_in_which_compared_runs_differ_are_told(tmp_path: Path) -> None:
+    """As ``compare`` tells them: the sampling of evaluations, and of the runs of an arm what else was trained."""
+    layouts = [
+        run_directory(tmp_path / f"r{n}", f"seed={n}", f"evaluation.temperature={0.5 + n / 2}") for n in range(2)
+    ]
+    for layout in layouts:
+        commit_all(layout, 20)
+    page = tmp_path / "page.html"
+    typed("report", *(layout.root for layout in layouts), "--page", page)
+    assert "evaluated on held-out with other settings" in page.read_text()
+    assert "temperature (1.0, not 0.5)" in page.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -80,6 +80,12 @@ class RunRecord:
     """
     arm: str | None = None
     """The arm that it is a run of: curves show the mean of an arm's runs. None where it has curves of its own."""
+    last: int | None = None
+    """The weights version that stands for it beside others: the last one that its recipe evaluates, whether or not it
+    was evaluated; of a model its number. None where the recipe evaluates none.
+    """
+    notes: tuple[str, ...] = ()
+    """What a reader has to know of the comparison with the others of the report; it stands with the first of them."""
 
     @property
     def curve_name(self) -> str:

@@ -168,7 +168,7 @@ def _at_prefixes(records: Sequence[RunRecord], benchmark: str) -> Iterator[Vote]
 def _complete(records: Sequence[RunRecord], benchmark: str) -> Iterator[Vote]:
     """maj@k of the last version of each run or model, by its summary."""
     for record in records:
-        evaluation = last_by_benchmark(record).get(benchmark)
+        evaluation = by_benchmark(record.summary.evaluations).get(benchmark, [None])[-1]
         if (
             evaluation is None
             or evaluation.tokens_per_rollout is None
@@ -444,13 +444,6 @@ def _mean_line(runs: Sequence[Line]) -> Line:
     at = [[of_run[x] for of_run in values] for x in shared]
     ranges = (IntervalEstimate(float(np.mean(here)), min(here), max(here)) for here in at)
     return replace(runs[0], x=tuple(shared), y=tuple(ranges))
-
-
-def last_by_benchmark(record: RunRecord) -> dict[str, EvaluationSummary]:
-    """Return the last evaluation on each benchmark; of a model, the only one."""
-    return {
-        evaluation.benchmark: evaluation for evaluation in record.summary.evaluations
-    }  # ascending in version, so the last one stays
 
 
 def _evaluated(records: Sequence[RunRecord]) -> Iterator[tuple[RunRecord, str, list[EvaluationSummary]]]:

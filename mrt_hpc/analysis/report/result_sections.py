@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from mrt_hpc.analysis.comparing import counted
 from mrt_hpc.analysis.intervals import FloatArray, IntervalEstimate, Means, crossed_gain, crossed_share
 from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary, as_ranges, few_answers, graders_of, several_graders
 from mrt_hpc.analysis.number_formats import DASH, count, decimal_text, interval, number, percent, share_text
 from mrt_hpc.analysis.report.content import Column, ReportSection, RunRecord, Table, by_directory
-from mrt_hpc.analysis.report.plots import last_by_benchmark, result_plots
+from mrt_hpc.analysis.report.plots import result_plots
 from mrt_hpc.analysis.rows import (
     EvaluationRow,
     accuracy_of,
     by_benchmark,
     evaluation_rows,
+    judged_by_several,
     majority_estimates,
     mean_rows,
     outcomes,
@@ -66,6 +68,8 @@ def _sentences(records: Sequence[RunRecord]) -> list[str]:
         *(name_before(records, record) + sentence for record in records for sentence in _outcomes(record)),
         *_outcomes_of_arms(records),
         *_outcomes_against_first(records),
+        *_not_compared(records),
+        *(f"Note: {note}." for record in records for note in record.notes),
         *(
             f"{name_before(directories, record)}Missing: {gap}."
             for record in directories
@@ -133,7 +137,8 @@ def mixed_verdicts(summary: RunSummary) -> list[str]:
 UNCORRECTED = (
     "Differences are paired by problem, with 95 % intervals that are not corrected for several comparisons: mrt-hpc "
     "compare corrects them, and says what the number of problems and of seeds can show. They vary over problems, and "
-    "those of an arm over seeds too. A dash stands where the problems are not the same."
+    "those of an arm over seeds too. A dash stands where the problems or the graders are not "
+    "the same, or where an evaluation is missing."
 )
 
 
@@ -156,45 +161,66 @@ def _comparisons(records: Sequence[RunRecord]) -> tuple[Table, ...]:
         return ()
     against = f"to {next(iter(arms))}, points"
     return (
-        _accuracies(arms, _of_last(records)),
+        _accuracies(arms, any(record.trained for record in records)),
         _differences(f"Difference of pass@1 {against}", arms, _rewards),
         _differences(f"Difference of normalised regret {against}", arms, _regrets_by_budget),
     )
 
 
-def _accuracies(arms: Mapping[str, Sequence[RunRecord]], of_last: str) -> Table:
+def _accuracies(arms: Mapping[str, Sequence[RunRecord]], trained: bool) -> Table:
     """A row each benchmark."""
-    names = dict.fromkeys(name for runs in arms.values() for run in runs for name in last_by_benchmark(run))
-    texts = [_accuracy_texts(runs) for runs in arms.values()]
-    rows = tuple((name, *(by_name.get(name, DASH) for by_name in texts)) for name in names)
+    names = _benchmarks([run for runs in arms.values() for run in runs])
+    rows = tuple((name, *(_accuracy_text(runs, name) for runs in arms.values())) for name in names)
+    of_last = " of the version that the recipe evaluates last" if trained else ""
     return Table(f"pass@1{of_last}, with 95 % intervals", (BENCHMARK, *map(Column, arms)), rows)
 
 
-def _accuracy_texts(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """The accuracy of a run or model on each benchmark, or the mean of an arm's runs."""
-    if len(runs) > 1:
-        return {name: f"{share_text(share)}, {len(runs)} runs" for name, share in _shares(runs).items()}
-    trained = runs[0].trained
-    return {
-        name: f"{share_text(accuracy_of(evaluation))}{f', version {evaluation.version}' if trained else ''}"
-        for name, evaluation in last_by_benchmark(runs[0]).items()
-    }
+def _accuracy_text(runs: Sequence[RunRecord], benchmark: str) -> str:
+    """The accuracy of a run or model on a benchmark, or the mean of an arm's runs."""
+    whole = _whole(runs, [benchmark])
+    if len(runs) == 1:
+        return f"{share_text(accuracy_of(_last(runs[0])[benchmark]))}{_at(whole)}" if whole else DASH
+    share = _share(whole, benchmark)
+    return DASH if share is None else f"{share_text(share)}, {counted(len(whole), 'run')}{_at(whole)}"
 
 
-def _shares(runs: Sequence[RunRecord]) -> dict[str, IntervalEstimate]:
-    """The mean accuracy of an arm of several runs on each benchmark that all have, over seeds and problems."""
-    shared = _on_the_same_problems([_rewards(run) for run in runs])
-    return {name: crossed_share(values_SP) for name, values_SP in shared.items()}
+def _at(runs: Sequence[RunRecord]) -> str:
+    """Words that end a text: the weights versions that stand for these runs; empty for models."""
+    versions = sorted({run.last for run in runs if run.trained and run.last is not None})
+    return f", version{'s' if len(versions) > 1 else ''} {as_ranges(versions)}" if versions else ""
+
+
+def _benchmarks(records: Sequence[RunRecord]) -> list[str]:
+    """All benchmarks on which something was evaluated."""
+    return list(dict.fromkeys(e.benchmark for record in records for e in record.summary.evaluations))
+
+
+def _last(record: RunRecord) -> dict[str, EvaluationSummary]:
+    """The evaluations of the version that stands for a run beside others, by benchmark; of a model all."""
+    return {e.benchmark: e for e in record.summary.evaluations if e.version == record.last}
+
+
+def _whole(runs: Sequence[RunRecord], benchmarks: Sequence[str]) -> list[RunRecord]:
+    """Those that have the version that stands for them on all of these benchmarks: no other version takes its place."""
+    return [run for run in runs if all(name in _last(run) for name in benchmarks)]
+
+
+def _share(whole: Sequence[RunRecord], benchmark: str) -> IntervalEstimate | None:
+    """The mean accuracy of an arm's runs, over seeds and problems; None where that of its runs cannot be compared."""
+    shared = _on_the_same_problems(whole, [benchmark], _rewards)
+    return crossed_share(shared[benchmark]) if shared else None
 
 
 def _outcomes_of_arms(records: Sequence[RunRecord]) -> list[str]:
     """The mean accuracy of each arm of several runs, on each benchmark."""
     return [
-        f"{arm}: {share_text(share)} on {name}, the mean of {len(runs)} runs and its 95 % interval over seeds and "
-        "problems."
+        f"{arm}: {share_text(share)} on {name}, the mean of {counted(len(whole), 'run')}{_at(whole)}, and its 95 % "
+        "interval over seeds and problems."
         for arm, runs in _arms(records).items()
         if len(runs) > 1
-        for name, share in _shares(runs).items()
+        for name in _benchmarks(runs)
+        for whole in [_whole(runs, [name])]
+        if (share := _share(whole, name)) is not None
     ]
 
 
@@ -203,8 +229,9 @@ def _outcomes_against_first(records: Sequence[RunRecord]) -> list[str]:
     (first, runs), *others = _arms(records).items()
     sentences = []
     for name, other in others:
-        if shared := _comparable(runs, other, _rewards):
-            where = next(iter(shared)) if len(shared) == 1 else f"the mean over {len(shared)} benchmarks"
+        names = [one for one in _benchmarks(runs) if _comparable(runs, other, [one], _rewards)]
+        if shared := _comparable(runs, other, names, _rewards):
+            where = names[0] if len(names) == 1 else f"the mean over {len(names)} benchmarks"
             gain = crossed_gain([*shared.values()]).interval
             sentences.append(
                 f"{name}: {interval(gain)} points of pass@1 against {first} on {where}; the 95 % interval "
@@ -213,26 +240,42 @@ def _outcomes_against_first(records: Sequence[RunRecord]) -> list[str]:
     return sentences
 
 
-def _rewards(record: RunRecord) -> dict[str, Means]:
+def _not_compared(records: Sequence[RunRecord]) -> Iterator[str]:
+    """What is left out where runs stand side by side."""
+    for name in _benchmarks(records) if len(records) > 1 else ():
+        whole = _whole(records, [name])
+        for record in records:
+            if record not in whole:
+                last = f"version {record.last}, the last one that its recipe evaluates," if record.trained else "it"
+                yield f"{record.name} is not compared on {name}: {last} has no evaluation there."
+        what = f"{', '.join(record.name for record in whole)} on {name}"
+        if warning := several_graders(graders_of(*(_last(record)[name] for record in whole)), what):
+            yield f"Several graders: {warning}."
+
+
+Measured = Callable[[EvaluationSummary], dict[str, Means]]
+
+
+def _rewards(evaluation: EvaluationSummary) -> dict[str, Means]:
     """Return the mean reward of each problem, by benchmark."""
-    return {name: evaluation.per_problem for name, evaluation in last_by_benchmark(record).items()}
+    return {evaluation.benchmark: evaluation.per_problem}
 
 
-def _regrets_by_budget(record: RunRecord) -> dict[str, Means]:
+def _regrets_by_budget(evaluation: EvaluationSummary) -> dict[str, Means]:
     """Return the regret of each problem, by benchmark and budget in words."""
     return {
-        f"{name}, {budget:,} {evaluation.regret_tokens} tokens": by_problem
-        for name, evaluation in last_by_benchmark(record).items()
+        f"{evaluation.benchmark}, {budget:,} {evaluation.regret_tokens} tokens": by_problem
         for budget, by_problem in evaluation.regret.items()
     }
 
 
-def _differences(
-    caption: str, arms: Mapping[str, Sequence[RunRecord]], measured: Callable[[RunRecord], dict[str, Means]]
-) -> Table:
+def _differences(caption: str, arms: Mapping[str, Sequence[RunRecord]], measured: Measured) -> Table:
     """A row for each name that the first arm has in common with another one."""
     first, *others = arms.values()
-    pairs = [_comparable(first, other, measured) for other in others]
+    pairs = [
+        {name: pair for one in _benchmarks(first) for name, pair in _comparable(first, other, [one], measured).items()}
+        for other in others
+    ]
     names = dict.fromkeys(name for shared in pairs for name in shared)
     rows = tuple(
         (name, *(interval(crossed_gain([shared[name]]).interval) if name in shared else DASH for shared in pairs))
@@ -242,18 +285,30 @@ def _differences(
 
 
 def _comparable(
-    first: Sequence[RunRecord], other: Sequence[RunRecord], measured: Callable[[RunRecord], dict[str, Means]]
+    first: Sequence[RunRecord], other: Sequence[RunRecord], benchmarks: Sequence[str], measured: Measured
 ) -> dict[str, tuple[FloatArray, FloatArray]]:
-    """Return the values of both arms, [S, P] each, of each name that all their runs have on the same problems."""
-    shared = _on_the_same_problems([measured(run) for run in (*first, *other)])
-    return {name: (values_SP[: len(first)], values_SP[len(first) :]) for name, values_SP in shared.items()}
+    """Return the values of both arms, [S, P] each, of each name on these benchmarks, by their runs that have all of
+    them; empty where an arm has none.
+    """
+    count, others = len(_whole(first, benchmarks)), _whole(other, benchmarks)
+    if not (count and others):
+        return {}
+    shared = _on_the_same_problems([*_whole(first, benchmarks), *others], benchmarks, measured)
+    return {name: (values_SP[:count], values_SP[count:]) for name, values_SP in shared.items()}
 
 
-def _on_the_same_problems(by_run: Sequence[Mapping[str, Means]]) -> dict[str, FloatArray]:
-    """[S, P] the values of each name, a row each run."""
-    first = by_run[0]
-    shared = (n for n in first if first[n] and all(run.get(n, {}).keys() == first[n].keys() for run in by_run))
-    return {name: np.array([[run[name][p] for p in first[name]] for run in by_run]) for name in shared}
+def _on_the_same_problems(
+    whole: Sequence[RunRecord], benchmarks: Sequence[str], measured: Measured
+) -> dict[str, FloatArray]:
+    """[S, P] the values of each name that all runs have on the same problems, judged by one grader; a row each run."""
+    values: dict[str, FloatArray] = {}
+    for benchmark in benchmarks if whole else ():
+        evaluations = [_last(run)[benchmark] for run in whole]
+        first, *others = map(measured, evaluations)
+        for name, means in () if judged_by_several(evaluations) else first.items():
+            if means and all(other.get(name, {}).keys() == means.keys() for other in others):
+                values[name] = np.array([[of_run[name][p] for p in means] for of_run in (first, *others)])
+    return values
 
 
 # -- one below the other
