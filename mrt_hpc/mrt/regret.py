@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mrt_hpc.mrt.progress import ROUNDING
+
 
 def area_under_values(tokens: NDArray[np.float64], values: NDArray[np.float64], budget: float) -> float:
     """Return the mean value of a trace over the budget.
@@ -177,12 +179,12 @@ def first_reached(allowed: NDArray[np.float64], accuracy: NDArray[np.float64], l
 
     Source: paper, Section 5 (tokens to a given accuracy).
     """
-    reached = accuracy >= level
+    reached = accuracy >= level - ROUNDING  # a mean of 420 of 600 may be 0.6999999999999998
     after = reached.argmax(axis=1)
     before = np.maximum(after - 1, 0)
     rows = np.arange(len(accuracy))
     low, high = accuracy[rows, before], accuracy[rows, after]
     rise = np.where(high > low, high - low, 1.0)
-    share = np.where(after > 0, (level - low) / rise, 0.0)
+    share = np.where(after > 0, np.minimum((level - low) / rise, 1.0), 0.0)
     tokens = allowed[before] + share * (allowed[after] - allowed[before])
     return np.where(reached.any(axis=1), tokens, np.inf)

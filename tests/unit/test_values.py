@@ -191,6 +191,7 @@ def test_the_first_tokens_that_reach_an_accuracy() -> None:
         ([0.5, 0.1, 0.9, 0.9], 0),  # reached at once, though lost again
         ([0.1, 0.2, 0.3, 0.4], np.inf),
         ([0.2, 0.6, 0.3, 0.9], 75),  # three quarters of the way to 100: the first time counts
+        ([0.1, 0.3, 0.5 - 2e-16, 0.5 - 2e-16], 200),  # a mean of 0.5 by another order of its terms
     ):
         assert regret.first_reached(allowed, np.array([curve]), 0.5).tolist() == pytest.approx([tokens])
 
