@@ -5,7 +5,7 @@ import io
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mrt_hpc.analysis.comparing import compare, verdict
@@ -106,10 +106,25 @@ def remark_on_correction(what: str, count: int) -> tuple[str, ...]:
     return (f"p of {what} is corrected for the {count} shown (Holm); intervals are not",) if count > 1 else ()
 
 
-def against_first(models: Sequence[ModelSamples], measure: Measure) -> tuple[str, ...]:
-    """What the comparison of each model with the first one shows, a sentence each."""
+def against_first(
+    models: Sequence[ModelSamples], measure: Measure, corrected: Sequence[float] = (), together: int = 1
+) -> tuple[str, ...]:
+    """What the comparison of each model with the first one shows, a sentence each.
+
+    Args:
+        models: on the same problems.
+        measure: that is compared.
+        corrected: the p-value of each comparison, where it is one of more that are shown; else it is corrected for
+            these models alone.
+        together: the number of comparisons that these p-values are corrected for.
+    """
     first, *others = map(Arm.of, models)
     comparisons = compare([first], [[other] for other in others], [measure])
+    if corrected:
+        comparisons = [
+            replace(comparison, corrected_p=p, together=together)
+            for comparison, p in zip(comparisons, corrected, strict=True)
+        ]
     return tuple(
         f"{measure.name}, {comparison.second.name} against {comparison.first.name}: "
         f"{interval_text(comparison.gain.interval, signed=True)}, {verdict(comparison)}"

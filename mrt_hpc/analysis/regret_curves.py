@@ -79,7 +79,9 @@ def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int]) -> An
     table, *differences = tables_of_regret(by_model)
     tables = (table, _table_of_areas(by_model), *differences)
     shown = sorted({round((len(measured) - 1) * part / 4) for part in range(1, 5)})
-    verdicts = against_first(models, Regret(measured[-1]))
+    compared = [row for table in differences for row in table.rows]
+    corrected = [float(row[-1]) for row in compared if row[2] == measured[-1]]
+    verdicts = against_first(models, Regret(measured[-1]), corrected, len(compared))
     return Analysis(tables, figures, summary_of_regret(by_model, shown), verdicts, _remarks(by_model))
 
 
@@ -179,7 +181,10 @@ def _remarks(by_model: Sequence[ModelRegret]) -> tuple[str, ...]:
 def remark_on_differences(by_model: Sequence[ModelRegret]) -> tuple[str, ...]:
     """For how many comparisons the table of differences is corrected; nothing for one model."""
     count = (len(by_model) - 1) * len(by_model[0].budgets)
-    return remark_on_correction("differences of regret at the budgets", count)
+    remarks = remark_on_correction("differences of regret at the budgets", count)
+    if len(by_model[0].budgets) == 1 or not remarks:
+        return remarks
+    return (*remarks, "fewer budgets that were chosen before (--budgets) are corrected for less")
 
 
 # -- regret beyond -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from mrt_hpc.analysis.analysis_files import Analysis, as_csv, gain_table
 from mrt_hpc.analysis.efficiency import analyse_efficiency, default_levels, efficiencies, ratio_text, tokens_to
 from mrt_hpc.analysis.episode_progress import Difficulty
 from mrt_hpc.analysis.intervals import IntervalEstimate, mean_gain
-from mrt_hpc.analysis.model_samples import EvaluatedBoundary, GradedAnswer, ModelSamples, with_prover
+from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples, with_prover
 from mrt_hpc.analysis.problem_measures import Regret, curves_of, tokens_at
 from mrt_hpc.analysis.regret_curves import analyse_regret, area_ratios, even_budgets
 from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, analyse_scaling, direct_curves, prefix_curve
@@ -38,8 +38,23 @@ def test_differences_of_regret_are_corrected_for_all_budgets_and_models() -> Non
     both = [replace(MODEL, name=name) for name in ("first", "second", "third")]
     found = analyse_regret(both, [30, 60])
     assert found.tables[2].columns[-2:] == ("p", "corrected_p") and len(found.tables[2].rows) == 4
-    assert "corrected for the 4 shown" in found.remarks[-1]
+    assert "corrected for the 4 shown" in found.remarks[-2]
     assert not analyse_regret(both[:1], [30, 60]).remarks
+
+
+def test_the_sentence_on_the_last_budget_has_the_correction_of_its_row() -> None:
+    """Gains of 0.25 and -0.03 by turns on ten problems, t = 2.36: p is 0.043 at one budget, and 0.086 at two."""
+
+    def one(name: str, gains: Sequence[float]) -> ModelSamples:
+        ends = [(EvaluatedBoundary(0, gain, ()), EvaluatedBoundary(100, gain, ())) for gain in gains]
+        return model({f"p{i}": (EvaluatedTrace(0.0, None, 100, end),) for i, end in enumerate(ends)}, name)
+
+    models = [one("first", [0.4] * 10), one("second", [0.4 + gain for gain in (0.25, -0.03) * 5])]
+    for budgets, shown in (([100], True), ([50, 100], False)):
+        found = analyse_regret(models, budgets)
+        assert (found.tables[2].rows[-1][-1] < 0.05) is shown
+        assert ("second is better" in found.verdicts[0]) is shown
+        assert ("after the correction" in found.verdicts[0]) is not shown
 
 
 def test_areas_of_the_first_episodes() -> None:
@@ -336,7 +351,10 @@ def test_ratios_of_tokens_are_corrected_for_all_levels_and_models() -> None:
     assert [r.corrected_p for r in efficiency.with_correction(results)] == pytest.approx([1.0, 0.04, 0.5, 0.03])
     shown = analyse_efficiency([SHORT, LONG], [0.5, 0.9], 1)
     assert "p of ratios other than 1 is corrected for the 2 shown" in " ".join(shown.remarks)
-    assert [row[-1] for row in shown.summary.rows] == ["", "0.52", "", "0.52"]
+    assert "2 problems cannot show that a ratio is not 1: with 2 ratios" in " ".join(shown.remarks)
+    many = [replace(m, problems={f"{p}{n}": t for p, t in m.problems.items() for n in range(8)}) for m in (SHORT, LONG)]
+    assert "cannot show" not in " ".join(analyse_efficiency(many, [0.5, 0.9], 1).remarks)
+    assert [row[-1] for row in shown.summary.rows] == ["", "0.46", "", "0.46"]
 
 
 def test_an_accuracy_that_is_not_reached_is_infinite() -> None:
