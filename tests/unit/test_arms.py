@@ -162,6 +162,14 @@ def test_arms_are_compared_with_arms_and_with_single_models(runs: list[Path]) ->
     assert "old, 2 seeds: 25.0" in typed("compare", "--arm", old, "--arm", new).output
 
 
+@pytest.mark.parametrize(("seeds", "told"), [((2, 3), True), ((2, 2), False), ((6, 3), True), ((3, 5), False)])
+def test_a_small_arm_against_a_large_one_is_told(seeds: tuple[int, int], told: bool) -> None:
+    rng = np.random.default_rng(0)
+    few, many = (arm(f"arm-{n}", *rng.integers(0, 2, (count, 12)).astype(float)) for n, count in enumerate(seeds))
+    found = compare([few], [[many]], [measure_of("pass@1"), measure_of("tokens")])
+    assert sum("with so unequal arms" in note for note in notes(found, [[few], [many]])) == told
+
+
 def test_what_is_no_arm_is_refused(runs: list[Path], tmp_path: Path) -> None:
     again = seed_run(tmp_path / "again", [1.0], "seed=0").root
     for arguments, fact in (
