@@ -26,10 +26,11 @@ from mrt_hpc.roles.task.shutdown import run_until_asked_to_leave
 from mrt_hpc.run.atomic import make_folder, moved, sync_directory, write_json, write_text
 from mrt_hpc.run.evaluation_settings import Fingerprint, fingerprint_of
 from mrt_hpc.run.events import Use
-from mrt_hpc.run.groups import Sampled, commit_group, merged, read_group
+from mrt_hpc.run.groups import Sampled, commit_group, merged, read_group, refuse_other_samples
 from mrt_hpc.run.layout import IDENTITY
 from mrt_hpc.run.leases import Heart, Holder, Leases
 from mrt_hpc.run.manifest import DamagedError
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.retries import list_directory, wait_until
 from mrt_hpc.run.weights import Weights
 
@@ -134,13 +135,21 @@ class StoredSamples:
         name = f"{samples.start:05d}-{samples.stop:05d}.{grader[:DIGITS]}"
         return commit_group(self.problem(position) / name, sampled, grader=grader)
 
-    def read(self, batch: JudgedSamples, numbers: Collection[int]) -> Sampled:
-        """Read some samples of a batch.
+    def read(self, batch: JudgedSamples, numbers: Collection[int], problem: str, stages: int = 1) -> Sampled:
+        """Read some samples of a batch. All who use the folder may write there, so that the name of a batch proves
+        nothing of what it holds.
+
+        Args:
+            batch: of the problem.
+            numbers: of the wanted samples.
+            problem: its id.
+            stages: the rollouts of each sample.
 
         Raises:
-            DamagedError: the batch is not what was written.
+            DamagedError: the batch is not what was written, or not what its name says.
         """
-        return samples_of(read_group(batch.path), numbers)
+        whole = refuse_other_samples(read_group(batch.path), problem, batch.samples, batch.path, stages)
+        return samples_of(whole, numbers)
 
     def set_aside(self, batch: JudgedSamples) -> Path | None:
         """Move a damaged batch out of the way, and return its new place; None if another task has moved it already."""
@@ -277,7 +286,12 @@ class StoredParts:
             wait_until(changed, reason="samples of another evaluation", deadline_s=inf, longest_pause_s=LONGEST_LOOK_S)
 
     def commit(self, position: int, samples: range, sampled: Sampled) -> bool:
-        """Write a batch of a problem's samples, and let other tasks have the problem."""
+        """Write a batch of a problem's samples, and let other tasks have the problem.
+
+        Raises:
+            DamagedError: the way of evaluating has made other samples than these.
+        """
+        refuse_other_samples(sampled, self._ids[position], samples, self.store.problem(position), self._stages)
         won = self._writing(lambda: self.store.commit(position, samples, sampled, self.grader))
         self._leases.release(position)
         return won
@@ -303,7 +317,8 @@ class StoredParts:
 
     def _readable(self, batch: JudgedSamples, numbers: list[int]) -> Sampled | None:
         try:
-            return self.task.retrying(lambda: self.store.read(batch, numbers), f"reading {batch.path}")
+            problem, stages = self._ids[batch.position], self._stages
+            return self.task.retrying(lambda: self.store.read(batch, numbers, problem, stages), f"reading {batch.path}")
         except DamagedError as damage:
             self._set_aside(batch, f"samples that cannot be used: {damage.what} ({damage.where})")
             return None
@@ -342,6 +357,15 @@ class StoredParts:
     def grader(self) -> str:
         """The digest of the grader of the benchmark."""
         return grader_of(self.task.experiment, self.benchmark)
+
+    @cached_property
+    def _ids(self) -> list[str]:
+        """The ids of the problems, by position."""
+        return [p.id for p in read_problems(self.task.layout.benchmark_data(self.benchmark.name))]
+
+    @property
+    def _stages(self) -> int:
+        return 1 if self.benchmark.mode is None else len(self.benchmark.mode.stages)
 
     @property
     def _leases(self) -> Leases:

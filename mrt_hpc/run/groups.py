@@ -4,14 +4,15 @@ A shard of an evaluation has the same form, and holds several problems. It is a 
 one step; its manifest holds their checksums, what they cost and which weights sampled them.
 """
 
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from io import BytesIO
 from itertools import chain
-from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from mrt_hpc.errors import UserError
@@ -73,9 +74,14 @@ def merged(parts: Sequence[Sampled], seconds: dict[str, float] | None = None) ->
 
 
 def wrong_number(sampled: Sampled) -> str | None:
-    """What is wrong with the numbers of a group, in words: one that is not finite, or no log-probability; None where
-    all can be learnt from. A value may lie outside of 0 to 1, as some unbiased estimates do; a variance may be NaN.
+    """What is wrong with the numbers of a group, in words: one that is not finite, no log-probability or no reward, or
+    statistics that are no counts; None where all can be learnt from. A value may lie outside of 0 to 1, as some
+    unbiased estimates do; a variance may be NaN.
     """
+    try:
+        msgspec.convert(asdict(sampled.statistics), GroupStatistics)
+    except msgspec.ValidationError as error:
+        return f"its statistics are wrong: {error}"
     traces: list[Rollout | Branch] = [*sampled.rollouts, *sampled.branches]
     for r in traces:
         logprobs = np.asarray(r.logprobs, dtype=np.float64)
@@ -89,7 +95,8 @@ def wrong_number(sampled: Sampled) -> str | None:
         "baseline": sampled.values,
     }
     for name, records in numbers.items():
-        if bad := [record for record in records if not isfinite(getattr(record, name))]:
+        low, high = (0.0, 1.0) if name == "reward" else (-sys.float_info.max, sys.float_info.max)
+        if bad := [record for record in records if not low <= getattr(record, name) <= high]:
             return f"the {name} of {_place(bad[0])} is {getattr(bad[0], name)}"
     return None
 
@@ -110,13 +117,13 @@ def commit_group(path: Path, sampled: Sampled, **about: Any) -> bool:
         True when this group is now the one; False when another was committed first (this one is dropped).
 
     Raises:
-        UserError: a number of it is not finite, so that nothing can be learnt from it.
+        UserError: a number of it is not finite, or no reward, so that nothing can be learnt from it.
     """
     if (wrong := wrong_number(sampled)) is not None:
         raise UserError(
             f"what was sampled is not kept: {wrong}",
             where=path,
-            expected="finite rewards and values, and log-probabilities of at most 0",
+            expected="rewards of 0 to 1, finite values, and log-probabilities of at most 0",
             advice="look at the verifier and the prover of the recipe, and for a log-probability at the weights and "
             "serving.dtype; then mrt-hpc submit RUN",
         )
@@ -172,20 +179,35 @@ def group_of(
     return group
 
 
-def refuse_another_problem(group: Group, problem: str, where: Path) -> Group:
-    """Refuse a group of another problem than the one that is drawn for its position.
+SampledT = TypeVar("SampledT", bound=Sampled)
+
+
+def refuse_other_samples(sampled: SampledT, problem: str, samples: range, where: Path, stages: int = 1) -> SampledT:
+    """Refuse what was sampled unless it is these samples of one problem, each stage of each of them once. A path and a
+    seal say where a group belongs; only its records say what it is.
 
     Args:
-        group: as it was read.
-        problem: the id of the drawn one.
+        sampled: as it was read, or before it is written.
+        problem: the id of the problem that is drawn for its position.
+        samples: the numbers that the samples must have.
         where: the group is, for messages.
+        stages: the rollouts of one sample.
 
     Raises:
-        DamagedError: it is of another one.
+        DamagedError: it is of another problem, or of other samples.
     """
-    if others := {rollout.problem_id for rollout in group.rollouts} - {problem}:
+    records: list[_Record] = list(chain(*(getattr(sampled, part) for part in PARTS)))
+    if others := {record.problem_id for record in records} - {problem}:
         raise DamagedError(f"the group is of problem {min(others)}", where=where, expected=f"problem {problem}")
-    return group
+    wanted = [(sample * stages + stage, stage, stages) for sample in samples for stage in range(stages)]
+    there = {record.sample for record in records}
+    if sorted((r.sample, r.stage, r.stages) for r in sampled.rollouts) != wanted or there != {n for n, *_ in wanted}:
+        raise DamagedError(
+            f"the group has {len(sampled.rollouts)} rollout(s), and records of the number(s) {sorted(there)[:8]}",
+            where=where,
+            expected=f"one rollout of each of the {len(wanted)} number(s) from {samples.start * stages}",
+        )
+    return sampled
 
 
 def part_file(directory: Path, part: str) -> Path:

@@ -8,6 +8,11 @@ report read them. Progress is not stored: it is the difference of two values (:m
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+from mrt_hpc.run.typed_file import Whole
 
 SLIGHTLY_ABOVE_ONE = 1e-3
 """The tolerance for the logarithm of a probability, which rounding may raise slightly above 0."""
@@ -194,19 +199,19 @@ class PrefixValue:
 class GroupStatistics:
     """The cost of one group of rollouts and branches."""
 
-    rollouts: int
-    branches: int
-    rollout_tokens: int
+    rollouts: Whole
+    branches: Whole
+    rollout_tokens: Whole
     """Sampled tokens of the rollouts."""
-    branch_tokens: int
+    branch_tokens: Whole
     """Sampled for the prover: tokens of the branches, and one for each look at a probability."""
-    prompt_tokens: int
+    prompt_tokens: Whole
     """Prompt tokens of branches and looks: problem, prefix and forced text."""
-    cached_tokens: int
+    cached_tokens: Whole
     """The number of these that came from the server's prefix cache."""
-    prefilled_tokens: int
+    prefilled_tokens: Whole
     """Prompt tokens that were in no prefix cache: of the rollouts, the branches and the looks."""
-    seconds: dict[str, float]
+    seconds: dict[str, Annotated[float, Meta(ge=0, le=1e11)]]
     """Wall time of the task that sampled it, from its last look at the previous iteration to the moment this group was
     finished, by phase: waiting, loading, generation (branching included), grading.
     """

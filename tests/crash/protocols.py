@@ -16,7 +16,7 @@ from samples import rollout, sampled
 from tiny_training import ATTEMPTS, CHANGES, TinyRun, check_one_trainer, first_version, shard_of
 
 from mrt_hpc.run.archive import archive_groups, opened, read_sampled, sampled_manifest, sampled_positions
-from mrt_hpc.run.groups import commit_group, read_group, refuse_another_problem
+from mrt_hpc.run.groups import commit_group, read_group, refuse_other_samples
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Holder, Observer, group_leases
 from mrt_hpc.run.manifest import DamagedError, verify
@@ -192,7 +192,7 @@ class Training(Protocol):
         wanted = {int(unit.name)} if unit.name.isdecimal() else {0, 1}
         try:
             for position in wanted:
-                refuse_another_problem(read_sampled(layout, iteration, position), drawn[position].id, unit)
+                refuse_other_samples(read_sampled(layout, iteration, position), drawn[position].id, range(2), unit)
         except DamagedError:
             return False
         return True

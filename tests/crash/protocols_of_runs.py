@@ -292,7 +292,8 @@ class Stored(Protocol):
             batches = [batch for problem in self.problems for batch, _ in store.chosen(problem, 1, self.grader)]
             if len(batches) < len(self.problems):  # as the role does
                 raise DamagedError("parts of an evaluation are not there any more", where=store.directory)
-            commit_group(shard, merged([store.read(batch, [0]) for batch in batches]), weights="w")
+            parts = [store.read(batch, [0], f"p{batch.position}") for batch in batches]
+            commit_group(shard, merged(parts), weights="w")
             promise("shard")
         rewards = {r.problem_id: [r.reward] for r in read_group(shard).rollouts}
         summarise_evaluation(0, "aime", rewards).write(summary)
@@ -332,7 +333,7 @@ class Spoilt(Stored):
         store, shard = StoredSamples.of(layout.root / "results", FINGERPRINT), layout.evaluation_shard(0, "aime", 0)
         for batch in (batch for problem in self.problems for batch in store.batches(problem)):
             try:
-                store.read(batch, [0])
+                store.read(batch, [0], f"p{batch.position}")
             except DamagedError:
                 store.set_aside(batch)
         if shard.exists() and not self.accepts(layout, shard):

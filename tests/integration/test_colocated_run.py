@@ -16,7 +16,7 @@ from chaos_backends import ROOT, started, submit_command
 from chaos_target import Target
 from conftest import task_in
 from run_of import read_events
-from samples import sampled
+from samples import rollout, sampled
 
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.task.context import Companion
@@ -26,6 +26,7 @@ from mrt_hpc.roles.training.iteration_data import iteration_readers
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import commit_group, complete_groups
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.problems import draw_problems, read_problems
 from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.turns import Turn
@@ -113,12 +114,15 @@ def trainer_beside(tmp_path: Path, holder: subprocess.Popen[bytes]) -> Trainer:
     """A trainer whose first iteration is sampled, beside a process that has the turn. It has no engine yet."""
     task = task_in(tmp_path / "run", load_recipe(ROOT / "recipes" / "quickstart.yaml", SMALL), JOB)
     publish(task.layout, 0, lambda directory: (directory / "model.safetensors").touch())
-    for position in range(GROUPS):
-        commit_group(task.layout.group(0, position), sampled())
+    drawn = draw_problems(read_problems(task.layout.train_data), task.recipe.seed, 0, GROUPS)
+    for position, problem in enumerate(drawn):
+        commit_group(task.layout.group(0, position), sampled(*(rollout(problem.id, number) for number in range(4))))
     task = replace(task, turn=Turn(tmp_path / "turn"), companion=Companion(holder, tmp_path / "log"))
     engine: Any = None
     readers = iteration_readers(task)
-    return Trainer(task, engine, engine, TrainingArtifacts(task, engine, saved=0), readers, readers(0), {})
+    trainer = Trainer(task, engine, engine, TrainingArtifacts(task, engine, saved=0), readers, readers(0), {})
+    trainer._compared = True  # an engine would do it
+    return trainer
 
 
 def test_nothing_is_trained_without_the_turn(tmp_path: Path, holder: subprocess.Popen[bytes]) -> None:

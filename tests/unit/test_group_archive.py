@@ -5,6 +5,7 @@ import math
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from samples import rollout, sampled
@@ -101,7 +102,7 @@ def test_a_group_with_a_number_that_cannot_be_learnt_is_neither_kept_nor_taken(t
     commit_group(tmp_path / "good", good)
     assert read_group(tmp_path / "good").values[0].value == 1.25, "an unbiased estimate may be above 1"
     for number, (record, field, value) in enumerate((
-        ("rollouts", "reward", math.nan),
+        *(("rollouts", "reward", wrong) for wrong in (math.nan, 1.5, -0.5)),
         *(("rollouts", "logprobs", [-0.5, wrong, -0.5]) for wrong in (math.nan, -math.inf, 0.01)),
         *(("values", *wrong) for wrong in (("value", math.nan), ("value", math.inf), ("baseline", math.nan))),
     )):  # fmt: skip
@@ -115,3 +116,20 @@ def test_a_group_with_a_number_that_cannot_be_learnt_is_neither_kept_nor_taken(t
             commit_group(path, bad)
         with pytest.raises(DamagedError, match="problem p-7"):
             read_group(path)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rollouts": "x"}, {"rollout_tokens": math.nan}, {"branches": -1}, {"seconds": {"a": math.inf}}]
+)
+def test_a_group_whose_statistics_are_no_counts_is_neither_kept_nor_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]
+) -> None:
+    bad = sampled(rollout("p", 0))
+    bad = dataclasses.replace(bad, statistics=dataclasses.replace(bad.statistics, **wrong))
+    with pytest.raises(UserError, match="statistics"):
+        commit_group(tmp_path / "bad", bad)
+    with monkeypatch.context() as other:
+        other.setattr(groups, "wrong_number", lambda _: None)
+        commit_group(tmp_path / "bad", bad)
+    with pytest.raises(DamagedError, match="statistics"):
+        read_group(tmp_path / "bad")

@@ -68,9 +68,9 @@ def test_an_advantage_that_is_not_a_number_is_refused_with_its_place(recipe_file
         "        return rollout_sequences(batch, [numpy.full(3, numpy.nan) for _ in batch.rollouts])\n"
     )
     recipe_file.write_text(recipe_file.read_text().replace(":LastEpisode", ":Spoiled"))
-    recipe = load_recipe(recipe_file, ("sampling.problems_per_iteration=1",))
+    recipe = load_recipe(recipe_file, ("sampling.problems_per_iteration=1", "sampling.rollouts_per_problem=2"))
     layout = run_of(tmp_path / "run", recipe=recipe)
-    commit_group(layout.group(0, 0), sampled(rollout("p-7", 0)))
+    commit_group(layout.group(0, 0), sampled(rollout("p-7", 0), rollout("p-7", 1)))
     refused = refusal(RolloutReader(task_of(layout, TRAINER), 0, problem_ids=lambda: ["p-7"]).data)
     assert ":Spoiled" in refused.what and "adv" in refused.what
     assert (refused.where, refused.exit_code) == ("iteration 0, group p-7", ExitCode.FATAL)

@@ -1,6 +1,7 @@
 """A whole directory in another place is not taken: readers compare run, iteration, position, number and problem."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,12 +25,13 @@ from mrt_hpc.run.manifest import DamagedError, commit_whole, verify
 from mrt_hpc.run.problems import draw_problems, read_problems
 from mrt_hpc.run.weights import publish
 
-SEED, GROUPS = 3, 3
+SEED, GROUPS, SIZE = 3, 3, 2
+WANTED = f"sampling.problems_per_iteration={GROUPS}", f"sampling.rollouts_per_problem={SIZE}"
 ANOTHER_PLACE = "belongs to another place"
 
 
 def run_at(root: Path) -> RunLayout:
-    changes = ("schedule.iterations=2", f"sampling.problems_per_iteration={GROUPS}", "data.problems=32")
+    changes = ("schedule.iterations=2", *WANTED, "data.problems=32")
     layout = run_of(root, f"seed={SEED}", *changes)
     for iteration in range(2):
         drawn = draw_problems(read_problems(layout.train_data), SEED, iteration, GROUPS)
@@ -38,8 +40,8 @@ def run_at(root: Path) -> RunLayout:
     return layout
 
 
-def sampled(iteration: int, problem: str) -> Sampled:
-    return samples.sampled(replace(samples.rollout(problem, 0), iteration=iteration))
+def sampled(iteration: int, problem: str, numbers: Sequence[int] = range(SIZE)) -> Sampled:
+    return samples.sampled(*(replace(samples.rollout(problem, n), iteration=iteration) for n in numbers))
 
 
 @pytest.fixture
@@ -84,6 +86,15 @@ def test_a_group_of_another_problem_or_position_than_the_drawn_ones_is_set_aside
     assert any("of-nowhere" in reason.read_text() for reason in layout.set_aside.glob("*/REASON"))
 
 
+@pytest.mark.parametrize("numbers", [(), (0,), (0, 0), (0, 2), (0, 1, 1), (0, 1, 2)])
+def test_a_group_of_other_samples_than_the_wanted_is_set_aside(layout: RunLayout, numbers: tuple[int, ...]) -> None:
+    problem = read_sampled(layout, 0, 1).rollouts[0].problem_id
+    shutil.rmtree(layout.group(0, 1))
+    commit_group(layout.group(0, 1), sampled(0, problem, numbers))
+    assert not is_complete(layout)
+    assert not layout.group(0, 1).exists()
+
+
 def test_collected_groups_of_other_problems_are_set_aside_at_once(layout: RunLayout) -> None:
     collection, positions = Collection(task_of(layout, TRAINER), 0), range(len(read_problems(layout.train_data)))
     for read in (lambda: collection.group(0), lambda: next(iter(collection.groups()))):
@@ -119,12 +130,12 @@ def test_stored_samples_of_another_problem_are_damaged(tmp_path: Path) -> None:
     fingerprint: Any = SimpleNamespace(digest="f" * 64, model_dump=lambda mode: {"mode": mode})
     store = StoredSamples.of(tmp_path, fingerprint)
     for position in range(2):
-        store.commit(position, range(1), sampled(0, f"p{position}"), "0" * 64)
+        store.commit(position, range(SIZE), sampled(0, f"p{position}"), "0" * 64)
     mine, other = store.batches(0)[0], store.batches(1)[0]
-    assert store.read(mine, [0]).rollouts[0].problem_id == "p0"
+    assert store.read(mine, [0], "p0").rollouts[0].problem_id == "p0"
     put(other.path, mine.path)
     with pytest.raises(DamagedError, match=ANOTHER_PLACE):
-        store.read(mine, [0])
+        store.read(mine, [0], "p0")
 
 
 def test_a_run_that_is_moved_or_copied_or_has_no_name_is_not_damaged(layout: RunLayout, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import json
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -33,9 +33,9 @@ from mrt_hpc.run.evaluation_settings import Fingerprint, fingerprint_of
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Sampled, read_group
 from mrt_hpc.run.leases import Observer
-from mrt_hpc.run.manifest import read_manifest
+from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.problems import read_problems
-from mrt_hpc.run.records import Problem
+from mrt_hpc.run.records import PrefixValue, Problem, Rollout
 from mrt_hpc.run.weights import Weights
 
 Problems = Mapping[int, Problem]
@@ -225,6 +225,33 @@ def test_damaged_samples_are_set_aside_and_lack_again(tmp_path: Path, shared: bo
     assert parts._readable(damaged, [0]) is None, "another task has moved it"
 
 
+OTHERS: dict[str, Callable[[list[Rollout]], Sampled]] = {
+    "none": lambda _: sampled(),
+    "too few": lambda right: sampled(right[0]),
+    "one twice": lambda right: sampled(right[0], right[0]),
+    "too many": lambda right: sampled(*right, replace(right[0], sample=2)),
+    "another problem": lambda right: sampled(*(replace(r, problem_id="of another") for r in right)),
+    "other stages": lambda right: sampled(*(replace(r, stages=2) for r in right)),
+    "a value of no rollout": lambda right: replace(
+        sampled(*right), values=[PrefixValue(0, right[0].problem_id, 7, 0, 1.0, 0.0, 0.0, 1, 0.0)]
+    ),
+}
+
+
+@pytest.mark.parametrize("found", OTHERS)
+def test_a_batch_that_is_not_what_its_name_says_is_set_aside(one: StoredParts, found: str) -> None:
+    """All who use a results folder may write there, and a seal is made by any of them."""
+    bad = OTHERS[found](batch(one, 0).rollouts)
+    one.store.commit(0, BOTH, bad, one.grader)
+    assert one.lacking([0]) == {}, "by its name"
+    assert one.sampled([0]) == {}
+    assert one.lacking([0]) == {BOTH: [0]}
+    with pytest.raises(DamagedError):  # nor is it written
+        one.commit(0, BOTH, bad)
+    one.commit(0, BOTH, batch(one, 0))
+    assert rewards(one, 0) == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("change", ["grading.strict=false", "evaluation.benchmarks.0.problems.extraction=any_box"])
 def test_what_another_grader_has_judged_is_judged_again_and_kept(tmp_path: Path, one: StoredParts, change: str) -> None:
     other = parts_of(tmp_path / "two", change)
@@ -330,7 +357,7 @@ def test_a_batch_is_written_once_and_verdicts_of_the_wanted_grader_are_preferred
     assert store.commit(0, range(2), samples_numbered(range(2)), OTHER)
     assert not store.commit(0, range(2), samples_numbered(range(2), "late"), OTHER)
     ((first, numbers),) = store.chosen(0, 2, GRADER)
-    assert {r.problem_id for r in store.read(first, numbers).rollouts} == {"p"}
+    assert {r.problem_id for r in store.read(first, numbers, "p").rollouts} == {"p"}
     assert first.grader == OTHER[:12]
     store.commit(0, range(2), samples_numbered(range(2)), GRADER)
     for grader in (GRADER, OTHER):

@@ -13,7 +13,7 @@ from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.roles.task.context import Task, positions_there, set_group_aside
 from mrt_hpc.run.archive import read_sampled
-from mrt_hpc.run.groups import Group, refuse_another_problem
+from mrt_hpc.run.groups import Group, refuse_other_samples
 from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.problems import read_problems
@@ -62,11 +62,12 @@ class Collection:
         Raises:
             DamagedError: it was damaged.
         """
-        layout, collection = self.task.layout, collection_of(self.version)
+        layout, recipe, collection = self.task.layout, self.task.recipe, collection_of(self.version)
+        samples = range(recipe.algorithm.group_size(recipe, collection))
 
         def read() -> Group:
             group = read_sampled(layout, collection, position)
-            return refuse_another_problem(group, self._ids[position], layout.group(collection, position))
+            return refuse_other_samples(group, self._ids[position], samples, layout.group(collection, position))
 
         try:
             return self.task.retrying(read, f"reading group {position} of the collection of version {self.version}")

@@ -25,7 +25,7 @@ from mrt_hpc.roles.task.context import LONGEST_LOOK_S, Task, is_trained, positio
 from mrt_hpc.roles.task.peers import PeerStatus
 from mrt_hpc.run.archive import commit_sampled
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.groups import Sampled, merged
+from mrt_hpc.run.groups import Sampled, merged, refuse_other_samples
 from mrt_hpc.run.layout import collecting_version, is_collection
 from mrt_hpc.run.leases import Leases, group_leases
 from mrt_hpc.run.problems import draw_problems
@@ -325,16 +325,20 @@ class GroupFinisher:
         self._record_end(claim.position, sampled, won)
 
     def _commit(self, claim: Claim, sampled: Sampled) -> bool:
+        layout, recipe, iteration = self.task.layout, self.task.recipe, self.work.iteration
+        samples = range(recipe.algorithm.group_size(recipe, iteration))  # what readers ask for
+        path = layout.group(iteration, claim.position)
+        refuse_other_samples(sampled, sampled.rollouts[0].problem_id, samples, path)
         return self.task.retrying(
             lambda: commit_sampled(
-                self.task.layout,
-                self.work.iteration,
+                layout,
+                iteration,
                 claim.position,
                 sampled,
                 holder=self.work.leases.mine.as_json(),
                 weights={"version": claim.weights.version, "digest": claim.weights.digest},
             ),
-            f"group {claim.position} of iteration {self.work.iteration}",
+            f"group {claim.position} of iteration {iteration}",
         )
 
     def _record_end(self, position: int, sampled: Sampled, won: bool) -> None:

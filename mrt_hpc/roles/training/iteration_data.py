@@ -25,7 +25,7 @@ from mrt_hpc.roles.task.peers import Peers, PeerStatus
 from mrt_hpc.roles.training.sampler_agreement import comparable
 from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.atomic import sync_names
-from mrt_hpc.run.groups import Group, refuse_another_problem
+from mrt_hpc.run.groups import Group, refuse_other_samples
 from mrt_hpc.run.manifest import DamagedError, unreadable
 from mrt_hpc.run.problems import draw_indices, read_problems
 from mrt_hpc.run.seeds import derive_seed
@@ -149,13 +149,15 @@ class RolloutReader:
         """The group of a position.
 
         Raises:
-            DamagedError: it is not what was written, or not of the problem that is drawn for this position.
+            DamagedError: it is not what was written, or not of the samples that are drawn for this position.
         """
         path = self.task.layout.group(self.iteration, position)
         if position >= len(self._drawn):
             raise DamagedError("a group of a position that the iteration does not have", where=path)
         group = read_sampled(self.task.layout, self.iteration, position)
-        return refuse_another_problem(group, self._drawn[position], path)
+        recipe = self.task.recipe
+        samples = range(recipe.algorithm.group_size(recipe, self.iteration))
+        return refuse_other_samples(group, self._drawn[position], samples, path)
 
     @cached_property
     def _drawn(self) -> list[str]:
