@@ -49,7 +49,7 @@ class LimitedTrace:
     """One trace, as far as a limit of tokens decides what it gives."""
 
     tokens: float
-    """Of the complete trace with its own answer."""
+    """Of the complete trace with its own answer, or with a forced one where the limit cut it."""
     reward: float
     curve: TraceCurve | None
     """Its values, by the tokens of an answer that is forced at each boundary; None where it was not valued."""
@@ -152,11 +152,14 @@ def limited_trace(trace: EvaluatedTrace, counted: Counted) -> LimitedTrace:
 
     By ``all`` the own answer thus has the prover's text before it, as a forced one does, and what earlier attempts have
     sampled is counted before the prompt of the last one. A prover that draws no answers leaves their lengths unknown;
-    they count nothing then.
+    they count nothing then. A trace that the limit cut before it answered has no own answer: the one that is forced at
+    its last boundary takes this place.
     """
     if not trace.is_valued:
         return LimitedTrace(trace.tokens, trace.reward, None)
     curve = curve_of(trace, counted, 1 if all(boundary.forced for boundary in trace.boundaries) else 0)
+    if trace.is_cut:
+        return LimitedTrace(float(curve.tokens[-1]), float(curve.values[-1]), curve)
     last = trace.boundaries[-1]
     return LimitedTrace(tokens_at(last, counted, 0) + trace.tokens - last.tokens, trace.reward, curve)
 

@@ -11,7 +11,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.find import SUITES, entries
 from mrt_hpc.recipe.source import read_source
-from mrt_hpc.run.records import Branch, Rollout
+from mrt_hpc.run.records import Branch, FinishReason, Rollout
 
 if TYPE_CHECKING:
     from mrt_hpc.run.groups import BranchOutcome, Outcomes, RolloutOutcome, Sampled
@@ -84,6 +84,8 @@ class EvaluatedTrace:
     """[k + 1] of k episodes."""
     attempts: tuple[SampleAttempt, ...] = ()
     """All attempts in their order, of which the last one is the result; empty where a sample is one attempt."""
+    is_cut: bool = False
+    """Whether the token limit cut it off before an answer was found."""
 
     @property
     def is_valued(self) -> bool:
@@ -309,7 +311,9 @@ class _BoundaryRecords:
             self._boundary((rollout.problem_id, rollout.sample, number), before + tokens)
             for number, tokens in enumerate(rollout.boundaries)
         ]
-        return EvaluatedTrace(rollout.reward, rollout.answer, before + rollout.tokens, tuple(boundaries), attempts)
+        is_cut = rollout.answer is None and rollout.finish_reason == FinishReason.LENGTH
+        tokens = before + rollout.tokens
+        return EvaluatedTrace(rollout.reward, rollout.answer, tokens, tuple(boundaries), attempts, is_cut)
 
     def _boundary(self, where: tuple[str, int, int], tokens: int) -> EvaluatedBoundary:
         return EvaluatedBoundary(tokens, self.values.get(where), tuple(self.forced.get(where, ())))

@@ -18,7 +18,15 @@ import numpy as np
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.manifest import DamagedError, Manifest, commit_whole, verify
 from mrt_hpc.run.parquet import LENGTH_OF, MEAN_OF, read_part, read_records, write_records
-from mrt_hpc.run.records import SLIGHTLY_ABOVE_ONE, AnswerProbability, Branch, GroupStatistics, PrefixValue, Rollout
+from mrt_hpc.run.records import (
+    SLIGHTLY_ABOVE_ONE,
+    AnswerProbability,
+    Branch,
+    FinishReason,
+    GroupStatistics,
+    PrefixValue,
+    Rollout,
+)
 from mrt_hpc.run.retries import list_directory
 
 _Record = Rollout | Branch | AnswerProbability | PrefixValue
@@ -243,6 +251,7 @@ class RolloutOutcome:
     sample: int
     answer: str | None
     reward: float
+    finish_reason: FinishReason
     boundaries: list[int]
     tokens: int = field(metadata={LENGTH_OF: "token_ids"})
     """T, the number of tokens."""

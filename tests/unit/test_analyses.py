@@ -15,14 +15,22 @@ from mrt_hpc.analysis.analysis_files import Analysis, as_csv, gain_table
 from mrt_hpc.analysis.efficiency import analyse_efficiency, default_levels, efficiencies, ratio_text, tokens_to
 from mrt_hpc.analysis.episode_progress import Difficulty
 from mrt_hpc.analysis.intervals import IntervalEstimate, mean_gain
-from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples, with_prover
+from mrt_hpc.analysis.model_samples import (
+    EvaluatedBoundary,
+    EvaluatedTrace,
+    GradedAnswer,
+    ModelSamples,
+    evaluated_problems,
+    with_prover,
+)
 from mrt_hpc.analysis.problem_measures import Regret, curves_of, tokens_at
 from mrt_hpc.analysis.regret_curves import analyse_regret, area_ratios, even_budgets
 from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, analyse_scaling, direct_curves, prefix_curve
 from mrt_hpc.mrt.votes import RIGHT
 from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.kinds import MODES, ModeSettings
-from mrt_hpc.run.groups import RolloutOutcome
+from mrt_hpc.run.groups import Outcomes, RolloutOutcome
+from mrt_hpc.run.records import FinishReason
 
 MODEL = model(PROBLEMS)
 
@@ -288,6 +296,22 @@ def test_accuracy_within_tokens_of_valued_traces() -> None:
     assert found == pytest.approx([0, 0, (0.625 + 0.5) / 2, (0.75 + 0.25) / 2, (1 + 0.5 * 12 / 30) / 2, 0.5])
 
 
+def test_an_answer_is_forced_from_a_trace_that_the_limit_cut() -> None:
+    """A cut thought of 60 tokens, worth 0.75 at its end, has no answer of its own. An answer there takes 2 more."""
+    cut = replace(trace("Z", 60, boundary(0, "XXXX"), boundary(60, "RRRX")), answer=None, is_cut=True)
+    allowed = np.array([61.0, 62.0, 100.0])
+    (found,), (ended,) = (
+        [efficiency.accuracy_within([efficiency.limited_trace(one, "sampled")], allowed)]
+        for one in (cut, replace(cut, is_cut=False))
+    )
+    assert found == pytest.approx([0.75 * 59 / 60, 0.75, 0.75])
+    assert ended.tolist() == [0.0, 0.0, 0.0], "a trace that ended without an answer is complete"
+    outcome = RolloutOutcome("p", 0, None, 0.0, FinishReason.LENGTH, [0], 3)
+    stopped = replace(outcome, finish_reason=FinishReason.STOP)
+    for one, told in ((outcome, True), (replace(outcome, answer="7"), False), (stopped, False)):
+        assert evaluated_problems([Outcomes([one], [], [])])["p"][0].is_cut is told
+
+
 def long_answers(drawn: int, prompt: int = 200) -> ModelSamples:
     """A trace that thinks for 1,000 tokens, knows the answer after 500 of them, and answers in 400. Its prover draws so
     many answers of 400 tokens at each boundary; prompt and forced text have 200 together.
@@ -455,5 +479,5 @@ def test_the_way_of_evaluating_says_what_boundaries_stand_for_and_which_round_co
     kinds = {kind.model_fields["type"].default: kind for kind in MODES.classes}
     assert kinds["extrapolation"]().boundary_budgets(16384) == (16384, 20480, 24576, 28672, 32768)
     assert kinds["direct"]().boundary_budgets(16384) == ()
-    rounds = [RolloutOutcome("p", n, "7", RIGHT, [0], 3, stage=n, stages=3) for n in range(3)]
+    rounds = [RolloutOutcome("p", n, "7", RIGHT, FinishReason.STOP, [0], 3, stage=n, stages=3) for n in range(3)]
     assert [one.counts for one in rounds] == [False, False, True]
