@@ -99,7 +99,7 @@ class EvaluationSummary(Record):
     majority_by_problem: dict[str, tuple[float, ...]] = {}
     """[P][K] maj@k of each problem, the same; empty without answers."""
     tokens_per_rollout: float | None = None
-    """Mean number of tokens of a sample: of its completion, or of all its rounds."""
+    """Mean number of tokens of a sample, or of all its rounds together; those that a mode inserts included."""
     truncated_share: float | None = None
     """Share of completions cut off by the token limit."""
     answered_share: float | None = None

@@ -55,7 +55,7 @@ class EvaluatedBoundary:
     """The end of an episode of an evaluated trace; the first boundary is the start of the trace."""
 
     tokens: int
-    """The sampled tokens before it, those of earlier rounds included."""
+    """The tokens of the trace before it, those of earlier rounds and those that a mode inserts included."""
     value: float | None
     """V_j; None where the prover was not asked."""
     forced: tuple[GradedAnswer, ...]
@@ -69,7 +69,7 @@ class SampleAttempt:
     reward: float
     answer: str | None
     tokens: int
-    """The number of its sampled tokens, without those of the attempts before it."""
+    """Its number of tokens, those that a mode inserts included, without those of the attempts before it."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class EvaluatedTrace:
     reward: float
     answer: str | None
     tokens: int
-    """The number of sampled tokens, those of the final answer and of earlier rounds included."""
+    """The number of tokens, those of the final answer, of earlier rounds and those that a mode inserts included."""
     boundaries: tuple[EvaluatedBoundary, ...]
     """[k + 1] of k episodes."""
     attempts: tuple[SampleAttempt, ...] = ()

@@ -254,7 +254,7 @@ class RolloutOutcome:
     finish_reason: FinishReason
     boundaries: list[int]
     tokens: int = field(metadata={LENGTH_OF: "token_ids"})
-    """T, the number of tokens."""
+    """T, the number of tokens, those that a mode inserts included."""
     stage: int = 0
     stages: int = 1
 

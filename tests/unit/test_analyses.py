@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from commands import refusal
 from evaluated import PROBLEMS, boundary, model, trace, unvalued
+from samples import rollout_with, sampled
 from scipy.stats import t as student
 
 from mrt_hpc.analysis import efficiency, episode_progress, scaling
@@ -481,3 +482,7 @@ def test_the_way_of_evaluating_says_what_boundaries_stand_for_and_which_round_co
     assert kinds["direct"]().boundary_budgets(16384) == ()
     rounds = [RolloutOutcome("p", n, "7", RIGHT, FinishReason.STOP, [0], 3, stage=n, stages=3) for n in range(3)]
     assert [one.counts for one in rounds] == [False, False, True]
+    forced = rollout_with([1] * 20, boundaries=[0, 15], inserted=[[10, 4]])
+    assert forced.sampled_tokens == 16
+    (found,) = evaluated_problems([sampled(forced)])["problem"]
+    assert (found.tokens, found.boundaries[1].tokens) == (20, 15), "inserted tokens count as the sampled ones do"
