@@ -29,8 +29,8 @@ class Size(NamedTuple):
 
 ROOMS: dict[str, Size] = {
     "algorithms": Size(700, 11),  # samples and starts are those of algorithms
-    "analysis": Size(4700, 27),  # arms over seeds; the figures and tables of the paper; equivalence
-    "attempt": Size(1400, 12),  # a job that takes a task over looks once more whether its heart has beaten
+    "analysis": Size(4760, 27),  # arms over seeds, of which a report compares what `compare` does; the paper; equivalence
+    "attempt": Size(1380, 12),  # a job that takes a task over looks once more whether its heart has beaten
     "backends": Size(2680, 22),  # what nvidia-smi and CUDA_VISIBLE_DEVICES say counts only where it names GPUs
     "cli": Size(3360, 21),  # submit RUN, sweeps, judge, traces, check, names of other trainers
     "cluster": Size(2200, 15),
@@ -40,17 +40,17 @@ ROOMS: dict[str, Size] = {
     "evaluate": Size(840, 7),  # what a run takes for granted of own classes, for `check`
     "hub": Size(100, 1),
     "images": Size(200, 1),
-    "inference": Size(2420, 19),  # what a recipe asks of a server; torch only to look for a GPU
+    "inference": Size(2440, 19),  # a sample of a pause is one of the new weights, whatever a model calls its embedding
     "modes": Size(400, 6),
     "mrt": Size(560, 14),
     "plan": Size(1240, 6),  # the numbers of a shape are checked
     "provers": Size(660, 11),
     "recipe": Size(2900, 19),  # headers of weights, and the tokens that end a sequence, are checked
-    "roles": Size(4340, 28),  # results and the upload stand with the roles that write them
+    "roles": Size(4380, 28),  # stored samples and groups are checked for what they hold; what a report may compare
     "run": Size(2960, 27),  # a group is checked for the numbers of its rollouts; a field that stands twice
-    "submit": Size(1180, 9),  # files of examples and own verifiers are tried before the queue
+    "submit": Size(1160, 9),  # files of examples and own verifiers are tried before the queue
     "training": Size(2360, 16),  # copies between a GPU and the host, fast, have a file
-    "view": Size(1260, 8),  # explain knows of `cancel`
+    "view": Size(1200, 8),  # explain knows of `cancel`
 }
 SHORT: dict[str, str] = {
     "__main__.py": "python -m mrt_hpc",
