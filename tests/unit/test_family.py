@@ -8,7 +8,7 @@ import pytest
 from basics import QUICKSTART
 from canned_queue import CannedRun, canned_run
 from commands import in_a_process, typed
-from evaluated import evaluated_run
+from evaluated import commit_all, run_directory
 from slurm_texts import squeue_prints
 
 from mrt_hpc.analysis.named_models import split_arms
@@ -143,7 +143,10 @@ def test_a_family_is_compared_by_its_arms(tmp_path: Path) -> None:
     root.mkdir()
     family = Family((Axis.of("algorithm.alpha=1,2"), Axis.of("seed=0..1")))
     for number, member in enumerate(family.members):
-        shutil.move(evaluated_run(tmp_path / f"run{number}", 2, 20).root, root / member.folder)
+        run = run_directory(tmp_path / f"run{number}", *member.overrides)
+        for version in (2, 20):
+            commit_all(run, version)
+        shutil.move(run.root, root / member.folder)
     family.record(root)
     alone, arms = arms_of([str(root), "runs/other@3"])
     assert alone == ["runs/other@3"]

@@ -81,7 +81,8 @@ def test_shapes_of_published_models_and_of_the_small_world() -> None:
     windowed = memory.shape_of({**QWEN_1_5B, "use_sliding_window": True, "layer_types": kinds, "sliding_window": 100})
     assert windowed.cache_numbers(50) == qwen.cache_numbers(50)
     assert windowed.cache_numbers(1000) == 2 * 256 * (8 * 1000 + 20 * 100)
-    gemma = {**LLAMA_8B, "sliding_window": 100, "num_hidden_layers": 26}
+    gemma = {**LLAMA_8B, "use_sliding_window": True, "sliding_window": 100, "num_hidden_layers": 26}
+    del gemma["max_window_layers"]
     of_six = memory.shape_of({**gemma, "sliding_window_pattern": 6})
     assert (of_six.window_layers, memory.shape_of(gemma).window_layers) == (22, 0), "every sixth layer has no window"
     made = fresh_model(ModelSize(), build_tokenizer(), 0)

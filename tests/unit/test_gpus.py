@@ -167,6 +167,6 @@ def test_a_trainer_without_its_gpu_fails_at_once_and_for_good(tmp_path: Path, mo
     monkeypatch.setattr(gpus, "look", lambda: NO_GPU)
     changes = ("resources.trainer.gpus=1", "resources.trainer.ranks=1")
     layout = run_of(tmp_path / "run", *changes, site=LocalSite(gpus=1))
-    assert "sees 0" in refusal(run_task, str(layout.root), TRAINER, 0, Placement(0, 1, 0, "first")).what
+    assert "sees 0" in refusal(run_task, str(layout.root), TRAINER, 0, Placement(0, 1, 0, "first"), None).what
     record = read_task(layout, TRAINER, 0)
     assert (record.state, "driver not loaded" in record.message) == (TaskState.FAILED, True)
