@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from mrt_hpc.errors import UserError, word
 from mrt_hpc.plan.jobs import EvaluationUnit
@@ -121,6 +121,14 @@ class EvaluationSummary(Record):
     between two parts of the evaluation."""
     settings: str | None = None
     """The digest of the settings of the evaluation."""
+
+    @field_validator("graders", mode="before")
+    @classmethod
+    def _digests(cls, graders: object) -> object:
+        """Version 0.2.0 wrote how many graders there are: one has no known digest, and several differ."""
+        if not isinstance(graders, int):
+            return graders
+        return [f"grader {number} of {graders}" for number in range(1, graders + 1)] if graders > 1 else []
 
     @model_validator(mode="after")
     def _rows_fit(self) -> Self:

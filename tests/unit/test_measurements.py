@@ -1,5 +1,6 @@
 """What roles write of a run is what the report reads back, and each figure stands once, under one name."""
 
+import json
 import math
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from samples import rollout, rollout_with, sampled
 
 from mrt_hpc.algorithms.batch import Batch, Learnt
 from mrt_hpc.analysis.measures import (
+    EvaluationSummary,
     IterationMetrics,
     Phase,
     RunCost,
@@ -18,6 +20,7 @@ from mrt_hpc.analysis.measures import (
     RunSummary,
     as_ranges,
     read_measurements,
+    several_graders,
 )
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.recipe.sections import Training
@@ -50,6 +53,13 @@ def test_records_survive_their_files(tmp_path: Path) -> None:
         path.write_text(text)
         refused = refusal(IterationMetrics.read, path)
         assert str(path) in str(refused) and refused.advice
+
+
+def test_a_summary_with_a_number_of_graders_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    for number, several in ((1, False), (2, True)):
+        path.write_text(json.dumps({**EVALUATION.model_dump(mode="json"), "graders": number}))
+        assert (several_graders(EvaluationSummary.read(path).graders, "b") is not None) == several
 
 
 def test_measurements_are_collected_and_gaps_are_named(tmp_path: Path) -> None:

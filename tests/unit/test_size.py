@@ -29,7 +29,7 @@ class Size(NamedTuple):
 
 ROOMS: dict[str, Size] = {
     "algorithms": Size(700, 11),  # samples and starts are those of algorithms
-    "analysis": Size(4760, 27),  # arms over seeds, also in reports; the figures of the paper; equivalence
+    "analysis": Size(4780, 27),  # arms over seeds, also in reports; the figures of the paper; equivalence
     "attempt": Size(1380, 12),  # a job that takes a task over looks once more whether its heart has beaten
     "backends": Size(2680, 22),  # what nvidia-smi and CUDA_VISIBLE_DEVICES say counts only where it names GPUs
     "cli": Size(3360, 21),  # submit RUN, sweeps, judge, traces, check, names of other trainers
