@@ -208,9 +208,7 @@ def load_policy(
         padded = replace(kernels, batching=Batching.PADDED)
         return load_policy(directory, temperature, precision, gradient_checkpointing, partition, padded, row_ranks)
     refuse_other_keys(report, directory)
-    frozen = {name for name, tensor in _without_data(config).named_parameters() if not tensor.requires_grad}
-    for name, tensor in model.named_parameters():  # transformers forgets it while it loads a model that is whole
-        tensor.requires_grad_(name not in frozen)
+    _freeze_as_made(model, config)
     for module in model.modules():  # some models have dropout of their own, beyond their configuration
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -220,6 +218,13 @@ def load_policy(
     if not kernels.in_one_row and policy.padded_attention != policy.own_attention:
         model.set_attn_implementation(policy.padded_attention)
     return policy
+
+
+def _freeze_as_made(model: PreTrainedModel, config: PretrainedConfig) -> None:
+    """Freeze the parameters that the model's own code freezes: transformers forgets it while it loads a whole model."""
+    frozen = {name for name, tensor in _without_data(config).named_parameters() if not tensor.requires_grad}
+    for name, tensor in model.named_parameters():
+        tensor.requires_grad_(name not in frozen)
 
 
 def _changes_attention(model: PreTrainedModel) -> bool:

@@ -290,11 +290,11 @@ def _comparable(
     """Return the values of both arms, [S, P] each, of each name on these benchmarks, by their runs that have all of
     them; empty where an arm has none.
     """
-    count, others = len(_whole(first, benchmarks)), _whole(other, benchmarks)
-    if not (count and others):
+    ours, theirs = _whole(first, benchmarks), _whole(other, benchmarks)
+    if not (ours and theirs):
         return {}
-    shared = _on_the_same_problems([*_whole(first, benchmarks), *others], benchmarks, measured)
-    return {name: (values_SP[:count], values_SP[count:]) for name, values_SP in shared.items()}
+    shared = _on_the_same_problems([*ours, *theirs], benchmarks, measured)
+    return {name: (values_SP[: len(ours)], values_SP[len(ours) :]) for name, values_SP in shared.items()}
 
 
 def _on_the_same_problems(
